@@ -112,6 +112,19 @@ def read_message(value: Any, role: str) -> list[Said]:
     return [*results, _marked(said, value) if said.is_result else said]
 
 
+def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a message that stand in it as they are: content, reasoning, names and arguments of calls."""
+    for name in ("content", *REASONING):
+        if isinstance(text := message.get(name), str) and (text := text.strip()):
+            yield text
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, Mapping) else None
+        for name in ("name", "arguments") if isinstance(function, Mapping) else ():
+            if isinstance(text := function.get(name), str) and (text := text.strip()):
+                yield text
+
+
 def reply_in(value: Any) -> Said | None:
     """A stored reply as one message: its items (reasoning, text, calls) are put together. None = it is empty."""
     found = messages_in(value, "assistant")

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rollouts.tito.diagnose import Finding, Severity, examine
+from rollouts.tito.said import reply_in, texts_of
 from rollouts.tito.trajectory import Message, Step, Trajectory, ids_array
-from rollouts.tito.unheld import Stretch, unheld, unheld_tokens
+from rollouts.tito.unheld import Stretch, holds_all, unheld, unheld_tokens
 from tests.tito.model_setups import model_setup
 
 S = model_setup("stable")
@@ -54,6 +55,28 @@ def test_a_stretch_has_its_tokens_although_control_tokens_and_split_characters_s
     assert found.text == "one two three four" and found.stop == len(ids)
     assert S.codec.decode(ids[found.start : found.stop]).strip() == found.text
     assert unheld_tokens(ids[:0], special[:0], S.codec.joined_bytes, "") == list[Stretch]()
+
+
+@pytest.mark.parametrize(
+    ("decoded", "message", "is_held"),
+    [
+        (f"so it is{TAGGED}<|end|>", {"content": "so it is", "tool_calls": [
+            {"function": {"name": "add", "arguments": '{"a": 1}'}}]}, True),
+        ("<think>\nwhy\n</think>\nyes<|end|>", {"content": " yes ", "reasoning_content": "why"}, True),
+        ("<think>why so then</think>yes", {"content": "yes"}, False),
+        ("one two three yes", {"content": "yes"}, False),
+        ("foobar is all", {"content": "foo", "reasoning": "bar is all"}, False),  # `foobar` is a word of its own
+        ("<lost yes>", {"content": "yes"}, False),  # what stands around it makes no tag
+        ("<yes lost>", {"content": "yes"}, False),
+        ("yes", {"content": None, "tool_calls": [None, {"function": 1}]}, False),
+        ("<|end|>", {"content": ""}, True),
+    ],
+)  # fmt: skip
+def test_a_reply_that_stands_in_the_text_needs_no_words(decoded: str, message: Message, is_held: bool) -> None:
+    """The short way says nothing of its own: where it says yes, no word is missing."""
+    assert holds_all(decoded, texts_of(message)) is is_held
+    said = reply_in(message)
+    assert not is_held or unheld(decoded, said.held if said is not None else "") == []
 
 
 def trajectory(said: str, reply: Message | None, **fields: Any) -> Trajectory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +14,11 @@ from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Cost, Finding, Severity
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.retokenized import EncodedAgain
-from rollouts.tito.said import reply_in
+from rollouts.tito.said import reply_in, texts_of
 from rollouts.tito.snippets import clipped, counted, listed
 from rollouts.tito.token_origins import byte_offsets
 from rollouts.tito.trajectory import Ids, Message, Step
-from rollouts.tito.unheld import unheld_tokens
+from rollouts.tito.unheld import holds_all, unheld_tokens
 
 _CONSTANT = 4
 _PLACES = 20
@@ -186,6 +186,9 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     ids, message = case.steps[index].completion_ids, case.message_of(index)
     if case.codec is None or message is None or not len(ids):
         return None
+    decoded = case.completion_bytes[index].decode("utf-8", "surrogateescape")
+    if isinstance(message, Mapping) and holds_all(decoded, texts_of(message)):
+        return None  # most replies
     said = reply_in(message)
     lost = unheld_tokens(ids, case.is_special(ids), case.codec.joined_bytes, said.held if said is not None else "")
     if not lost:
