@@ -12,6 +12,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inspector.server.health import PATIENCE_SECONDS, has_worker
+from inspector.templatetags.inspector_tags import kind_words
 from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.access import reader_of
 from inspector.web.twins import Page
@@ -186,7 +187,7 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     tone = "" if reward is None else "good" if reward > 0 else "bad"
     facts = [HeaderField("reward", "none" if reward is None else f"{reward:.4g}", parts, tone)]
     if trajectory.status == "done":
-        facts.append(HeaderField("stopped by", trajectory.stop_reason or "not recorded"))
+        facts.append(HeaderField("stopped by", kind_words(trajectory.stop_reason) or "not recorded"))
     else:
         facts.append(HeaderField("status", trajectory.status))
     if trajectory.group:

@@ -789,7 +789,7 @@ def test_a_step_that_is_not_there_is_told_and_the_first_is_shown(make, reader):
 
 def test_text_without_ids_is_read_where_it_was_recorded(make, reader):
     step = Step(NO_IDS, NO_IDS, text="4<end>", extra={"prompt": "2 + 2?"})
-    said = Trajectory("t", (step, step), reward=1.0)
+    said = Trajectory("t", (step, step), reward=1.0, stop_reason="no_tool_call")
     stored = only(make.run([said], format="verl"))
     assert stored.n_rows == 2 and "2 rows instead of one" not in page_text(
         reader.get(reverse("run", args=[stored.run.code]))
@@ -799,6 +799,7 @@ def test_text_without_ids_is_read_where_it_was_recorded(make, reader):
     bare = only(make.run([said], format="verl", tokenizer=None))
     assert "No tokenizer." not in page_text(reader.get(url(bare), follow=True))
     assert lacks in opened
+    assert "no tool call" in opened and "no_tool_call" not in opened, "as the list says it"
     assert re.search(r"<div>\s*<dt>rows</dt>\s*<dd>\s*2\s", opened), "without ids, two rows are no warning"
     pane = Pane(opened)
     assert "2 + 2?" in pane.text and "4<end>" in pane.text
