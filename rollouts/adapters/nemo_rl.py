@@ -32,7 +32,7 @@ def stream_logger(logger: Any, stream: RolloutStream | None = None, **options: A
     write = logger.log_batched_dict_as_jsonl
 
     def log(to_log: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-        found = _NAME.fullmatch(filename)
+        found = _NAME.fullmatch(str(filename))
         if found is not None:
             step = int(found[1])
             into.send_made(lambda: list(rows(to_log)), f"step-{step}/{start}-", step)

@@ -9,7 +9,7 @@ Tested with verifiers 0.4.0, and with the shapes of prime-rl 0.5.0.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rollouts.adapters.stream import RolloutStream
@@ -32,12 +32,15 @@ class PrimeRlStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._monitor, name)
 
-    def log_samples(self, rollouts: Iterable[Any], step: int, *args: Any, **kwargs: Any) -> Any:
+    def log_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Stream the rollouts of a training step, then do what the monitor does with them."""
-        kept = list(rollouts)
+        if args and isinstance(args[0], Iterator):  # it can be read once only
+            args = (list(args[0]), *args[1:])
+        asked = dict(zip(("rollouts", "step"), args, strict=False)) | kwargs
+        step = asked.get("step")
         prefix = f"step-{step}/{self._start}-"
-        self._stream.send_made(lambda: [record(one) for one in kept], prefix, step)
-        return self._monitor.log_samples(kept, step, *args, **kwargs)
+        self._stream.send_made(lambda: [record(one) for one in asked["rollouts"]], prefix, step)
+        return self._monitor.log_samples(*args, **kwargs)
 
     def close(self) -> Any:
         """Send what waits, and close the monitor."""

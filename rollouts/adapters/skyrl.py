@@ -38,7 +38,7 @@ class SkyRlStream:
         """What the generator returns. Batches of an evaluation are left out."""
         before = self._version()
         output = await self._generator.generate(input_batch, *args, **kwargs)
-        about = input_batch.get("batch_metadata")
+        about = input_batch.get("batch_metadata") if isinstance(input_batch, Mapping) else None
         if getattr(about, "training_phase", "train") != "eval":
             step = getattr(about, "global_step", None)
             self._n += 1

@@ -57,16 +57,17 @@ class TrlStream:
         """Wait until the last step is sent, or lies in a fragment."""
         self.stream.settle()
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        rewards = self._calculate(inputs, prompts, completions, completion_ids_list)
-        self._scored = (prompts, completions, completion_ids_list, rewards)
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        """``args``: inputs, prompts, completions, ids of the completions."""
+        rewards = self._calculate(*args, **kwargs)
+        self._scored = (*args[1:], *kwargs.values(), rewards)
         return rewards
 
-    def _generate_and_score(self, inputs: Any) -> Any:
+    def _generate_and_score(self, *args: Any, **kwargs: Any) -> Any:
         """What the trainer's method returns. Rollouts of an evaluation are left out."""
         self._scored = None
         step = self._trainer.state.global_step
-        batch = self._generate(inputs)
+        batch = self._generate(*args, **kwargs)
         if self._trainer.model.training and self._scored is not None:
             scored, self._scored = self._scored, None
             self._n_generations += 1

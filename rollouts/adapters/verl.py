@@ -48,11 +48,12 @@ class StreamsOutputs:
         finally:
             _sample.reset(token)
 
-    async def _compute_score(self, outputs: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        await super()._compute_score(outputs, kwargs=kwargs)  # type: ignore[misc]
+    async def _compute_score(self, *args: Any, **kwargs: Any) -> None:
+        """The first argument: the outputs of one agent loop."""
+        await super()._compute_score(*args, **kwargs)  # type: ignore[misc]
         about = _sample.get()
         if about is not None:
-            send_outputs(outputs, about, shared_stream("verl"))
+            send_outputs(args[0] if args else kwargs.get("outputs", ()), about, shared_stream("verl"))
 
 
 def send_outputs(outputs: Sequence[Any], about: Mapping[str, Any], stream: RolloutStream) -> bool:

@@ -518,6 +518,41 @@ def test_another_object_gets_a_sentence_at_the_start(wrong: Callable[[], Any]) -
         wrong()
 
 
+def test_a_call_of_another_version_stops_no_training(
+    server: FakeServer, stream: RolloutStream, verl: Callable[[list[Any]], Any]
+) -> None:
+    """What the trainer hands over goes on as it is; what is not known of it is counted."""
+    logged: list[Any] = []
+
+    class Monitor:  # of prime-rl before 0.2
+        def log_samples(self, input_tokens: Any, output_tokens: Any, step: int) -> None:
+            logged.append((input_tokens, output_tokens, step))
+
+    prime_rl.PrimeRlStream(Monitor(), stream).log_samples(input_tokens=[[1]], output_tokens=[[2]], step=4)
+    assert logged == [([[1]], [[2]], 4)] and stream.counts.dropped_unreadable == 1
+
+    class Worker:  # of verl before 0.9
+        async def _compute_score(self, output: Any, prompts: Any, kwargs: Any) -> None:
+            logged.append((output, prompts, kwargs))
+
+    adapter = verl([])
+    worker = type("Ours", (adapter.StreamsOutputs, Worker), {})()
+    token = adapter._sample.set({"step": 1, "agent_name": "a", "sample_index": 0, "temperature": 1.0})
+    asyncio.run(worker._compute_score("output", "prompts", kwargs={}))
+    adapter._sample.reset(token)
+    assert logged[-1] == ("output", "prompts", {}) and stream.counts.dropped_unreadable == 2
+
+    class Generator:
+        async def generate(self, prompts: Any) -> Any:
+            return {"texts": prompts}
+
+    assert asyncio.run(skyrl.SkyRlStream(Generator(), stream).generate(["p"])) == {"texts": ["p"]}
+    assert stream.counts.dropped_unreadable == 3
+    logger = SimpleNamespace(log_batched_dict_as_jsonl=lambda to_log, filename: logged.append(filename))
+    nemo_rl.stream_logger(logger, stream).log_batched_dict_as_jsonl([], Path("train_data_step1.jsonl"))
+    assert logged[-1] == Path("train_data_step1.jsonl") and stream.counts.dropped_unreadable == 4
+
+
 def test_a_policy_version_of_the_record_goes_to_the_calls_that_tell_none() -> None:
     read = policy_versions.of_record
     assert read({"policy_version": 3}) == "3" and read({"weight_version": "v2"}) == "v2"

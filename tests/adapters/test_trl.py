@@ -98,6 +98,10 @@ def test_a_shape_that_is_not_known_stops_no_training(server: FakeServer, tmp_pat
     callback._generate = lambda inputs: (trainer._calculate_rewards([], [], [], [[1]]), {"unknown": inputs})[1]
     assert trainer._generate_and_score_completions("x") == {"unknown": "x"}
     assert stream.counts.dropped_unreadable == 1 and stream.counts.taken == 0
+    trainer._calculate_rewards = callback._calculate_rewards
+    callback._calculate = lambda prompts, completions, more: "rewards"
+    callback._generate = lambda inputs, more: trainer._calculate_rewards([], [], more=1)
+    assert callback._generate_and_score("x", more=2) == "rewards" and stream.counts.dropped_unreadable == 2
     assert callback.on_step_end() is None
     stream.close()
 
