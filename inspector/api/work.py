@@ -64,6 +64,10 @@ class ImportAsked(Schema):
     """Name of a registered tokenizer; empty = the one that the files name; ``none`` = ids are shown as ids."""
     project: Text = ""
     """Code of the project; empty = the caller's first."""
+    training_step: Count | None = None
+    """Of all that is read; null = a field of each record tells it, or the name of its file."""
+    training_step_from: Text = ""
+    """A regular expression with one group, the training step in the name of a file."""
 
 
 class ExportedAlone(Body, TrajectoriesChosen):
@@ -128,7 +132,11 @@ def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: F
         sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
     chosen = asked.tokenizer if tokenizer is None else f"id:{tokenizer.pk}"
-    form = ImportForm(project, {"name": asked.name, "format": asked.format, "tokenizer": chosen}, request.FILES)
+    typed = {
+        "name": asked.name, "format": asked.format, "tokenizer": chosen, "training_step": asked.training_step,
+        "training_step_from": asked.training_step_from,
+    }  # fmt: skip
+    form = ImportForm(project, typed, request.FILES)
     run = start_import(form, request, project)
     if run is None:
         errors = form.sentences()

@@ -16,7 +16,6 @@ from inspector.web.access import chosen_project
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts import services
-from rollouts.formats.training_step import TrainingStepRule
 from rollouts.models import Project, Run
 from rollouts.work import imports
 
@@ -58,6 +57,6 @@ def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Ru
     )
     imports.take_uploads(
         run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None,
-        TrainingStepRule(cleaned["training_step"]),
+        cleaned["rule"],
     )  # fmt: skip
     return run

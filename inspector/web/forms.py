@@ -12,7 +12,7 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollouts import chat_templates
 from rollouts.formats import FORMATS, FileRefused, Source
-from rollouts.formats.training_step import MAX_STEP
+from rollouts.formats.training_step import MAX_PATTERN, MAX_STEP, checked_rule
 from rollouts.models import Project
 from rollouts.selectors.registered import tokenizers_of
 
@@ -145,6 +145,14 @@ class ImportForm(PlainForm):
         label="Training step",
         help_text="Optional: of all these files. Else a field of each record tells it, or the name of its file.",
     )
+    training_step_from = forms.CharField(
+        max_length=MAX_PATTERN,
+        required=False,
+        strip=False,
+        label="… or where a file's name has it",
+        widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
+        help_text="Optional: a regular expression with one group, such as epoch_([0-9]+).",
+    )
 
     def __init__(self, project: Project, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files)
@@ -157,6 +165,14 @@ class ImportForm(PlainForm):
             *((key, one.name) for key, one in self.registered.items()),
         ]
         chosen.choices = [("auto", "Recognise it"), *((one.name, one.title) for one in FORMATS.values())]
+
+    def clean(self) -> dict[str, Any]:
+        found: dict[str, Any] = super().clean() or {}
+        try:
+            found["rule"] = checked_rule(found.get("training_step"), found.get("training_step_from", ""))
+        except ValueError as error:
+            self.add_error("training_step_from", str(error))
+        return found
 
     @property
     def files_field(self) -> forms.BoundField:

@@ -32,7 +32,8 @@ _IN_PATH = re.compile(
     r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter)[_-]?(\d{1,15})(?=$|[/_.-])",
     re.IGNORECASE,
 )
-_MAX_PATTERN = 200
+MAX_PATTERN = 200
+"""Characters of a pattern of a user."""
 _PATTERN_SECONDS = 0.2
 """A pattern that takes longer on the path of a file finds nothing."""
 
@@ -68,8 +69,8 @@ def checked_rule(step: object = None, pattern: str = "") -> TrainingStepRule:
     if step not in (None, "") and pattern:
         raise ValueError("Say either the training step or the pattern that finds it, not both.")
     if pattern:
-        if len(pattern) > _MAX_PATTERN:
-            raise ValueError(f"The pattern of the training step has more than {_MAX_PATTERN} characters.")
+        if len(pattern) > MAX_PATTERN:
+            raise ValueError(f"The pattern of the training step has more than {MAX_PATTERN} characters.")
         try:
             groups = regex.compile(pattern).groups
         except (regex.error, RecursionError, OverflowError, MemoryError) as error:

@@ -47,14 +47,16 @@ def named_by_content(trajectory: Trajectory) -> Trajectory:
 
 
 def differing(run: models.Run, known: Sequence[Trajectory]) -> list[str]:
-    """Ids under which the run has another trajectory: other tokens or another reward."""
+    """Ids under which the run has another trajectory: other tokens, another reward or another training step."""
     stored = run.trajectories.filter(external_id__in=[trajectory.external_id for trajectory in known])
-    held = {name: facts for name, *facts in stored.values_list("external_id", "n_steps", "n_sampled", "reward")}
+    columns = ("n_steps", "n_sampled", "reward", "training_step")
+    held = {name: facts for name, *facts in stored.values_list("external_id", *columns)}
     return [
         trajectory.external_id
         for trajectory in known
         if trajectory.external_id in held
-        and held[trajectory.external_id] != [len(trajectory.steps), _n_sampled(trajectory), trajectory.reward]
+        and held[trajectory.external_id]
+        != [len(trajectory.steps), _n_sampled(trajectory), trajectory.reward, trajectory.training_step]
     ]
 
 

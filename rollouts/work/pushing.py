@@ -85,8 +85,9 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
     notices = []
     if others:
         notices.append(
-            f"{len(others)} known ids came with other tokens or another reward, {others[0]!r} first, and were left as "
-            "they are. Ids that repeat, as in each step of training, need ?prefix=."
+            f"Known ids came with other tokens, another reward or another training step, {len(others):,} in all, "
+            f"{others[0]!r} first, and were left as they are. Ids that repeat, as in each step of training, need "
+            "?prefix=."
         )
     if pushed.trajectories:
         # The diagnosis needs a tokenizer and time, so a worker makes it.

@@ -87,8 +87,13 @@ def test_ids_that_repeat_are_said_and_a_prefix_keeps_them_apart(token: str, run:
     push(token, run, episodes(2))
     _, answer = push(token, run, [call("s0", [1, 2, 3], [4, 5, 6]), *episodes(1, start=1)])
     assert (answer["trajectories"], answer["known"]) == (0, 2)
-    assert "1 known ids came with other tokens or another reward, 's0' first" in answer["notice"]
+    assert "with other tokens, another reward or another training step, 1 in all, 's0' first" in answer["notice"]
     path = f"/api/runs/{run.code}/trajectories"
+    status, answer = send(token, f"{path}?training_step=4", lines(episodes(1)))
+    assert status == 200 and answer["known"] == 1 and "another training step" in answer["notice"]
+    for step in ("-1", "x", "1.5", "9" * 30):
+        status, answer = send(token, f"{path}?training_step={step}", lines(episodes(1)))
+        assert status == 400 and "It is a whole number from 0" in answer["error"]
     for _ in range(2):
         status, answer = send(token, f"{path}?prefix=step-2/", lines(episodes(2)))
         assert status == 200 and answer["trajectories"] + answer["known"] == 2 and "notice" not in answer

@@ -153,6 +153,24 @@ def test_many_files_make_one_run_and_two_of_a_name_are_both_read(web: Client, an
     assert run.name == "both" and run.n_trajectories == 4 and len(set(run.jobs.get().options["files"])) == 2
 
 
+def test_the_training_step_of_an_import_is_said_or_found_in_the_name_of_each_file(web: Client, answered: None) -> None:
+    def steps(**said: str) -> list[int | None]:
+        names = ("epoch_7.jsonl", "epoch_9.jsonl")
+        web.post("/import", {"files": [SimpleUploadedFile(name, own_lines(1)) for name in names], **said})
+        return list(Run.objects.latest("pk").trajectories.order_by("index").values_list("training_step", flat=True))
+
+    assert steps(training_step_from="epoch_([0-9]+)") == [7, 9]
+    assert steps(training_step="3") == [3, 3] and steps() == [None, None]
+    for said in (
+        {"training_step_from": "("},
+        {"training_step_from": "a"},
+        {"training_step": "1", "training_step_from": "(1)"},
+    ):
+        answer = web.post("/import.json", {"files": [SimpleUploadedFile("a.jsonl", own_lines(1))], **said})
+        assert answer.status_code == 422 and answer.json()["errors"]["training_step_from"]
+    assert Run.objects.count() == 3
+
+
 def test_broken_lines_of_an_import_are_listed(web: Client, answered: None) -> None:
     file = SimpleUploadedFile("a.jsonl", own_lines(1) + b"{broken\n")
     page = web.post("/import", {"files": [file]}, follow=True).content.decode()
