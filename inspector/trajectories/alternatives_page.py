@@ -56,22 +56,21 @@ class TokenAlternatives(Page):
 def alternatives_page(
     trajectory: StoredTrajectory, row: RowSummary | None, steps: list[StepSummary], place: PagePlace
 ) -> TokenAlternatives:
-    """The alternatives of the first token that the address marks. At most three queries."""
+    """The alternatives of the first token that the address marks. The number of queries is fixed."""
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    told = beside.beside_token(row, steps, offset)
+    told = beside.beside_token(beside.parts_with_alternatives(trajectory, row, steps), offset)
     if told is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
-    tokens = data.read_tokens(trajectory, row, offset, offset + 1, steps)
-    token_id, logprob = int(tokens.ids[0]), None if tokens.logprobs is None else float(tokens.logprobs[0])
+    token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
     found = [_token(painter, one, value) for one, value in zip(told.ids.tolist(), told.logprobs.tolist(), strict=True)]
     ids = [one.id for one in found]
     return TokenAlternatives(
         row.index,
         offset,
-        None if logprob is None else _token(painter, token_id, logprob),
+        None if told.logprob is None else _token(painter, token_id, told.logprob),
         ids.index(token_id) + 1 if token_id in ids else None,
         found,
         told.columns.get(beside.ENTROPY),
@@ -86,10 +85,12 @@ def _nothing(row: int, offset: int, missing: str) -> TokenAlternatives:
 
 
 def _why(row: RowSummary, steps: list[StepSummary], offset: int) -> str:
-    if not row.follows_steps:
-        return "This row has tokens of its own. What an engine told belongs to the stream of a step."
     own = [step for step in steps if step.index in row.steps]
-    if not any(0 <= offset - step.prompt_length < step.completion_length for step in own):
+    if not row.follows_steps and not own:
+        return "This row has tokens of its own, and its source names no step that sampled them."
+    if not row.follows_steps and any(step.n_alternatives for step in own):
+        return "This token does not stand as a step sampled it, or the trajectory is too long to tell."
+    if row.follows_steps and not any(0 <= offset - step.prompt_length < step.completion_length for step in own):
         return "No step of this row sampled this token, so it has no alternatives."
     return "No alternatives were kept for this step. A launch keeps them with “Alternatives per token”."
 

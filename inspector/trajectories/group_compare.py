@@ -47,10 +47,10 @@ def against(
     others = data.read_tokens(other, right, 0, min(n, right.n_tokens)).ids
     comparison = compare(plain_tokens(ids), plain_tokens(others), align_texts(ids, others), painter, **shown)
     if comparison.n_sites:
-        first, n = comparison.site_places[0], comparison.n_sites
+        first, n, changed = comparison.site_places[0], comparison.n_sites, comparison.left_changed
         verdict = (
             f"They share their first {first:,} tokens and differ in {n:,} place{'s' * (n != 1)} from there on: "
-            f"{comparison.left_changed:,} tokens on the left, {comparison.right_changed:,} on the right."
+            f"{changed:,} token{'s' * (changed != 1)} on the left, {comparison.right_changed:,} on the right."
         )
     else:
         verdict = f"Both hold the same {len(ids):,} tokens."

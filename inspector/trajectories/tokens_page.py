@@ -226,7 +226,8 @@ def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
     )
     if found.row is None:
         return card
-    spans = beside.spans_with_alternatives(found.row, found.steps, card.start, card.stop)
+    told = beside.parts_with_alternatives(trajectory, found.row, found.steps)
+    spans = beside.spans_with_alternatives(told, card.start, card.stop)
     columns = card.columns | _entropy(found, found.row, card)
     weights = weights_shown(trajectory, found.row, place.lens, found.steps, card.start, card.stop)
     if weights is not None:

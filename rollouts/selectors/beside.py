@@ -1,16 +1,21 @@
-"""What an engine told beside the tokens of a row that follows from its steps: entropy and alternatives, as columns."""
+"""What an engine told beside the tokens of a row: entropy and alternatives, as columns and of one token.
+
+Columns belong to rows that follow from their steps. Alternatives are told of each token that stands as it was sampled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rollouts import models
 from rollouts.selectors.parts import RowSummary, StepSummary
+from rollouts.selectors.trajectories import load_trajectories
 from rollouts.tito import alternatives
 from rollouts.tito.alternatives import Alternatives
+from rollouts.tito.row_places import sampled_in_row
 from rollouts.tito.trajectory import Floats, Ids
 from rollouts.token_store.reading import steps_with_tokens
 
@@ -75,14 +80,44 @@ def _told(step: StepSummary, tokens: models.StepTokens) -> Alternatives | None:
     return alternatives.unpacked(tokens.alternative_ids, tokens.alternative_logprobs, step.completion_length)
 
 
-def spans_with_alternatives(
-    row: RowSummary, steps: Sequence[StepSummary], start: int, stop: int
-) -> list[tuple[int, int, int]]:
+@dataclass(frozen=True)
+class SampledPart:
+    """Tokens of a row that stand as a step with alternatives sampled them."""
+
+    step: StepSummary
+    start: int
+    """Row offset of the first."""
+    first: int
+    """Its offset in the completion."""
+    length: int
+
+
+MAX_ALIGNED = 3_000_000
+"""The most tokens of prompts and completions that are read to find sampled tokens in a row with tokens of its own."""
+
+
+def parts_with_alternatives(
+    trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary]
+) -> list[SampledPart]:
+    """The tokens of a row that have alternatives. No query, except for a row with tokens of its own whose steps have
+    some: it is aligned with what they sampled, or has none where that is too long."""
+    told = {step.index: step for step in steps if step.n_alternatives and step.index in row.steps}
+    if row.follows_steps:
+        return [SampledPart(step, step.prompt_length, 0, step.completion_length) for step in told.values()]
+    if not told or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
+        return []
+    (value,) = load_trajectories([trajectory])
+    place = trajectory.rows.filter(last_step=None, index__lt=row.index).count()
+    found = sampled_in_row(value.steps, value.rows[place])
+    return [SampledPart(told[step], start, first, n) for start, step, first, n in found if step in told]
+
+
+def spans_with_alternatives(found: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
     """Start, stop and number of alternatives of each stretch of ``[start, stop)`` whose tokens have some. No query."""
     return [
-        (max(step.prompt_length, start), min(step.prompt_length + step.completion_length, stop), step.n_alternatives)
-        for step in _sampled(row, steps, start, stop)
-        if step.n_alternatives
+        (max(part.start, start), min(part.start + part.length, stop), part.step.n_alternatives or 0)
+        for part in found
+        if part.start < stop and part.start + part.length > start
     ]
 
 
@@ -90,6 +125,8 @@ def spans_with_alternatives(
 class TokenBeside:
     """What an engine told beside one token."""
 
+    logprob: float | None
+    """The log-probability that the step recorded for the token itself."""
     ids: Ids
     """``[K]``: the likeliest ids at its place, likeliest first."""
     logprobs: Floats
@@ -98,19 +135,21 @@ class TokenBeside:
     """The columns of the row at the token; a value that is not known is left out."""
 
 
-def beside_token(row: RowSummary, steps: Sequence[StepSummary], offset: int) -> TokenBeside | None:
+def beside_token(found: Iterable[SampledPart], offset: int) -> TokenBeside | None:
     """What was told beside the token ``offset`` of a row; None = it has no alternatives. At most one query."""
-    step = next((step for step in _sampled(row, steps, offset, offset + 1) if step.n_alternatives), None)
-    if step is None:
+    part = next((part for part in found if part.start <= offset < part.start + part.length), None)
+    if part is None:
         return None
+    step, at = part.step, part.first + offset - part.start
     tokens = _read([step], _ALL)[step.pk]
-    told, at = _told(step, tokens), offset - step.prompt_length
+    told = _told(step, tokens)
     if told is None:
         return None
     columns = _columns(step, tokens, (ENTROPY, AT_LEAST, BEHIND))
     known = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
+    own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
     is_there = np.isfinite(told.logprobs[at])
-    return TokenBeside(told.ids[at][is_there], told.logprobs[at][is_there], known)
+    return TokenBeside(own, told.ids[at][is_there], told.logprobs[at][is_there], known)
 
 
 _ALL = ("logprobs", "entropy", "alternative_ids", "alternative_logprobs")

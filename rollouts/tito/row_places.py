@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,6 +47,29 @@ def place_in_row(steps: Sequence[Step], row: Row, step: int, start: int, stop: i
         low = int(trained[first])
         place = low, int(trained[last - 1]) + 1 if last > first else low
     return None if place[0] >= len(row.ids) else place
+
+
+def sampled_in_row(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int, int]]:
+    """Where trained tokens of a row stand as its steps sampled them.
+
+    Row offset, step, offset in its completion, number of tokens; rising by row offset. Empty when the row names no
+    step, or its loss mask has another length.
+    """
+    groups = _trained_groups(steps, row)
+    if groups is None:
+        return []
+    _, trained, aligned = groups
+    edges = np.cumsum([0, *(len(steps[index].completion_ids) for index in row.step_indices)])
+    found = []
+    for group in aligned:
+        if not group.equal:
+            continue
+        left, right = np.arange(group.left_start, group.left_stop), trained[group.right_start : group.right_stop]
+        step = np.searchsorted(edges, left, side="right") - 1
+        cuts = np.flatnonzero((np.diff(right) != 1) | (np.diff(step) != 0)) + 1
+        for a, b in pairwise([0, *cuts.tolist(), len(left)]):
+            found.append((int(right[a]), row.step_indices[step[a]], int(left[a] - edges[step[a]]), b - a))
+    return found
 
 
 def sampled_stream(steps: Sequence[Step], row: Row) -> tuple[Ids, Mask] | None:

@@ -73,8 +73,9 @@ function table(told) {
   return found;
 }
 
-/** The least entropy; the card has the entropy itself among its fields. */
-function bound(told) {
+/** The entropy, or the least that it can be, where it is not among the fields of the card. */
+function entropy(told, columns) {
+  if (told.entropy !== null) return "entropy" in columns ? [] : [made("p", `entropy ${told.entropy.toFixed(3)} nats`, "card-hint")];
   if (told.entropy_at_least === null) return [];
   return [made("p", `entropy at least ${told.entropy_at_least.toFixed(3)} nats: the engine told no more`, "card-hint")];
 }
@@ -105,7 +106,7 @@ export async function drawAlternatives(box, offset, data, pinned, moved) {
   if (mine !== wanted) return;
   if (!told || told.missing) part.append(made("p", told ? told.missing : "The server does not answer. Press the token again.", "card-hint"));
   else {
-    part.append(table(told), ...bound(told));
+    part.append(table(told), ...entropy(told, data.columns));
     document.getElementById("announcer").textContent = summary(told);
   }
   moved();

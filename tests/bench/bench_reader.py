@@ -114,7 +114,7 @@ def test_the_server(rows: dict[int, Any]) -> None:
         took = milliseconds(lambda page=page, place=place: client.get(page + place, headers=asked))
         weight = f"{len(window.content) / 1000:.1f} kB, cards {len(card.content) / 1000:.1f} kB"
         print(f"\n{n:,} tokens: a window {took}, {weight}")
-        for words in ("TokenPainter", "no such words", "e"):
+        for words in ("Valkey", "no such words", "e"):
             took = milliseconds(lambda page=page, words=words: client.get(f"{page}/find.json?row=0&q={words}"))
             found = plain.get(f"{page}/find.json?row=0&q={words}").json()["n"]
             print(f"  find {words!r}: {took}, {found:,} places")

@@ -12,7 +12,7 @@ from django.urls import reverse
 from inspector.trajectories.place import WINDOW
 from rollouts import models
 from rollouts.services.token_moves import move_arrays
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.token_store import STORES
 from tests.storage.build import same
 from tests.web.samples import one_line
@@ -107,7 +107,39 @@ def test_the_alternatives_of_a_token(web: Client, make: Maker) -> None:
         assert words in found["missing"] and found["alternatives"] == [], query
     own = make.run([own_row()]).trajectories.get()
     answer = web.get(reverse("trajectory-alternatives", args=[own.code]) + "?t=3").json()
-    assert "tokens of its own" in answer["missing"]
+    assert "its source names no step" in answer["missing"]
+
+
+def test_a_row_with_tokens_of_its_own_has_the_alternatives_of_what_it_trains_as_sampled(
+    web: Client, make: Maker
+) -> None:
+    """The row ends as its steps do, trains another token in place of the third, and leaves the fifth untrained."""
+    value = with_alternatives(make, turns=3)
+    first, last = value.steps[0], value.steps[-1]
+    start, n = len(first.prompt_ids), len(first.completion_ids)
+    ids, mask = last.stream.copy(), np.zeros(len(last.stream), bool)
+    for step in value.steps:
+        mask[len(step.prompt_ids) : len(step.stream)] = True
+    ids[start + 2], mask[start + 4] = ids[start + 2] + 1, False
+    head = ids_array([7, 7, 7])  # the row begins with tokens that no prompt holds
+    row = Row(np.concatenate([head, ids]), np.concatenate([[False] * 3, mask]), step_indices=(0, 1, 2))
+    other = Row(first.stream, np.arange(len(first.stream)) >= start, step_indices=(0, 1, 2))
+    stored = make.run([replace(value, rows=(other, row))]).trajectories.get()
+    address, start = reverse("trajectory", args=[stored.code]), start + 3
+    card = web.get(f"{address}/card.json?row=1").json()
+    spans = [[start, start + 2, 2], [start + 3, start + 4, 2], [start + 5, start + n, 2]]
+    assert card["alternatives"] == spans
+    for at in (start + 1, start + 5):
+        found = web.get(f"{address}/alternatives.json?row=1&t={at}").json()
+        assert (found["missing"], found["sampled"]["id"]) == ("", int(row.ids[at]))
+        assert found["sampled"]["logprob"] == pytest.approx(float(first.logprobs[at - start]))
+        assert found["entropy"] == pytest.approx(float(-2 * first.logprobs[at - start]))
+    for at in (start + 2, start + 4, 0):
+        assert (
+            "does not stand as a step sampled it"
+            in web.get(f"{address}/alternatives.json?row=1&t={at}").json()["missing"]
+        )
+    assert web.get(f"{address}/alternatives.json?row=0&t={start - 2}").json()["missing"] == ""
 
 
 def test_an_engine_that_knows_no_entropy_gets_a_bound_by_that_name(web: Client, make: Maker) -> None:
