@@ -62,6 +62,10 @@ class ComparedPair:
     """``retokenized``, ``prompt``, ``trained`` or ``group``."""
     other: models.StoredTrajectory | None = None
     """The trajectory of the same group on the right side."""
+    there: Sequence[RowSummary] = ()
+    """The rows of that trajectory."""
+    right_row: int = 0
+    """The one of them that is compared."""
     first: int = 0
     """The token of the left side from which differences are shown. It chooses the window of a row encoded again."""
     opened: frozenset[int] = frozenset()
@@ -114,7 +118,7 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     notices: list[str] = []
     others = [] if shows_one(request) else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = (
-        _with_other(params, others, len(rows), notices)
+        _with_other(params, others, rows, notices)
         or _trained_row(trajectory, params, rows, notices)
         or _question(params, steps, len(rows), drifting, notices)
     )
@@ -130,6 +134,8 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         "notices": notices,
     }
     choices = _choices(steps, rows, drifting, question) + group_compare.choices(others, question.other)
+    if question.other is not None and question.row is not None:
+        choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
     html = {"choices": choices, "tokenizer_missing": missing}
     if answer is None:
         return ComparePage(**asked, comparison=None), html
@@ -156,7 +162,10 @@ def _answer(
         notices.append("This trajectory has no tokens: there is nothing to compare.")
         return None
     if question.other is not None and question.row is not None:
-        return group_compare.against(trajectory, rows, question.row, question.other, painter, notices, **question.shown)
+        return group_compare.against(
+            trajectory, rows, question.row, question.other, question.there, question.right_row, painter, notices,
+            **question.shown,
+        )  # fmt: skip
     if question.against == "trained" and question.row is not None:
         n_read = sum(step.prompt_length + step.completion_length for step in steps)
         return sampled_compare.against(trajectory, rows, question.row, painter, notices, n_read, **question.shown)
@@ -170,18 +179,28 @@ def _answer(
 
 
 def _with_other(
-    params: Mapping[str, str], others: Sequence[models.StoredTrajectory], n_rows: int, notices: list[str]
+    params: Mapping[str, str],
+    others: Sequence[models.StoredTrajectory],
+    rows: Sequence[RowSummary],
+    notices: list[str],
 ) -> ComparedPair | None:
-    """The comparison with another trajectory of the group; None unless the address names one."""
+    """The comparison with another trajectory of the group; None unless the address names one. At most two queries."""
     code = params.get("with", "")
-    if not code or not n_rows:
+    if not code or not rows:
         return None
     other = next((one for one in others if one.code == code), None)
-    if other is None:
+    there = parts.rows_and_steps(other)[0] if other is not None else []
+    if other is None or not there:
         notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
         return None
-    asked = whole_number(params.get("row"))
-    return ComparedPair(None, n_rows - 1 if asked is None else min(asked, n_rows - 1), "group", other)
+    left, right = (_row_of(params.get(name), held) for name, held in (("row", rows), ("right_row", there)))
+    return ComparedPair(None, left, "group", other, there=there, right_row=right)
+
+
+def _row_of(asked: str | None, rows: Sequence[RowSummary]) -> int:
+    """The row that an address names, the last one where there are fewer; without a name the longest."""
+    index = whole_number(asked)
+    return group_compare.longest(rows) if index is None else min(index, len(rows) - 1)
 
 
 def _trained_row(

@@ -17,11 +17,12 @@ from inspector.trajectories.side_by_side import (
     up_to,
 )
 from rollouts import models
-from rollouts.selectors import parts
 from rollouts.selectors.parts import RowSummary
 
 MAX_OTHERS = 512
 """The most trajectories of the group that are offered."""
+MAX_ROWS = 40
+"""The most rows of each side that are offered."""
 
 
 def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
@@ -32,16 +33,17 @@ def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTraj
     ]
 
 
+def longest(rows: Sequence[RowSummary]) -> int:
+    """The row with the most tokens, the first of several: that of the main conversation where sub-agents have rows."""
+    return max(range(len(rows)), key=lambda index: (rows[index].n_tokens, -index))
+
+
 def against(
     trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
-    painter: TokenPainter, notices: list[str], **shown: Any,
+    there: Sequence[RowSummary], right_row: int, painter: TokenPainter, notices: list[str], **shown: Any,
 ) -> tuple[TokenComparison, PairWords]:  # fmt: skip
-    """Row ``row`` against the last row of the other, which holds the most.
-
-    ``shown``: what :func:`compare` is told to draw.
-    """
-    there, _ = parts.rows_and_steps(other)
-    left, right = rows[row], there[-1]
+    """Row ``row`` against a row of the other. ``shown``: what :func:`compare` is told to draw."""
+    left, right = rows[row], there[right_row]
     n = up_to(max(left.n_tokens, right.n_tokens), notices)
     ids = data.read_tokens(trajectory, left, 0, min(n, left.n_tokens)).ids
     others = data.read_tokens(other, right, 0, min(n, right.n_tokens)).ids
@@ -62,6 +64,21 @@ def against(
         right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
         verdict=verdict,
     )
+
+
+def row_choices(
+    rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory, there: Sequence[RowSummary], right_row: int
+) -> list[PairChoice]:
+    """The rows of both that can be chosen; none where each has one alone."""
+    pairs = [(one.index, right_row) for one in rows[:MAX_ROWS]] + [(row, one.index) for one in there[:MAX_ROWS]]
+    heading = "A row of this trajectory, against a row of the other:"
+    return [
+        PairChoice(
+            heading, "", f"?with={other.code}&row={left}&right_row={right}", f"row {left} against row {right}", "",
+            (left, right) == (row, right_row),
+        )
+        for left, right in sorted(set(pairs))
+    ] if len(rows) > 1 or len(there) > 1 else []  # fmt: skip
 
 
 def _name(trajectory: models.StoredTrajectory, row: RowSummary, n_rows: int) -> str:

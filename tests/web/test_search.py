@@ -12,6 +12,8 @@ from django.test import Client
 from inspector.search import search_page, views
 from rollouts import services
 from rollouts.models import Run
+from rollouts.tito.trajectory import Step, Trajectory
+from rollouts.work.search import patterns
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
 
@@ -90,6 +92,22 @@ def test_what_makes_no_sense_stands_at_the_form(web: Client, run: Run) -> None:
     assert 'value="(a"' in html and web.get("/search.json?by=ids&q=%60zz%60").status_code == 422
     assert "cursor" in web.get("/search.json?q=a&cursor=AAAA").json()["error"]
     assert "found-title" not in one_line(web.get("/search"))
+
+
+def test_an_expression_that_takes_too_long_is_told_on_page_and_row(
+    web: Client, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "REGEX_SECONDS", 0.05)
+    slow = Trajectory("slow", (Step(make.ids("a" * 3000), make.ids("<|im_end|>")),))
+    run = make.run([slow, make.conversation("after")])
+    asked = {"by": "regex", "q": r"(?:a|aa|aaa)+b"}
+    html = one_line(web.get("/search", asked))
+    assert "The expression took too long in “slow”, and was stopped there. Make it more specific." in html
+    assert "Search on" in html and "every 15s" not in html  # the reader decides whether to go on
+    told = web.get("/search.json", asked).json()
+    assert (told["complete"], told["results"], told["done"]) == (False, [], 1) and told["next"]
+    row = web.get(f"/trajectories/{run.trajectories.get(index=0).code}/find", asked)
+    assert row.status_code == 422 and "took too long" in row.json()["error"]
 
 
 def test_filters_narrow_a_search(web: Client, run: Run) -> None:

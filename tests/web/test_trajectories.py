@@ -671,6 +671,25 @@ def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
     assert f"?with={b.code}" not in page_text(reader.get(url(a, "?step=1", "trajectory-compare")))
 
 
+def test_the_longest_rows_of_two_rollouts_are_compared_and_others_can_be_chosen(make, reader):
+    steps = make.conversation("a", turns=3).steps
+    side = Step(make.ids("<|im_start|>user\nA side call.<|im_end|>\n"), make.ids("Yes.<|im_end|>"))
+    forked, plain = (
+        Trajectory(name, (*steps, *more), group="g0") for name, more in (("forked", (side,)), ("plain", ()))
+    )
+    run = make.run([forked, plain])
+    one, two = run.trajectories.order_by("index")
+    for trajectory, other in ((one, two), (two, one)):
+        report = reader.get(url(trajectory, f".json?with={other.code}", "trajectory-compare")).json()
+        assert (report["row"], report["comparison"]["sites"]) == (0, []), "the row of the side call is the last one"
+    page = page_text(reader.get(url(one, f"?with={two.code}", "trajectory-compare")))
+    assert "row 1 against row 0" in page
+    report = reader.get(url(one, f".json?with={two.code}&row=1", "trajectory-compare")).json()
+    assert report["row"] == 1 and report["comparison"]["sites"]
+    report = reader.get(url(two, f".json?with={one.code}&right_row=1", "trajectory-compare")).json()
+    assert report["row"] == 0 and report["comparison"]["sites"]
+
+
 def test_the_visitor_of_a_link_to_one_rollout_is_offered_no_other(make, client, django_user_model):
     run = make.run([make.conversation("a"), make.conversation("b")])
     a, b = run.trajectories.order_by("index")
