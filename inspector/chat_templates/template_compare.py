@@ -106,10 +106,11 @@ def _render(check: Mapping[str, Any] | None) -> str | None:
 
 
 def drawn(compared: ComparedPage) -> dict[str, Any]:
-    """What only the template reads: the lines of the diff, and the probes that changed."""
+    """What only the template reads: the lines of the diff, and the probes that changed, those with another outcome first."""
     changed = [
         {**probe, "letters": [LETTERS.get(probe[side], "") for side in "ab"]}
         for probe in compared.probes
         if probe["turned"] or probe["render_differs"]
     ]
+    changed.sort(key=lambda probe: not probe["turned"])
     return {"lines": diff_lines(compared.diff), "changed": changed, "n_same": len(compared.probes) - len(changed)}

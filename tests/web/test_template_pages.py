@@ -378,7 +378,9 @@ def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: 
     assert 'hx-trigger="load, submit"' in page  # the page asks for the checks once, not again where that was refused
     assert "load, submit" not in one_line(web.get(way, headers={"HX-Request": "true"}))
     page = web.post("/templates/compare", {"a": a.sha256, "b": b.sha256, "tokenizer": ""}, follow=True).content.decode()
-    assert "broken → ok" in page
+    assert "broken → ok" in page and "ok → ok" not in page
+    opened = re.findall(r"<details( open)?>", page.split('class="probes"')[1])
+    assert opened[0] == " open" and opened == sorted(opened, reverse=True), "what comes out differently stands first"
     twin = web.get(way.replace("compare", "compare.json")).json()
     turned = {probe["name"]: (probe["a"], probe["b"]) for probe in twin["probes"] if probe["turned"]}
     assert turned["tool_append"] == ("broken", "ok")
