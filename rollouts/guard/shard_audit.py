@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -123,8 +124,11 @@ def cut_files(
     for path in paths:
         try:
             for file in files_of(Path(path)):
-                if output is None or not file.resolve().is_relative_to(output.resolve()):
-                    files.setdefault(file.absolute(), file.stat().st_size)
+                state = file.stat()
+                if not S_ISREG(state.st_mode):
+                    cut.refused.append((str(file), f"{file} is no regular file."))
+                elif output is None or not file.resolve().is_relative_to(output.resolve()):
+                    files.setdefault(file.absolute(), state.st_size)
         except FileRefused as refusal:
             cut.refused.append((str(path), str(refusal)))
         except OSError as error:

@@ -193,6 +193,13 @@ def test_hostile_lines_become_rows(tmp_path: Path, alone: None) -> None:
     assert pq.read_table(tmp_path / "out" / TRAJECTORIES).num_rows == 1
 
 
+def test_a_pipe_among_the_files_is_said_and_holds_up_no_other(files: Path, tmp_path: Path, alone: None) -> None:
+    os.mkfifo(files / "pipe.jsonl")
+    assert run(files, "--output", tmp_path / "out") == 2
+    unread = pq.read_table(tmp_path / "out" / UNREAD).to_pylist()
+    assert [Path(one["file"]).name for one in unread] == ["torn.json", "pipe.jsonl"]
+
+
 def test_a_file_that_is_gone_or_changed_is_no_result(files: Path, tmp_path: Path, small: None) -> None:
     shards = cut_files([files], n_bytes=SMALL).shards
     (files / "gallery.jsonl").write_text("{}")
