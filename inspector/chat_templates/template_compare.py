@@ -106,7 +106,7 @@ def _render(check: Mapping[str, Any] | None) -> str | None:
 
 
 def drawn(compared: ComparedPage) -> dict[str, Any]:
-    """What only the template reads: the lines of the diff, and the probes that changed, those with another outcome first."""
+    """What only the template reads: the lines of the diff, and the probes that changed, another outcome first."""
     changed = [
         {**probe, "letters": [LETTERS.get(probe[side], "") for side in "ab"]}
         for probe in compared.probes

@@ -37,7 +37,9 @@ def listed_run(
         run,
         worst=next(iter(severities.items()), None),
         severities=dict(severities),
-        top_cause=top_cause({kind: n for kind, n in run.finding_counts.items() if kind not in muted}),
+        top_cause=top_cause(
+            {kind: n for kind, n in run.finding_counts.items() if kind not in muted}, next(iter(severities), "")
+        ),
         muted=sorted(kind for kind, n in run.finding_counts.items() if n and kind in muted),
         tags=tags,
         project=project,
@@ -45,16 +47,20 @@ def listed_run(
     )
 
 
-def top_cause(counts: Mapping[str, int]) -> str | None:
-    """The kind of the gravest usual severity that has most findings."""
-    return min(
-        (kind for kind, n in counts.items() if n), key=lambda kind: (_rank(kind), -counts[kind], kind), default=None
-    )
+def top_cause(counts: Mapping[str, int], worst: str) -> str | None:
+    """The kind of the gravest usual severity that has most findings.
 
+    ``worst``: the worst severity in the run. Where no finding is that grave, those of a graver kind are notes.
+    Samples that are not canonical are notes in most runs, and cost something only beside another finding.
+    """
+    least = SEVERITIES.index(worst) if worst in SEVERITIES else 0
 
-def _rank(kind: str) -> int:
-    known = KINDS.get(kind)
-    return SEVERITIES.index(known.severity) if known else len(SEVERITIES)
+    def place(kind: str) -> tuple[int, bool, int, str]:
+        usual = SEVERITIES.index(KINDS[kind].severity) if kind in KINDS else len(SEVERITIES)
+        severity = usual if usual >= least else len(SEVERITIES) - 1
+        return severity, kind == "noncanonical_sampling", -counts[kind], kind
+
+    return min((kind for kind, n in counts.items() if n), key=place, default=None)
 
 
 def severity_bar(run: ListedRun) -> list[BarPart]:

@@ -20,7 +20,7 @@ from inspector.web.twins import Page, page, wants_json
 from rollouts.gallery import CLEAN, EXAMPLES, MISSING
 from rollouts.models import Run
 from rollouts.selectors.gallery import find_gallery, gallery_evidence, gallery_trajectories
-from rollouts.tito.diagnose.finding import Axis
+from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.diagnose.kinds import KINDS, FindingKind
 from rollouts.work import gallery
 
@@ -189,7 +189,8 @@ def _page(run: Run | None) -> GalleryPage:
 
 
 def _by_axis(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
-    """(axis, what its entries have in common, its entries), those without an entry left out"""
+    """(axis, what its entries have in common, its entries, the gravest first), those without an entry left out"""
     headings = [*AXES.items(), (TREE, TREES)]
-    groups = [(axis, common, [one for one in entries if one.axis == axis]) for axis, common in headings]
+    grave_first = sorted(entries, key=lambda one: list(Severity).index(Severity(one.severity)))
+    groups = [(axis, common, [one for one in grave_first if one.axis == axis]) for axis, common in headings]
     return [group for group in groups if group[2]]

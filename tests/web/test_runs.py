@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from inspector.runs import live_parts, values, views
 from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.listed import top_cause
 from inspector.server.health import heartbeat_key
 from rollouts import services
 from rollouts.models import Job, Rejection, Run, StoredTrajectory
@@ -141,6 +142,12 @@ def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> No
     assert [line["kinds"] for line in lines] == [{"branch": "info"}, {"bos_mismatch": "error", "branch": "info"}, {}]
     # The gravest cause stands first in the list of runs, though the other one is more frequent.
     assert web.get("/runs.json?text=sample").json()["runs"][0]["top_cause"] == "bos_mismatch"
+    notes = {"noncanonical_sampling": 9, "logprobs_other_distribution": 3, "branch": 5}
+    assert top_cause(notes, "warning") == "logprobs_other_distribution", "no finding is an error there"
+    assert top_cause(notes | {"row_not_sampled": 1}, "error") == "row_not_sampled", (
+        "the same tokens, and what they cost"
+    )
+    assert top_cause({"noncanonical_sampling": 2}, "info") == "noncanonical_sampling" and top_cause({}, "") is None
 
 
 def test_a_run_that_holds_nothing_and_a_finding_that_it_has_not(web: Client) -> None:
