@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,9 +22,6 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import latest_jobs
 from rollouts.tito.gap.cause_kinds import CAUSES
 from rollouts.work.gap_reports import gap_key, why_no_columns, why_no_gap
-
-SHOWN_WORST = 20
-"""Of the worst tokens, those that the page shows; the twin has all."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,9 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
             "causes": [_cause(one, here) for one in report["causes"]],
             "undecided": [(CAUSES[name].title, sentence) for name, sentence in report["undecided"].items()],
             "tables": [(name.capitalize(), [_line(one) for one in lines]) for name, lines in report["parts"].items()],
-            "tokens": [_token(one) for one in report["worst"][:SHOWN_WORST]],
+            "tokens": [_token(one) for one in report["worst"]],
             "compared": report["compared"] if report["compared"][1] else None,
             "has_text": any("text" in one for one in report["worst"]),
-            "n_worst": len(report["worst"]),
             "ids": [{**_line(one), "shown": visible_text(one.get("text", ""))} for one in report["ids"]],
         }
     return page(request, "runs/gap.html", shown, **html)
@@ -103,7 +100,8 @@ def _token(one: Mapping[str, Any]) -> dict[str, Any]:
     """A token with its address and the difference."""
     place = f"row={one['row']}&view=tokens&t={one['offset']}-{one['offset'] + 1}"
     url = f"{reverse('trajectory', args=[one['trajectory']])}?{place}"
-    return {**one, "url": url, "d": one["trainer"] - one["sampler"], "shown": visible_text(one.get("text", ""))}
+    d = one["trainer"] - one["sampler"]
+    return {**one, "url": url, "d": d, "ratio": math.exp(min(d, 20)), "shown": visible_text(one.get("text", ""))}
 
 
 @writes_run

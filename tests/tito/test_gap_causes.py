@@ -122,6 +122,7 @@ def test_figures_and_worst_tokens_are_those_of_the_tokens() -> None:
     assert report["tokens"] == len(d) and report["mean_abs"] == pytest.approx(np.abs(d).mean())
     assert report["k1"] == pytest.approx(-d.mean()) and report["k2"] == pytest.approx((d * d).mean() / 2)
     assert report["k3"] == pytest.approx((np.exp(d) - 1 - d).mean())
+    assert report["ratio"] == pytest.approx(np.exp(d).mean())
     worst = np.argsort(-np.abs(d), kind="stable")[:50]
     assert [(int(one["trajectory"][1:]), one["offset"]) for one in report["worst"]] == [places[at] for at in worst]
     for lines in report["parts"].values():
@@ -168,6 +169,20 @@ def test_the_version_of_each_token(row: Row, steps: tuple[Step, ...], versions: 
     assert [found.versions[at] if at >= 0 else None for at in found.version] == versions
     assert found.turn.tolist() == [0, 0, 1, 1, 1] and found.position.tolist() == [0, 1, 0, 1, 2]
     assert list(found.versions) == sorted({one for one in versions if one}, key=lambda one: (len(one), one))
+
+
+def test_the_lag_of_a_token_is_that_behind_the_newest_version_of_its_step() -> None:
+    collector = GapCollector()
+    for step, versions in ((0, ("1", "1")), (1, ("1", "3")), (2, ("2", "2"))):
+        calls = tuple(replace(call, policy_version=version) for call, version in zip(CALLS, versions, strict=True))
+        collector.add(Trajectory(str(step), calls, training_step=step), [(0, replace(BOTH, step_indices=(0, 1)))])
+    found = collector.done()
+    assert found.lag.tolist() == [0] * 5 + [2, 2, 0, 0, 0] + [1] * 5
+    lines = {line["name"]: line["tokens"] for line in gap_report(found)["parts"]["policy lag"]}
+    assert lines == {"the newest": 8, "1 version older": 5, "2 versions older": 2}
+    assert replace(found, rows=[replace(row, training_step=None) for row in found.rows]).lag.tolist() == (
+        [0] * 5 + [2, 2, 0, 0, 0] + [0] * 5
+    )
 
 
 class ToyCodec:

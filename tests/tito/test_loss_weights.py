@@ -114,6 +114,28 @@ def test_weights_are_the_derivatives_of_the_loss(rule: str, mean: str) -> None:
     assert (seen[0] > 0) == (rule in ("grpo", "tis", "gspo")) and (seen[1] > 0) == (rule == "icepop")
 
 
+def test_gspo_of_whole_sequences_has_the_gradient_of_its_token_form() -> None:
+    """Zheng et al., equation 5: the mean over rows of min(s A, clip(s) A), with one s for a row, by differences."""
+    batch = [one for one in some_batch(7, 3e-4) if len(one[0]) > 1]
+    assert len({len(one[0]) for one in batch}) > 1
+    kept = 0
+    for sampler, trainer, advantages in batch:
+        a = advantages[0]
+
+        def objective_of_row(now: list[float], sampler: list[float] = sampler, a: float = a) -> float:
+            s = math.exp(sum(x - y for x, y in zip(now, sampler, strict=True)) / len(now))
+            return min(s * a, min(max(s, 1 - 3e-4), 1 + 4e-4) * a) / len(batch)
+
+        inputs = loss_inputs(row_of_values(sampler, trainer, advantages))
+        assert inputs is not None
+        found = row_weights(inputs, RULES["gspo"]).values / (len(batch) * len(sampler))
+        for t in range(len(sampler)):
+            ends = [objective_of_row([x + h * (i == t) for i, x in enumerate(trainer)]) for h in (1e-6, -1e-6)]
+            assert found[t] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-4, abs=1e-9)
+            kept += bool(found[t])
+    assert kept
+
+
 def test_sums_are_those_of_the_batch_written_out() -> None:
     """Shares of a kind by tokens, rows and trajectories, over two training steps of unequal size."""
     batches = {1: some_batch(5, 0.5), 2: some_batch(6, 0.5)[:2]}

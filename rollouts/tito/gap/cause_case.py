@@ -62,14 +62,14 @@ class CauseCase:
         n = int(np.count_nonzero(where))
         return float(self.tokens.size[where].mean(dtype=np.float64)) if n else 0.0
 
-    def per_doubt(self, where: Mask) -> float:
-        """The absolute d of tokens over their doubt: it compares tokens that are certain with others that are not."""
-        doubt = float(self.tokens.doubt[where].sum(dtype=np.float64))
-        return float(self.tokens.size[where].sum(dtype=np.float64)) / doubt if doubt else 0.0
+    def per_uncertainty(self, where: Mask) -> float:
+        """The absolute d over the uncertainty of tokens, so that certain tokens compare with others."""
+        uncertainty = float(self.tokens.uncertainty[where].sum(dtype=np.float64))
+        return float(self.tokens.size[where].sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
 
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
-        mean, times = self.mean(where), self.per_doubt(where) / max(self.per_doubt(others), 1e-12)
+        mean, times = self.mean(where), self.per_uncertainty(where) / max(self.per_uncertainty(others), 1e-12)
         return (mean > AGREE_MEAN and times >= factor) or any(
             mean > least and times >= clear * factor for least, clear in FINE
         )

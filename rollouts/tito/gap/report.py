@@ -28,7 +28,8 @@ _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 def gap_report(tokens: GapTokens) -> dict[str, Any]:
     """All that a page says of the gap of a run.
 
-    ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats; None without compared tokens. A ``parts`` table
+    ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
+    ``exp(d)``; None without compared tokens. A ``parts`` table
     has a line for each part: its name, its tokens, their mean absolute d, the mean of d, and its share of the gap.
     """
     figures = GapFigures.of(tokens.d.astype(np.float64))
@@ -43,6 +44,7 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
         "k1": -figures.total / n if n else None,
         "k2": figures.total_square / 2 / n if n else None,
         "k3": figures.mean_k3,
+        "ratio": (figures.k3 + figures.total) / n + 1 if n else None,
         "median": figures.size_quantile(0.5),
         "p99": figures.size_quantile(0.99),
         "largest": figures.largest,
@@ -98,14 +100,15 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         named = ("no cached prefix", "cached prefix", "not recorded")
         yield "prefix cache", _lines(tokens, cached[tokens.row], lambda one: named[one])
     if len(tokens.versions) > 1:
-        lag = np.where(tokens.version < 0, -1, tokens.newest[tokens.row] - tokens.version)
-        yield "policy lag in the row", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
+        lag = np.minimum(tokens.lag, MAX_PARTS)
+        yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
         recent = np.where(tokens.version < 0, -1, np.maximum(tokens.version, len(tokens.versions) - MAX_PARTS))
         yield "policy version", _lines(tokens, recent, lambda one: "not recorded" if one < 0 else tokens.versions[one])
 
 
 def _updates(lag: int) -> str:
-    return "the newest" if lag == 0 else f"{lag} version{'' if lag == 1 else 's'} older"
+    more = " and more" if lag == MAX_PARTS else ""
+    return "the newest" if lag == 0 else f"{lag}{more} version{'' if lag == 1 else 's'} older"
 
 
 def _bins(values: NDArray[Any]) -> NDArray[np.int64]:

@@ -30,7 +30,7 @@ MANY_STEPS = 8
 FEW_TOKENS = 200
 """Where steps have fewer tokens, some steps are read together."""
 AGREE_UNIT = 0.12
-"""The absolute d over the doubt of tokens that kernels of bfloat16 make at most."""
+"""The absolute d over the uncertainty of tokens that kernels of bfloat16 make at most."""
 
 
 def _temperature(case: CauseCase) -> None:
@@ -117,7 +117,7 @@ def _over_updates(case: CauseCase) -> None:
         case.name(
             "weights_not_delivered", case.left.copy(),
             f"The mean difference is {means[:2].mean():.3g} at the first steps and {means[-2:].mean():.3g} at the "
-            f"last. Over the doubt of the tokens it grows with the step (rank correlation "
+            f"last. Divided by the tokens' uncertainty (1 − probability) it grows with the step (rank correlation "
             f"{_rank_correlation(trend.units):.2f}) and never falls back: the sampler stays where it was while the "
             "trainer moves on.",
             _first_above(case, trend),
@@ -198,13 +198,13 @@ def _seen_before(tokens: GapTokens, updates: NDArray[np.int64]) -> Mask:
 def _trend(case: CauseCase, rows: NDArray[np.int64]) -> Trend:
     """How the unexplained gap moves over the updates. ``rows``: the updates before each row ``[R]``."""
     tokens, left = case.tokens, case.left
-    sums, doubts, counts = tokens.per_row(tokens.size, left), tokens.per_row(tokens.doubt, left), tokens.per_row(left)
+    sums, uncertain, counts = (tokens.per_row(one, left) for one in (tokens.size, tokens.uncertainty, left))
     steps, means = means_of(rows, sums, counts)
     n = len(steps)
     if n > MANY_STEPS and counts.sum() < FEW_TOKENS * n:  # too few tokens of a step: some steps together
         together = -(-n // MANY_STEPS)
         rows = steps[np.minimum(np.searchsorted(steps, rows), n - 1) // together * together]
-    parts, units = means_of(rows, sums, doubts)
+    parts, units = means_of(rows, sums, uncertain)
     return Trend(steps, means, parts, units)
 
 
@@ -243,7 +243,7 @@ class Trend:
     parts: NDArray[np.int64]
     """The first update of each part ``[P]``: of each one, or of some together where each has few tokens."""
     units: NDArray[np.float64]
-    """By part the absolute d over the doubt of the tokens ``[P]``, which prompts that are easy or hard move less."""
+    """By part ``[P]`` the absolute d over the uncertainty of tokens, which easy and hard prompts move less."""
 
     def grows(self) -> bool:
         """Whether the gap grows from the first part to the last, and never falls back to half of what it was.

@@ -104,7 +104,7 @@ class GapTokens:
         return np.abs(self.d)
 
     @cached_property
-    def doubt(self) -> Reals:
+    def uncertainty(self) -> Reals:
         """``[N]``: 1 - probability, by the mean of both log-probabilities. The noise of kernels grows with it."""
         found: Reals = -np.expm1((self.sampler + self.trainer) / 2)
         return np.maximum(found, 0)
@@ -124,6 +124,19 @@ class GapTokens:
     def newest(self) -> Ints:
         """``[R]``: the newest version of each row; -1 = none is recorded."""
         found: Ints = np.maximum.reduceat(self.version, self.starts[:-1])
+        return found
+
+    @cached_property
+    def lag(self) -> Ints:
+        """``[N]``: versions between that of the token and the newest one that was seen up to the training step of its
+        row, or in its row where no step is recorded; -1 = not recorded."""
+        newest, steps = self.newest, self.step_of_row
+        if len(steps) and steps.min() >= 0:
+            _, of = np.unique(steps, return_inverse=True)
+            seen = np.full(int(of.max()) + 1, -1, np.int32)
+            np.maximum.at(seen, of, newest)
+            newest = np.maximum.accumulate(seen)[of]
+        found: Ints = np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
         return found
 
     def per_row(self, values: Reals | NDArray[np.float64] | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
