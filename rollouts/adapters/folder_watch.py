@@ -225,7 +225,12 @@ class FolderWatch:
         """Whether the server took it. What it will never take is told and counted."""
         self._why = ""
         if self.client.run is None:
-            self.client.create_run(self.name or f"watched {self.folder.name}", self.tokenizer)
+            try:
+                self.client.create_run(self.name or f"watched {self.folder.name}", self.tokenizer)
+            except ServerError as error:
+                if error.status not in _REFUSED:
+                    raise
+                raise WatchStopped(str(error)) from error  # such as a tokenizer that is not registered
             self._save()
         try:
             said = send()

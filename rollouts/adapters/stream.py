@@ -399,7 +399,10 @@ def send_fragment(place: _Place, fragment: Path, url: str, token: str) -> dict[s
     """
     client = Client(url, token, place.about["run"], tries=1, timeout=PUSH_SECONDS)
     if client.run is None:
-        client.create_run(place.about["name"], place.about["tokenizer"])
+        try:
+            client.create_run(place.about["name"], place.about["tokenizer"])
+        except ServerError as error:  # such as a tokenizer that somebody still has to register: the fragment waits
+            raise ServerError(str(error), 403 if error.status in _REFUSED else error.status) from error
         place.note(run=client.run)
     with gzip.open(fragment, "rb") as file:
         head = json.loads(file.readline())

@@ -222,6 +222,20 @@ def test_what_the_server_refuses_is_set_aside_with_its_reason(server: FakeServer
     assert [json.loads(line)["id"] for line in gzip.decompress(kept.read_bytes()).splitlines()[1:]] == [1, 2]
 
 
+def test_a_tokenizer_that_is_not_registered_costs_no_fragment(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = server.take
+    refusal = (400, {"error": "No tokenizer is registered as 'x'."})
+    monkeypatch.setattr(server, "take", lambda path, body: refusal if path == "/api/runs" else real(path, body))
+    with opened(server, tmp_path, tokenizer="x") as stream:
+        stream.send({"id": 1})
+        until(lambda: server.asked > 1)
+        assert "No tokenizer is registered" in caplog.text and stream.counts.refused == 0
+        monkeypatch.setattr(server, "take", real)
+        assert stream.flush() and server.records == [{"id": 1}]
+
+
 @pytest.mark.parametrize("status", [401, 403, 429, 503, 507])
 def test_what_can_be_mended_is_sent_again(server: FakeServer, tmp_path: Path, status: int) -> None:
     server.status = status

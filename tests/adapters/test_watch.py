@@ -289,6 +289,13 @@ def test_options_that_make_no_sense_get_a_sentence(
     assert words in capsys.readouterr().err
 
 
+def test_a_run_that_cannot_be_created_is_said(server: FakeServer, tmp_path: Path, capsys: Any) -> None:
+    write(tmp_path / "a.jsonl", "a")
+    server.status = 400
+    options = ["watch", str(tmp_path), "--once", "--url", server.url, "--token", "t", "--tokenizer", "x"]
+    assert main(options) == 2 and capsys.readouterr().err == "Refused with 400.\n"
+
+
 def test_a_server_that_is_away_is_an_exit_status(server: FakeServer, tmp_path: Path, capsys: Any) -> None:
     write(tmp_path / "a.jsonl", "a")
     server.silent = True
