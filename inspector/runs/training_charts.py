@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inspector.templatetags.inspector_tags import finding_title
-from rollouts.selectors.training_steps import FiguresLine
+from rollouts.selectors.training_steps import NOT_DECIDABLE, FiguresLine
 
-NOT_DECIDABLE = "not_decidable"
-"""No fault, but a check that the source does not allow. The table counts it."""
 MAX_KINDS = 6
 """Kinds of findings that are drawn, those of most trajectories."""
 MAX_TABLE_ROWS = 20

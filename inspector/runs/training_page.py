@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.runs.pages import RunValues
-from inspector.runs.training_charts import NOT_DECIDABLE, charts_of, numbers, spaced
+from inspector.runs.training_charts import charts_of, numbers, spaced
 from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reader_of, reads_run
 from inspector.web.twins import Page, page, wants_json, whole_number
@@ -20,6 +20,7 @@ from rollouts.selectors.figures import worst_severities
 from rollouts.selectors.muted import muted_in
 from rollouts.selectors.policy_versions import PolicyVersionLine, has_versions, over_versions
 from rollouts.selectors.training_steps import (
+    NOT_DECIDABLE,
     FiguresLine,
     TrainingStepLine,
     over_training,

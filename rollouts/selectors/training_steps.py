@@ -19,6 +19,8 @@ from rollouts.tito.gap.figures import GapFigures, added, effective_share
 
 PARAMETERS = 500
 """Training steps that one query names."""
+NOT_DECIDABLE = "not_decidable"
+"""A kind that is no fault, but a check that the source does not allow. It is counted like the others."""
 TRUNCATED = "length"
 """The reason of a completion that was cut by its length."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rollouts import services
@@ -173,10 +173,15 @@ def test_the_command_prints_the_contract() -> None:
     out = io.StringIO()
     call_command("over_training", run.code, "--json", stdout=out)
     said = json.loads(out.getvalue())
+    assert set(said) == {"steps", "began"} and said["began"] == over_training(run).began
     assert {"training_step", "trajectories", "findings", "gap"} <= set(said["steps"][0])
     assert said["steps"][2]["gap"].keys() == said["steps"][0]["gap"].keys() and said["began"]
+    TrainingStepFigures.objects.filter(training_step=1).delete()
     call_command("over_training", run.code, stdout=out)
-    assert "begins at training step" in out.getvalue()
+    assert "begins at training step" in out.getvalue() and "not_decidable begins" not in out.getvalue()
+    assert "No trajectory has training step 1." in out.getvalue()
+    with pytest.raises(CommandError, match="There is no run with the code 'nosuch'"):
+        call_command("over_training", "nosuch", "--json")
 
 
 def test_a_gap_is_stored_with_its_trajectory() -> None:

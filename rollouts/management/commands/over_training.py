@@ -11,7 +11,8 @@ from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
 from rollouts.selectors.runs import find_run
-from rollouts.selectors.training_steps import TrainingStepLine, over_training
+from rollouts.selectors.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
+from rollouts.tito.training_axis import AxisStep, axis_sentences
 
 
 class Command(TerminalCommand):
@@ -35,7 +36,10 @@ class Command(TerminalCommand):
         for line in found.steps:
             self.stdout.write(_words(line))
         for kind, step in found.began.items():
-            self.stdout.write(f"{kind} begins at training step {step:,}.")
+            if kind != NOT_DECIDABLE:  # no fault
+                self.stdout.write(f"{kind} begins at training step {step:,}.")
+        for sentence in axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]):
+            self.stdout.write(sentence)
 
 
 def _words(line: TrainingStepLine) -> str:
