@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.db import connection
+from django.db.models import Model
 from django.test import Client
 from django.utils import timezone
 
@@ -48,33 +50,33 @@ KINDS = ("boundary_merge", "template_rewrites", "reply_text_lost", "row_not_samp
 
 def stored_run() -> Run:
     """A large run. Only the trajectories of its last step have a gap, as large as that of 500 tokens is."""
-    run = services.create_run(Run.Kind.IMPORT, "steps")
-    gap = GapFigures.of(np.random.default_rng(0).normal(0, 0.1, 500)).to_json()
-    total = STEPS * PER_STEP
-    for start in range(0, total, 10_000):
-        StoredTrajectory.objects.bulk_create(
-            (
-                StoredTrajectory(
-                    run=run, external_id=str(n), index=n, group=f"g{n // 8}", reward=n % 3 / 3, n_steps=3, n_rows=1,
-                    n_tokens=500, n_sampled=100, n_trained=100, n_lost=0, training_step=n // PER_STEP, checks={},
-                    gap=gap if n >= total - PER_STEP else None, worst_severity="error" if n % 9 == 0 else "",
-                    n_findings=2 * (n % 9 == 0),
-                )
-                for n in range(start, min(start + 10_000, total))
-            ),
-            batch_size=2000,
-        )  # fmt: skip
-    flawed = StoredTrajectory.objects.filter(run=run, n_findings__gt=0).values_list("pk", "index")
-    StoredFinding.objects.bulk_create(
-        (
-            StoredFinding(
-                run=run, trajectory_id=pk, axis="stream", kind=KINDS[(index // 9 + m) % len(KINDS)], severity="error",
-                start=m, stop=m + 1, evidence="x", version=1,
-            )
-            for pk, index in flawed.iterator(10_000) for m in range(2)
-        ),
-        batch_size=2000,
+    run, total = services.create_run(Run.Kind.IMPORT, "steps"), STEPS * PER_STEP
+    one = StoredTrajectory.objects.create(
+        run=run, external_id="0", index=0, group="g0", reward=0.5, n_steps=3, n_rows=1, n_tokens=500, n_sampled=100,
+        n_trained=100, n_lost=0, training_step=0, checks={}, worst_severity="error", n_findings=2,
     )  # fmt: skip
+    copy(one, total, {
+        "code": "'t' || i", "external_id": "CAST(i AS TEXT)", "index": "i", "group": "'g' || (i / 8)",
+        "training_step": f"i / {PER_STEP}", "reward": "(i % 3) / 3.0",
+        "worst_severity": "CASE i % 9 WHEN 0 THEN 'error' ELSE '' END",
+        "n_findings": "CASE i % 9 WHEN 0 THEN 2 ELSE 0 END",
+    })  # fmt: skip
+    finding = StoredFinding.objects.create(
+        run=run,
+        trajectory=one,
+        axis="stream",
+        kind=KINDS[0],
+        severity="error",
+        start=0,
+        stop=1,
+        evidence="x",
+        version=1,
+    )
+    first = f"{one.pk} + 9 * (i / 2)"
+    kinds = " ".join(f"WHEN {n} THEN '{kind}'" for n, kind in enumerate(KINDS))
+    copy(finding, 2 * -(-total // 9), {"trajectory_id": first, "kind": f"CASE i % {len(KINDS)} {kinds} END"})
+    gap = GapFigures.of(np.random.default_rng(0).normal(0, 0.1, 500)).to_json()
+    StoredTrajectory.objects.filter(run=run, training_step=STEPS - 1).update(gap=gap)
     Run.objects.filter(pk=run.pk).update(n_trajectories=total, status="done")
     run.refresh_from_db()
     (last,) = count_training_steps(run, {STEPS - 1})
@@ -85,6 +87,18 @@ def stored_run() -> Run:
     )
     RunFigures.objects.create(run=run, state=figures.state_of(run), body=figures.count(run))
     return run
+
+
+def copy(one: Model, n: int, columns: dict[str, str]) -> None:
+    """Store ``n`` rows in all, which are the first one but for some columns: SQL of the number ``i`` of the row."""
+    names = [field.column for field in one._meta.concrete_fields if not field.primary_key]
+    values = ", ".join(columns.get(name, f'old."{name}"') for name in names)
+    quoted, table = ", ".join(f'"{name}"' for name in names), one._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f'INSERT INTO "{table}" ({quoted}) WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n '
+            f'WHERE i + 1 < {n}) SELECT {values} FROM n, "{table}" old WHERE old.id = {one.pk} ORDER BY i'
+        )
 
 
 def rows(n: int, step: Callable[[int], int]) -> Iterator[bytes]:
