@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from inspector.runs.filters import SEVERITIES
+from inspector.runs.gap_causes import gap_causes
 from inspector.runs.pages import ListedRun
 from rollouts.models import Run
+from rollouts.selectors.gap import NamedCause
 from rollouts.tito.diagnose.kinds import KINDS
 
 BAR_WIDTH = 200
@@ -27,11 +29,12 @@ class BarPart:
 
 
 def listed_run(
-    run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int
-) -> ListedRun:
+    run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int,
+    causes: Sequence[NamedCause],
+) -> ListedRun:  # fmt: skip
     """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run.
 
-    ``alarms``: how many limits it is above.
+    ``alarms``: how many limits it is above. ``causes``: what its gap is put down to.
     """
     return ListedRun.of(
         run,
@@ -44,6 +47,7 @@ def listed_run(
         tags=tags,
         project=project,
         alarms=alarms,
+        gap_causes=gap_causes(run, causes),
     )
 
 

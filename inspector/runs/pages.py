@@ -9,6 +9,7 @@ from typing import Any, Self
 from django.urls import reverse
 
 from inspector.runs.alarm_values import AlarmValues
+from inspector.runs.gap_causes import GapCauseValues
 from inspector.runs.jobs import JobLine
 from inspector.runs.muted import MutedValues
 from inspector.runs.refusal import Refusal
@@ -114,6 +115,8 @@ class ListedRun(RunValues):
     """Its kinds of findings that the project has muted in it; they count everywhere."""
     alarms: int
     """Limits of its training steps that it is above."""
+    gap_causes: list[GapCauseValues]
+    """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
     tags: list[str]
     """By name."""
     project: str | None
@@ -274,6 +277,8 @@ class RunPage(Page):
     """The rules that mute kinds of findings in this run; what they mute counts in every figure."""
     alarms: list[AlarmValues]
     """The limits of its training steps that the run is above, and those that it was above."""
+    gap_causes: list[GapCauseValues]
+    """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
     trajectories: list[TrajectoryLine]
     """One part of the list."""
     next: str | None

@@ -12,6 +12,7 @@ from django.shortcuts import render
 from inspector.runs import live_parts as parts
 from inspector.runs.alarm_values import alarm_values
 from inspector.runs.filters import SORTS, TrajectoryFilter
+from inspector.runs.gap_causes import gap_causes
 from inspector.runs.jobs import JobLine, has_just_diagnosed
 from inspector.runs.launch_form import form_labels
 from inspector.runs.muted import muted_values
@@ -24,6 +25,7 @@ from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
 from rollouts.models import Run, template_name
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.gap import named_causes
 from rollouts.selectors.jobs import latest_jobs
 from rollouts.selectors.muted import muted_in
 from rollouts.selectors.registered import chat_template_labels
@@ -53,6 +55,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         notices=wanted.notices,
         muted=[rule for rule in muted_values(request, run) if rule.kind in run.finding_counts],
         alarms=alarm_values(request, run),
+        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
         **parts.list_part(run, wanted, found, reader_of(request)),
         **parts.place_part(run, wanted, found, shell["progress"].queued, shell["summary"]),
     )

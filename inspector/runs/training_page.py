@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
+from inspector.runs.gap_causes import GapCauseValues, gap_causes
 from inspector.runs.pages import RunValues
 from inspector.runs.training_charts import charts_of, numbers, spaced
 from inspector.templatetags.inspector_tags import finding_title
@@ -17,6 +18,7 @@ from inspector.web.access import reader_of, reads_run
 from inspector.web.twins import Page, page, wants_json, whole_number
 from rollouts.models import Run
 from rollouts.selectors.figures import worst_severities
+from rollouts.selectors.gap import named_causes
 from rollouts.selectors.muted import muted_in
 from rollouts.selectors.policy_versions import PolicyVersionLine, has_versions, over_versions
 from rollouts.selectors.training_steps import (
@@ -60,6 +62,8 @@ class TrainingPage(Page):
     """By version: the figures of each, in order; ``steps`` is empty then."""
     notices: list[str] = field(default_factory=list)
     """Sentences: steps that are missing, out of order or came again, and what of the address was not followed."""
+    gap_causes: list[GapCauseValues] = field(default_factory=list)
+    """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
     shown = TrainingPage(
         RunValues.of(run), found.steps, found.began, without, least, most, sorted(muted_in(run)),
         notices=notices + axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]),
+        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
     )  # fmt: skip
     return page(
         request, "runs/training.html", shown, **_drawn(found.steps, [f"{one.training_step:,}" for one in found.steps]),
@@ -113,8 +118,9 @@ def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
     lines = over_versions(run)
     without = max(run.n_trajectories - sum(line.trajectories for line in lines), 0)
     shown = TrainingPage(
-        RunValues.of(run), [], {}, without, None, None, sorted(muted_in(run)), by="version", versions=lines
-    )
+        RunValues.of(run), [], {}, without, None, None, sorted(muted_in(run)), by="version", versions=lines,
+        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
+    )  # fmt: skip
     rows = [(line, line.version, _address_of(line, here)) for line in lines[-MAX_ROWS:]]
     worst = worst_severities(run)
     first: dict[str, int] = {}

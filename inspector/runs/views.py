@@ -30,6 +30,7 @@ from rollouts.models import Role, Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.alarms import count_alarms
 from rollouts.selectors.figures import severities_of
+from rollouts.selectors.gap import named_causes
 from rollouts.selectors.muted import muted_in_runs
 from rollouts.work import run_control
 
@@ -50,7 +51,7 @@ def index(request: HttpRequest) -> HttpResponse:
         part = selectors.visible_runs(access(request), filters, "", RUNS_PER_PAGE)
     shown = part.items
     severities, tags, muted = severities_of(shown), selectors.tags_of(shown), muted_in_runs(shown)
-    alarms = count_alarms(shown)
+    alarms, causes = count_alarms(shown), named_causes(shown)
     data = RunsPage(
         runs=[
             listed_run(
@@ -60,6 +61,7 @@ def index(request: HttpRequest) -> HttpResponse:
                 project_name(request, run.project_id),
                 muted[run.pk],
                 alarms.get(run.pk, 0),
+                causes.get(run.pk, []),
             )
             for run in shown
         ],

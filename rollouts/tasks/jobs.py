@@ -12,7 +12,7 @@ from celery import shared_task, signals
 from django.conf import settings
 from django.db import connection
 
-from rollouts.models import Job
+from rollouts.models import Job, Run
 from rollouts.selectors.access import EVERYTHING
 from rollouts.selectors.jobs import waiting_jobs
 from rollouts.services.job_queue import must_yield, next_engine_job, take_engine_job, take_next_job
@@ -111,6 +111,14 @@ FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
 """Kind of job -> what ends one that could not be done with a sentence, where more than the job ends."""
 
 
+FOLLOWERS: dict[Job.Kind, Callable[[Run, Any], None]] = {
+    Job.Kind.IMPORT: gap_reports.ask_for_gap,
+    Job.Kind.DIAGNOSE: gap_reports.ask_for_gap,
+    Job.Kind.DIAGNOSE_PUSHED: partial(gap_reports.ask_for_gap, grows=True),
+}
+"""Kind of job -> what is asked for the run when one is done, in the name of whoever asked for the job."""
+
+
 class _Yields(JobLost):
     """The worker of a shard goes back to the queue."""
 
@@ -144,6 +152,10 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: boo
     """
     try:
         _work_on(job, tell, share)
+        if job.kind in FOLLOWERS and job.whole_id is None:
+            run = Run.objects.filter(jobs__pk=job.pk, jobs__status=Job.Status.DONE).first()
+            if run is not None:
+                FOLLOWERS[Job.Kind(job.kind)](run, job.created_by)
     except Exception as error:
         if not is_outage(error):
             raise

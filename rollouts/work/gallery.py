@@ -22,6 +22,7 @@ from rollouts.services.projects import project_or_default
 from rollouts.tito.batches import batched
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.diagnosis import diagnosis_for, gap_json
+from rollouts.work.gap_reports import ask_for_gap
 from rollouts.work.launch import ServedModel, model_tokenizer
 
 NAME = "See what breaks"
@@ -78,7 +79,7 @@ def load(project: Project | None = None, user: Any = None) -> Run:
 def load_training(project: Project | None = None, user: Any = None) -> list[tuple[TrainingRun, Run]]:
     """The bundled runs of training in a project, each imported once. ``project``: None = the default one.
 
-    Takes some seconds. Their figures by training step are counted; a worker names the causes of their gap when asked.
+    Takes some seconds. Their figures by training step are counted, and a worker is asked for the causes of their gap.
     """
     project = project_or_default(project)
     tokenizer = model_tokenizer(ServedModel("demo", "", str(MODEL_DIR)), project)
@@ -101,6 +102,7 @@ def load_training(project: Project | None = None, user: Any = None) -> list[tupl
             services.end_run(run, Run.Status.DONE)
             run.refresh_from_db()
             record(Action.IMPORTED, run)
+            ask_for_gap(run, user)
         found.append((one, run))
     return found
 

@@ -14,7 +14,8 @@ from django.db.models import Sum
 from rollouts import services
 from rollouts.models import Job, Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.columns import columns_of, load_compared
-from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.selectors.gap import newest_report
+from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
 from rollouts.services.text import storable_text, without_paths
 from rollouts.tito.batches import batched
 from rollouts.tito.gap.columns import SAMPLER
@@ -23,11 +24,14 @@ from rollouts.tito.gap.token_classes import TokenClasses
 from rollouts.tito.gap.tokens import GapCollector
 from rollouts.tokenizers import LoadedTokenizer
 from rollouts.work.ranges import finished_trajectories
+from rollouts.work.sending import DO_JOB, send_task
 
 BATCH_TOKENS = 1_000_000
 """Stored tokens that are in memory at a time beside what is gathered."""
 MAX_TOKENS = 20_000_000
 """Trained tokens that one report reads. Of a larger run every second, third, ... trajectory is read."""
+GROWTH = 1.25
+"""A run that is pushed to is read again when it has grown by this factor: all reads together cost five of the last."""
 
 
 def gap_key(run: Run) -> str:
@@ -70,8 +74,9 @@ def read_gap(
 
     ``sampler`` and ``trainer`` are names of :func:`rollouts.selectors.columns.columns_of`; empty = as recorded.
 
-    Also ``key``, ``compared`` (both names), ``trajectories`` (how many were read), ``every`` (1 = all were read, 2 =
-    every second ...) and ``notes``. ``say`` is called with the trajectories that are read, and how many there are.
+    Also ``key``, ``finished`` (trajectories that the run had), ``compared`` (both names), ``trajectories`` (how many
+    were read), ``every`` (1 = all were read, 2 = every second ...) and ``notes``. ``say`` is called with the
+    trajectories that are read, and how many there are.
     """
     codec, notes = _codec_of(run)
     collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None)
@@ -101,6 +106,7 @@ def read_gap(
     return {
         **report,
         "key": gap_key(run),
+        "finished": run.n_finished,
         "compared": [sampler or SAMPLER, trainer],
         "trajectories": done,
         "every": every,
@@ -121,6 +127,24 @@ def do_job(job: Job, beat: Beat) -> None:
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
     run.jobs.filter(kind=Job.Kind.GAP, pk__lt=job.pk).delete()
+
+
+def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
+    """Ask a worker to read the gap of a run that has changed, so that its causes are known without a press.
+
+    ``grows``: more is pushed to the run, which is read again when it has grown by ``GROWTH``. Nothing happens where no
+    row has both columns, where the report is up to date, or where somebody compared other columns. If the broker does
+    not answer, the job waits for a worker.
+    """
+    if why_no_gap(run):
+        return
+    if (last := newest_report(run)) is not None:
+        little = grows and last.finished <= run.n_finished < GROWTH * last.finished
+        if last.trainer or little or last.key == gap_key(run):
+            return
+    job, is_new = ask_job(run, Job.Kind.GAP, user=user)
+    if is_new:
+        send_task(DO_JOB, job.pk)
 
 
 def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:

@@ -47,6 +47,55 @@ def test_the_command_names_the_cause_of_imported_files(tmp_path: Path, web: Clie
     assert "Weights not delivered, since training step 1: " in printed(run.code)
 
 
+def test_the_causes_of_an_import_are_named_without_a_press(tmp_path: Path, web: Client) -> None:
+    gap_runs.write_steps(tmp_path, gap_runs.ToyRun(0, steps=6, groups=1).rows(lambda step: 0))
+    call_command("import_rollouts", str(tmp_path), stdout=io.StringIO())
+    run, job = Run.objects.get(), Job.objects.get(kind=Job.Kind.GAP)
+    assert web.get(f"/runs/{run.code}.json").json()["gap_causes"] == []
+    do_job(job.pk)
+    named = {
+        "cause": "weights_not_delivered", "title": "Weights not delivered", "from_step": 1,
+        "url": f"/runs/{run.code}?training_min=1",
+    }  # fmt: skip
+    assert web.get("/runs.json").json()["runs"][0]["gap_causes"] == [named]
+    assert "gap: weights not delivered" in web.get("/").content.decode()
+    for page in ("", "/training"):
+        assert web.get(f"/runs/{run.code}{page}.json").json()["gap_causes"] == [named]
+        body = web.get(f"/runs/{run.code}{page}").content.decode()
+        assert "Trainer and sampler disagree: weights not delivered" in body and named["url"] in body
+    gap_reports.ask_for_gap(run)  # nothing has changed
+    assert list(Job.objects.filter(kind=Job.Kind.GAP)) == [job]
+
+
+def test_a_run_that_grows_is_read_again_by_and_by(run: Run) -> None:
+    def n_waiting() -> int:
+        return Job.objects.filter(kind=Job.Kind.GAP, status=Job.Status.QUEUED).count()
+
+    gap_reports.ask_for_gap(run, grows=True)
+    do_job(Job.objects.get().pk)
+    run.refresh_from_db()
+    read = run.n_finished
+    for n_finished, n_asked in ((read + 1, 0), (int(1.25 * read) + 1, 1)):
+        Run.objects.update(n_finished=n_finished)
+        run.refresh_from_db()
+        gap_reports.ask_for_gap(run, grows=True)
+        assert n_waiting() == n_asked
+    do_job(Job.objects.latest("pk").pk)
+    Run.objects.update(n_finished=n_finished + 1)
+    run.refresh_from_db()
+    gap_reports.ask_for_gap(run)  # no more is pushed
+    assert n_waiting() == 1
+
+
+def test_two_columns_that_somebody_compared_are_left_alone(run: Run, web: Client) -> None:
+    job, _ = services.ask_job(run, Job.Kind.GAP, {"sampler": "trainer_logprobs", "trainer": "sampler"})
+    do_job(job.pk)
+    Run.objects.update(n_tokens=1)
+    run.refresh_from_db()
+    gap_reports.ask_for_gap(run)
+    assert Job.objects.get() == job and web.get(f"/runs/{run.code}.json").json()["gap_causes"] == []
+
+
 def test_files_that_agree_name_no_cause(tmp_path: Path) -> None:
     gap_runs.write_steps(tmp_path, gap_runs.ToyRun(1, steps=4, groups=1).rows())
     call_command("import_rollouts", str(tmp_path), stdout=io.StringIO())

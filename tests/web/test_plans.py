@@ -207,12 +207,12 @@ def test_a_plan_without_an_index_is_seen(run: models.Run) -> None:
 @pytest.mark.parametrize(
     ("address", "most"),
     [
-        ("/", 10),
-        ("/?text=list&status=done&tag=x", 10),
-        ("/?after={run}", 11),
-        ("/runs/{run}", 20),
-        ("/runs/{run}.json?finding=branch&sort=-reward", 20),
-        ("/runs/{run}.json?flawed=1&min=0&sort=-reward", 21),
+        ("/", 11),
+        ("/?text=list&status=done&tag=x", 11),
+        ("/?after={run}", 12),
+        ("/runs/{run}", 21),
+        ("/runs/{run}.json?finding=branch&sort=-reward", 21),
+        ("/runs/{run}.json?flawed=1&min=0&sort=-reward", 22),
         ("/runs/{run}/cost", 12),
         ("/runs/{run}/alarms", 11),
         ("/trajectories/{trajectory}?finding=branch&sort=n_tokens", 24),

@@ -34,7 +34,7 @@ def run() -> Run:
 
 
 def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_assert_max_num_queries: Any) -> None:
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         body = web.get(f"/runs/{run.code}/training").content.decode()
     found = over_training(run)
     said = web.get(f"/runs/{run.code}/training.json").json()
@@ -131,7 +131,7 @@ def test_the_same_by_policy_version(web: Client, django_assert_max_num_queries: 
         assert {name: line[name] for name in vars(by_step[step]) if name != "training_step"} == {
             name: value for name, value in vars(by_step[step]).items() if name != "training_step"
         }
-    with django_assert_max_num_queries(9):
+    with django_assert_max_num_queries(10):
         body = web.get(f"/runs/{run.code}/training?by=version").content.decode()
     assert "4 policy versions" in body
     links = re.findall(r'href="(/runs/[^"]+)">policy version (v\d+)</a>,\s+in (\d+) traj', body)
