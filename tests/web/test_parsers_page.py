@@ -147,7 +147,12 @@ def test_without_vllm_tokenizer_or_steps_the_page_says_so(
     assert "The run has no tokenizer" in one_line(web.get(address(trajectory)))
 
 
-def test_the_command_prints_the_same(trajectory: models.StoredTrajectory) -> None:
+def test_the_command_prints_the_same(web: Client, trajectory: models.StoredTrajectory) -> None:
+    trajectory.run.settings["tool_calls"] = "vLLM's parser hermes"
+    trajectory.run.save()
+    web.post(address(trajectory, "/again?step=0"))
+    do(trajectory)
+    assert "The run read calls with vLLM&#x27;s parser hermes." in one_line(web.get(address(trajectory)))
     out = StringIO()
     call_command("parser_audit", trajectory.code, "--json", stdout=out)
     (found,) = json.loads(out.getvalue())
@@ -155,6 +160,7 @@ def test_the_command_prints_the_same(trajectory: models.StoredTrajectory) -> Non
     out = StringIO()
     call_command("parser_audit", trajectory.code, "--step", "0", stdout=out)
     assert "loses 'Now we" in out.getvalue() and "three: not usable" in out.getvalue()
+    assert "message (reply, read with vLLM's parser hermes): " in out.getvalue()
     with pytest.raises(CommandError, match="no step 4"):
         call_command("parser_audit", trajectory.code, "--step", "4")
     with pytest.raises(CommandError, match="no trajectory"):

@@ -47,7 +47,8 @@ class Command(TerminalCommand):
         if one["message"] is None:
             self.stdout.write("  message: the source has none of this reply")
         else:
-            self.stdout.write(f"  message ({one['message_of']}): {_line(one['message'])}")
+            by = f", read with {one['run_reads']}" if one["run_reads"] else ""
+            self.stdout.write(f"  message ({one['message_of']}{by}): {_line(one['message'])}")
         for reading in one["readings"]:
             differs = reading["differs"]
             same = "" if differs is None else "other " + " and ".join(differs) if differs else "as the message"
