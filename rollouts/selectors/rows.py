@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -103,20 +104,20 @@ def row_window(
     chain = record.step_indices
     pieces = [piece for piece in stream_pieces(extents, chain[-1]) if piece.start < stop and piece.stop > start]
     needed = {piece.step_index for piece in pieces}
+    # The steps of the chain that add a token of the window. Each ends behind the one before it.
+    ends = [extents[index].prompt_length + extents[index].completion_length for index in chain]
+    first = bisect_right(ends, start)
+    here = chain[first : bisect_left(ends, stop) + 1]
     # A branch that starts alike: a step of the chain owns no piece of the window, but owns logprobs in it.
-    needed |= {
-        index for index in chain
-        if extents[index].prompt_length < stop
-        and extents[index].prompt_length + extents[index].completion_length > start
-    }  # fmt: skip
+    needed |= {index for index in here if extents[index].prompt_length < stop}
     held = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
     tokens = {step.index: step.tokens for step in steps_with_tokens(held)}
     for piece in pieces:
         array = getattr(tokens[piece.step_index], piece.array)
         a, b = max(piece.start, start), min(piece.stop, stop)
         ids[a - start : b - start] = array[a - piece.start : b - piece.start]
-    end = 0
-    for index in chain:
+    end = ends[first - 1] if first else 0
+    for index in here:
         _, shared_length, prompt_length, completion_length = extents[index]
         a, b = max(end, start), min(prompt_length, stop)
         if b > a:

@@ -124,6 +124,8 @@ function fill(offset) {
   line(list, "loss mask", token.loss_mask ? "1: under the gradient" : "0: not trained");
   if (token.logprob !== null) {
     line(list, "logprob", `${token.logprob.toFixed(4)}  (p = ${probability(token.logprob)})`, "mono");
+  } else if (data.alternatives.some(([start, stop]) => start <= offset && offset < stop)) {
+    line(list, "logprob", "none in this row; what its step told stands below");
   } else {
     line(list, "logprob", token.origin === "sampled" ? "not recorded" : "none: not sampled");
   }
