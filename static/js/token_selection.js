@@ -78,7 +78,15 @@ async function show(range) {
   const words = tokens ? figures(tokens) : `${plural(range[1] - range[0], "token")} · figures of at most 4,096`;
   box.querySelector("output").textContent = words;
   for (const button of box.querySelectorAll("[data-copy-as]")) button.disabled = !tokens && button.dataset.copyAs !== "link";
+  searchFor(box.querySelector("[data-search]"), tokens?.ids ?? []);
   box.hidden = false;
+}
+
+/** The link that searches the run for these ids; a search takes at most 256 of them. */
+function searchFor(link, ids) {
+  if (!link) return;
+  link.hidden = !ids.length || ids.length > 256;
+  link.href = `${link.dataset.search}?by=ids&q=${ids.join("+")}`;
 }
 
 document.addEventListener("tokens:selected", () => show(selected()));

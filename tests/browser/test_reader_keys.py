@@ -317,6 +317,10 @@ def test_a_selection_has_figures_and_is_copied_in_four_ways(open_page, long, mak
     assert names["ids"] == ids and names["loss_mask"] == [0, 0, 1, 1, 1, 1] and names["logprobs"][:2] == [None, None]
     page.keyboard.press("Escape")
     assert bar.is_hidden()
+    page.goto(page.url.partition("?")[0] + f"?view=tokens&t={start}-{start + 6}")
+    bar.locator("[data-search]").click()
+    expect(page.locator(".found-place a >> nth=0")).to_have_text(f"a: row 0, tokens {start} to {start + 5}")
+    assert page.input_value("#search-q") == " ".join(map(str, ids)), "the run is searched for the selected ids"
 
 
 def test_a_comments_on_the_selection_and_it_stands_at_its_range_until_it_is_resolved(open_page, long):
