@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit
+from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit, reason_of
 
 MAX_DEATHS = 2
 """A shard that ends so many processes in which it was read alone is given up."""
@@ -120,8 +120,8 @@ def _result(future: Future[pa.Table]) -> pa.Table | str:
         return future.result()
     except BrokenProcessPool:
         raise
-    except (OSError, ValueError, MemoryError) as error:
-        return str(error) or f"A shard could not be read: {type(error).__name__}."
+    except Exception as error:
+        return reason_of(error)
 
 
 def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
@@ -174,6 +174,6 @@ def _of_ray(ray: Any, reference: Any) -> pa.Table | str:
         found: pa.Table = ray.get(reference)
         return found
     except ray.exceptions.RayTaskError as error:
-        return str(error.cause or error)
+        return reason_of(error.cause or error)
     except ray.exceptions.RayError as error:
         return f"A shard was lost with its node four times ({type(error).__name__}). Audit again: what is done is kept."

@@ -198,6 +198,13 @@ def audit(shard: AuditShard, settings: AuditSettings) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
+def reason_of(error: Exception) -> str:
+    """Why a shard was not read, as a sentence: what :func:`audit` raised."""
+    if isinstance(error, (OSError, ValueError)) and str(error):
+        return str(error)
+    return f"A shard could not be read ({type(error).__name__}: {error}). Audit its files with check to see which one."
+
+
 def _must_be_as_cut(piece: dict[str, Any]) -> None:
     path = Path(piece["path"])
     if not path.is_file():

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.cache import cache
 
 from rollouts.guard.audit_runners import Done, RunnerMissing, Todo
-from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit
+from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit, reason_of
 from rollouts.models import new_code
 from rollouts.tasks.heartbeat import Heartbeat
 from rollouts.work.sending import NO_BROKER
@@ -53,8 +53,8 @@ def _answer(shard: AuditShard, compared: AuditSettings) -> bytes | str:
             return f"{path} does not lie below INSPECTOR_AUDIT_FOLDERS. Name its folder there, and restart the workers."
     try:
         table = audit(shard, compared)
-    except (OSError, ValueError, MemoryError) as error:
-        return str(error) or f"A shard could not be read: {type(error).__name__}."
+    except Exception as error:
+        return reason_of(error)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         writer.write_table(table)

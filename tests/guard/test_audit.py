@@ -121,6 +121,16 @@ def test_a_stopped_audit_goes_on_and_a_changed_file_is_read_again(
     assert set(pq.read_table(tmp_path / "out" / TRAJECTORIES)["training_step"].to_pylist()) == {7}
 
 
+def failing(shard: AuditShard, settings: AuditSettings) -> pa.Table:
+    raise RecursionError("too deep")
+
+
+def test_a_reader_that_fails_costs_its_shard(files: Path) -> None:
+    shards = {str(n): shard for n, shard in enumerate(cut_files([files / "step_9"]).shards)}
+    (found,) = dict(on_processes(shards, PLAIN, 1, failing)).values()
+    assert str(found).startswith("A shard could not be read (RecursionError: too deep).")
+
+
 def dying(shard: AuditShard, settings: AuditSettings) -> pa.Table:
     if "step_9" in shard.pieces[0]["path"]:
         os._exit(9)
