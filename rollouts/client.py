@@ -197,12 +197,13 @@ class Client:
         """Yields the ``trajectories`` or ``runs`` that a text finds, newest first."""
         return self._items("search", {"text": text, "kind": kind}, kind, f"next_{kind}")
 
-    def find(self, q: str, by: str = "text", run: str = "") -> Iterator[dict[str, Any]]:
+    def find(self, q: str, by: str = "text", run: str = "", finding: str = "") -> Iterator[dict[str, Any]]:
         """Yields the places of what is looked for in a run, or in all: ``trajectory``, ``row``, ``start``, ``stop``...
 
-        ``by``: ``text``, ``ids`` (``271 * 151657``), ``regex``, ``metadata`` or ``finding``.
+        ``by``: ``text``, ``ids`` (``271 * 151657``), ``regex``, ``metadata`` or ``finding``. ``finding``: only in
+        trajectories with a finding of this kind.
         """
-        return self._items("search", {"by": by, "q": q, "run": run}, "results", "next_results")
+        return self._items("search", {"by": by, "q": q, "run": run, "finding": finding}, "results", "next_results")
 
     def lanes(self, trajectory: str) -> list[dict[str, Any]]:
         """The lanes of a trajectory whose steps form a tree; none where they form one chain."""

@@ -14,7 +14,7 @@ from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_
 from inspector.search.search_page import SearchBusy, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
-from rollouts.selectors import RunFilters, visible_runs
+from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
 from rollouts.selectors.visible import visible_trajectories
 from rollouts.work.search import PatternRefused, SearchQuestion
 
@@ -34,6 +34,8 @@ class SearchAsked(PartAsked):
     """What is looked for: a text, ids such as `271 * 151657`, an expression, a kind of finding."""
     run: Text = ""
     """Code of the run in which places are searched; empty = all that may be seen."""
+    finding: Text = ""
+    """Only in trajectories with a finding of this kind; without ``q`` the findings themselves are found."""
 
 
 @router.get("/search", response=SearchPart, openapi_extra=extra(422))
@@ -60,7 +62,7 @@ def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
 def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:
     run = the_run(request, asked.run) if asked.run else None
     try:
-        question = SearchQuestion.read(asked.by, asked.q)
+        question = SearchQuestion.read(asked.by, asked.q, TrajectoryFilters(kind=asked.finding))
         found, _ = search_page(request, question, run, asked.cursor, asked.limit)
     except PatternRefused as refusal:
         raise ApiProblem(422, str(refusal), {"q": [str(refusal)]}) from refusal

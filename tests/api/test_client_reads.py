@@ -86,6 +86,12 @@ def test_what_people_say_is_written_and_read(server: Client, make: Maker, tmp_pa
     broken, findings = make.broken("broken")
     server.run = make.run([make.conversation("whole"), broken], [[], findings]).code
     (place, *_) = server.find("84", run=server.run)
+    broken_code = next(server.trajectories(flawed=True))["code"]
+    assert (
+        {one["trajectory"] for one in server.find("84", finding="unclassified")}
+        == {broken_code}
+        != {place["trajectory"]}
+    )
     here, span = place["trajectory"], (place["row"], place["start"], place["stop"])
     assert server.tokens(here, place["row"], start=place["start"], stop=place["stop"])["ids"]
     made = server.comment(here, "Why 84?", *span)
@@ -108,7 +114,6 @@ def test_what_people_say_is_written_and_read(server: Client, make: Maker, tmp_pa
     with pytest.raises(ServerError, match="Write something: the comment is empty") as refused:
         server.comment(here, " ")
     assert refused.value.status == 422
-    broken_code = next(server.trajectories(flawed=True))["code"]
     assert [lane["row"] for lane in server.lanes(broken_code)] == [0, 1] and server.lanes(here) == []
 
 
