@@ -93,7 +93,11 @@ def _totals_text(totals: TrainedTotals) -> str:
         return ""
     trained = f"The rows of this run train {plural(totals.trained, 'token')}."
     if totals.lost is None or totals.foreign is None:
-        return f"{trained} How many sampled tokens they lose is not known: diagnose the run again."
+        what = f" of {plural(totals.unknown, 'trajectory,trajectories')}" if totals.unknown else ""
+        return (
+            f"{trained} How many sampled tokens they lose is not known{what}: too little is recorded, or an older "
+            "version diagnosed it. Then diagnose the run again."
+        )
     lost = f"They lose {totals.lost:,} of {plural(totals.sampled, 'sampled token')}"
     others = f", and train {plural(totals.foreign, 'token')} not as sampled" if totals.foreign else ""
     return f"{trained} {lost}{others}."

@@ -69,6 +69,8 @@ class TrainedTotals:
     trained: int
     lost: int | None
     """Sampled, and trained in no row as they were sampled. None = not known of some trajectory."""
+    unknown: int = 0
+    """Trajectories of which it is not known what their rows lose."""
 
     @property
     def foreign(self) -> int | None:
@@ -159,8 +161,7 @@ def run_totals(run: Run) -> TrainedTotals:
         sampled=Sum("n_sampled", default=0), trained=Sum("n_trained", default=0), lost=Sum("n_lost", default=0),
         unknown=Count("pk", filter=Q(n_lost=None)),
     )  # fmt: skip
-    unknown = sums.pop("unknown")
-    return TrainedTotals(**sums | {"lost": None} if unknown else sums)
+    return TrainedTotals(**sums | {"lost": None} if sums["unknown"] else sums)
 
 
 def run_kinds(run: Run) -> list[KindCost]:

@@ -163,7 +163,7 @@ def test_every_page_says_the_same_number(
         assert summary["finding_tokens"][line["kind"]] == total["trained_tokens_lost"] + total["trained_tokens_wrong"]
         assert summary["finding_one_row"][line["kind"]] == total["lost_in_one_row"]
     n_sampled = sum(record.n_sampled for record in records if record.n_steps)
-    assert cost_page["totals"] == {"sampled": n_sampled, "trained": n_sampled, "lost": 0, "foreign": 0}
+    assert cost_page["totals"] == {"sampled": n_sampled, "trained": n_sampled, "lost": 0, "unknown": 0, "foreign": 0}
 
 
 def _same(finding: dict[str, Any], card: dict[str, Any]) -> bool:

@@ -122,6 +122,7 @@ def test_a_newcomer_presses_once_and_sees_each_fault_with_what_it_does(
     assert after["run"] == run.code and after["clean"]
     for one in after["entries"]:
         assert one["url"] in page and one["evidence"] and escape(one["consequence"]) in page, one["kind"]
+    assert "they lose is not known of 1 trajectory" in web.get(f"/runs/{run.code}/cost").content.decode()
     assert page.index('id="boundary_merge"') < page.index('id="duplicate_call"'), "errors stand before warnings"
     for name in ("branch", "sub_agent", "compaction", "mixed_policy_versions"):  # a note too is opened at
         found = web.get(web.get(f"/gallery/{name}").url + ".json").json()

@@ -42,7 +42,7 @@ def test_cost_adds_up_by_kind_step_and_place(web: Client) -> None:
     assert kinds["history_rewritten"]["lost_percent"] == "62.5 %"  # of the 16 sampled
     assert kinds["history_rewritten"]["wrong_percent"] == ""
     assert kinds["history_rewritten"]["lost_in_one_row"] == 6
-    assert body["totals"] == {"sampled": 16, "trained": 16, "lost": 0, "foreign": 0}
+    assert body["totals"] == {"sampled": 16, "trained": 16, "lost": 0, "unknown": 0, "foreign": 0}
     held = StoredFinding.objects.filter(run=run, kind="history_rewritten").first()
     StoredFinding.objects.filter(pk=held.pk).update(trained_tokens_lost=None)
     (unsure,) = (one for one in web.get(f"/runs/{run.code}/cost.json").json()["kinds"] if one["lost_in_one_row"])
