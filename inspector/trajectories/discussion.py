@@ -89,7 +89,7 @@ class Discussion:
     may_comment: bool
     """The reader may write one, resolve any, and mute findings."""
     seen: bool | None = None
-    """The reader has marked the trajectory as seen; None for the visitor of a share link."""
+    """The reader has marked the trajectory as seen; None for the visitor of a share link, and in a part of a page."""
     muted: list[MutedValues] = field(default_factory=list)
     """The rules that mute kinds of findings in its run."""
 
@@ -102,21 +102,25 @@ class Discussion:
         return [one for one in self.comments or [] if one.resolved_at is not None]
 
 
-def discussion_of(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
-    """What people say of the trajectory of a page. Three queries for a request, one for the visitor of a share link."""
+def discussion_of(request: HttpRequest, trajectory: StoredTrajectory, is_part: bool = False) -> Discussion:
+    """What people say of the trajectory of a page. Three queries for a request, one for the visitor of a share link.
+
+    ``is_part``: of a part of the page, where nobody sees whether it is marked as seen; a query less.
+    """
     if not hasattr(request, "discussion"):
-        request.discussion = _read(request, trajectory)  # type: ignore[attr-defined]
+        request.discussion = _read(request, trajectory, is_part)  # type: ignore[attr-defined]
     return request.discussion  # type: ignore[attr-defined, no-any-return]
 
 
-def _read(request: HttpRequest, trajectory: StoredTrajectory) -> Discussion:
+def _read(request: HttpRequest, trajectory: StoredTrajectory, is_part: bool) -> Discussion:
     muted = muted_values(request, trajectory.run)
     reader = reader_of(request)
     if reader is None:
         return Discussion(None, False, None, muted)
     held = comments_of(trajectory)
     may_comment = access(request).may(trajectory.run.project_id, Role.MEMBER)
-    return Discussion([CommentValues.of(one, request) for one in held], may_comment, is_seen(trajectory, reader), muted)
+    seen = None if is_part else is_seen(trajectory, reader)
+    return Discussion([CommentValues.of(one, request) for one in held], may_comment, seen, muted)
 
 
 def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajectory) -> str:

@@ -83,18 +83,24 @@ def conditional(view: View) -> View:
     return wrapped
 
 
+def _part(request: HttpRequest) -> PagePart:
+    return next((part for part in PagePart if is_fragment(request, part)), PagePart.PAGE)
+
+
 def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
     user = getattr(request, "user", None)
     run = trajectory.run
+    is_part = _part(request) != PagePart.PAGE  # it names no project
     parts = (
         # The addresses of style sheets and scripts hold their hashes.
         PAGE_VERSION, getattr(staticfiles_storage, "manifest_hash", ""),
         trajectory.pk, fingerprint(trajectory), run.n_trajectories, run.n_finished, run.name,
         run.tokenizer_id, run.chat_template_id, sorted(run.finding_counts.items()), trajectory.worst_severity,
-        trajectory.checks, discussion_of(request, trajectory),
+        trajectory.checks, discussion_of(request, trajectory, is_part),
         request.get_full_path(), request.COOKIES.get("theme", ""),
         # What a role may do, and whether a page names its project.
-        user.pk if user is not None else "", role_of(request), sees_several_projects(request), run.project_id,
+        user.pk if user is not None else "", role_of(request), run.project_id,
+        not is_part and sees_several_projects(request),
         getattr(getattr(request, "share", None), "pk", ""), request.headers.get("HX-Request", ""),
         request.headers.get("HX-Target", ""),
         # Forms carry a token of the CSRF secret, and belong to one session.
@@ -118,9 +124,9 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     if "have" in request.GET and request.GET["have"] == fingerprint(trajectory):
         # The live page asks every two seconds. Without a change there is nothing to swap.
         return HttpResponse(status=204)
-    part = next((part for part in PagePart if is_fragment(request, part)), PagePart.PAGE)
+    part = _part(request)
     found = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=not part.has_map)
-    discussion = discussion_of(request, trajectory)
+    discussion = discussion_of(request, trajectory, part != PagePart.PAGE)
     if wants_json(request):
         return json_page(tokens_page.trajectory_page(trajectory, found, discussion))
     if part != PagePart.PAGE:

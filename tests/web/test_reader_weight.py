@@ -50,8 +50,8 @@ def test_another_window_reads_its_own_turns_and_leaves_the_map(
     stored = make.run([make.conversation("a", turns=90, size=100)]).trajectories.get()
     address = reverse("trajectory", args=[stored.code]) + f"?view=tokens&w={WINDOW}"
     reader = web.get(address, headers=READER).content.decode()
-    # Session, user, trajectory, roles, rows, steps, messages, comments, seen, muted kinds, arrays.
-    with django_assert_max_num_queries(11) as queries:
+    # Session, user, trajectory, roles, rows, steps, messages, comments, muted kinds, arrays.
+    with django_assert_max_num_queries(10) as queries:
         window = web.get(address, headers=WINDOW_ALONE).content.decode()
     (messages,) = [query["sql"] for query in queries if 'AS "messages_shared"' in query["sql"]]
     assert 0 < messages.split(" IN (")[1].split(")")[0].count(",") < 60
