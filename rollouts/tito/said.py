@@ -120,8 +120,9 @@ def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
-        for name in ("name", "arguments") if isinstance(function, Mapping) else ():
-            if isinstance(text := function.get(name), str) and (text := text.strip()):
+        held = function if isinstance(function, Mapping) else {}
+        for name in ("name", "arguments"):
+            if isinstance(text := held.get(name), str) and (text := text.strip()):
                 yield text
 
 
