@@ -149,9 +149,9 @@ class ImportForm(PlainForm):
         max_length=MAX_PATTERN,
         required=False,
         strip=False,
-        label="… or where a file's name has it",
+        label="Training step in the file names",
         widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
-        help_text="Optional: a regular expression with one group, such as epoch_([0-9]+).",
+        help_text="Optional: a regular expression with one group that finds it, such as epoch_([0-9]+).",
     )
 
     def __init__(self, project: Project, data: Any = None, files: Any = None) -> None:
