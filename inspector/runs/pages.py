@@ -173,6 +173,8 @@ class RunsPage(Page):
     """What ``after`` takes for the following part; None on the last."""
     totals: RunTotals
     """Over all runs that pass the filter."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
 
 
 @dataclass(frozen=True)

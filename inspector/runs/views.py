@@ -43,7 +43,13 @@ MAX_TAGS = 200
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """Runs, newest first. `?text=`, `?status=`, `?kind=`, `?project=`, `?tag=` filter; `?after=`: `next` of a part."""
-    asked = {name: request.GET.get(name, "")[:200] for name in ("text", "status", "kind", "project", "tag", "after")}
+    names = ("text", "status", "kind", "project", "tag", "after")
+    asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in names}
+    notices = []
+    for name, known in (("status", Run.Status.values), ("kind", Run.Kind.values)):
+        if asked[name] and asked[name] not in known:
+            notices.append(f"There is no {name} “{asked[name][:40]}”; it was left out. Known: {', '.join(known)}.")
+            asked[name] = ""
     filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"], asked["tag"])
     try:
         part = selectors.visible_runs(access(request), filters, asked["after"], RUNS_PER_PAGE)
@@ -67,6 +73,7 @@ def index(request: HttpRequest) -> HttpResponse:
         ],
         next=part.next or None,
         totals=selectors.total_runs(access(request), filters),
+        notices=notices,
     )
     filtered = any(asked[name] for name in ("text", "status", "kind", "project", "tag"))
     live = any(is_active(run) for run in shown)

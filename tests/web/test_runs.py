@@ -96,7 +96,14 @@ def test_the_list_is_filtered_by_text_status_and_kind(web: Client) -> None:
     assert [run["name"] for run in web.get("/runs.json?text=ALPH").json()["runs"]] == ["alpha"]
     assert [run["name"] for run in web.get("/runs.json?status=queued").json()["runs"]] == ["beta"]
     assert [run["name"] for run in web.get("/runs.json?kind=launch").json()["runs"]] == ["beta"]
-    assert len(web.get("/runs.json?status=nonsense&kind=%00&after=nothing").json()["runs"]) == 2
+    odd = web.get("/runs.json?status=nonsense&kind=%00&after=nothing").json()
+    assert len(odd["runs"]) == 2 and [said.split(";")[0] for said in odd["notices"]] == [
+        "There is no status “nonsense”"
+    ]
+    page = one_line(web.get("/?status=nonsense"))
+    assert (
+        "There is no status “nonsense”; it was left out. Known: queued" in page and "that pass the filter" not in page
+    )
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
