@@ -49,6 +49,18 @@ def _character(match: re.Match[str]) -> str:
     return f"<bdi class=c data-x={ord(char):04X}>{char}</bdi>"
 
 
+# UTF-8 of Hebrew, Arabic and the other scripts that run from right to left.
+_RIGHT_TO_LEFT = re.compile(
+    rb"\xd6[\x90-\xbf]|[\xd7-\xdf][\x80-\xbf]|\xe0[\xa0-\xa3]|\xef(?:\xac[\x9d-\xbf]|[\xad-\xb7\xb9-\xbb])"
+    rb"|\xf0(?:\x90[\xa0-\xbf]|\x9e[\xa0-\xbb])"
+)
+
+
+def runs_right_to_left(data: bytes) -> bool:
+    """Whether some of the text runs from right to left."""
+    return _RIGHT_TO_LEFT.search(data) is not None
+
+
 def text_html(text: str, spaces: bool = False) -> str:
     """Escaped text with glyphs beside invisible characters. ``spaces``: also mark U+0020."""
     escaped = (_TOKEN_CHARACTERS if spaces else _RUN_CHARACTERS).sub(_character, text)

@@ -26,7 +26,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
-from inspector.html.text import bytes_text_html, split_fragments, text_html, visible_text
+from inspector.html.text import bytes_text_html, runs_right_to_left, split_fragments, text_html, visible_text
 from rollouts.tito.trajectory import Origin
 from rollouts.tokenizers import ByteTable
 
@@ -302,6 +302,10 @@ class TokenPainter:
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token. False without a tokenizer."""
         return bool(self.special(np.array([token_id]))[0])
+
+    def runs_right_to_left(self, ids: NDArray[np.int32]) -> bool:
+        """Whether some of the text of ids ``[n]`` runs from right to left. False without a tokenizer."""
+        return self.table is not None and runs_right_to_left(self.table.join(ids))
 
     def _draw_split(self, keys: list[int], drawn: list[Any]) -> None:
         """Fill the gaps in ``drawn``: neighbouring tokens of a split character are drawn and kept together."""

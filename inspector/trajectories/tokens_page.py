@@ -327,6 +327,8 @@ def trajectory_html(
         # What is drawn over the tokens beside the lens, for the legend.
         "has_gaps": any(gap != said.get(at) for at, gap in marks.gaps.items()),
         "has_comments": bool(said),
+        # Each token is a box of its own there, and boxes stand from left to right.
+        "mixes_directions": place.view == View.TOKENS and painter.runs_right_to_left(shown.ids),
         "has_foreign": any(section.n_foreign for section in reader.sections),
         "card_url": f"{own}/card.json{window_query}",
         "alternatives_url": f"{own}/alternatives.json?row={place.row}",

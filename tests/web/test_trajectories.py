@@ -94,6 +94,17 @@ def test_the_pane_holds_the_whole_row_and_hostile_text_stays_text(make, reader, 
     assert all(script.get("src", "").startswith("/static/") for script in pane.scripts)
 
 
+def test_text_that_runs_from_right_to_left_has_a_note_where_tokens_are_boxes(make, reader):
+    value = make.conversation("a")
+    arabic = replace(value.steps[0], completion_ids=make.ids("سلام"), logprobs=None)
+    stored = only(make.run([replace(value, steps=(arabic,))]))
+    note = "runs from right to left"
+    assert note in page_text(reader.get(url(stored, "?view=tokens")))
+    assert note not in page_text(reader.get(url(stored, "?view=runs")))
+    stored = only(make.run([value]))
+    assert note not in page_text(reader.get(url(stored, "?view=tokens")))
+
+
 def test_turns_have_their_roles_ranges_and_trained_tokens(make, reader):
     stored = only(make.run([make.conversation("a", turns=2)]))
     report = reader.get(url(stored) + ".json").json()

@@ -1,6 +1,7 @@
 """Token HTML: hostile text stays text, bytes stay bytes, and the copy of a page is what was sampled."""
 
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inspector.html.text import characters, split_fragments, text_html
+from inspector.html.text import characters, runs_right_to_left, split_fragments, text_html
 from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, Tokens, gap_html, logprob_classes
 from inspector.trajectories.finding_marks import DiffIds, row_marks
 from inspector.trajectories.place import PagePlace
@@ -120,6 +121,19 @@ def test_a_script_in_a_token_is_text():
 def test_a_bidi_override_is_isolated_and_named():
     html = TokenPainter(Table()).window(tokens([259]))
     assert "<bdi class=c data-x=202E>\u202e</bdi>evil" in html
+
+
+def test_text_that_runs_from_right_to_left_is_known():
+    wrong = []
+    for code in range(0x110000):
+        kind = unicodedata.bidirectional(letter := chr(code))
+        if kind in ("R", "AL", "L") and not 0xD800 <= code < 0xE000 and code != 0x200F:  # a mark without a letter
+            wrong += [letter] * (runs_right_to_left(letter.encode()) != (kind != "L"))
+    assert not wrong, "of all letters of Unicode"
+    painter = TokenPainter(Table())
+    assert painter.runs_right_to_left(ids_array([97, *"م".encode()]))  # its two bytes are two tokens
+    assert not painter.runs_right_to_left(ids_array([97, 98]))
+    assert not TokenPainter(None).runs_right_to_left(ids_array([97]))
 
 
 def test_a_split_character_is_bracketed_and_its_bytes_are_shown():
