@@ -15,8 +15,8 @@ import pytest
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the settings ``tito_*``."""
-    parser.addini("tito_files", "patterns of rollout files, from the root; each is a test", type="linelist")
-    parser.addini("tito_locks", "patterns of lock files of chat templates; each template is a test", type="linelist")
+    parser.addini("tito_files", "patterns of rollout files, from the root, by white space; each is a test", type="args")
+    parser.addini("tito_locks", "patterns of lock files of chat templates; each template is a test", type="args")
     parser.addini("tito_tokenizer", "the folder of the tokenizer, from the root", default="")
     parser.addini("tito_fail_on", "what fails a file: as --fail-on of rollout-inspector check", default="error")
 

@@ -23,6 +23,7 @@ VERSION = 1
 """The version of the JSON report."""
 MAX_TEXT = 10
 """Findings of one kind that reports for people print. The JSON report holds more."""
+OPENED = "To see the tokens: rollout-inspector serve, then import the file, or rollout-inspector push FILE."
 MAX_CELL = 300
 """Characters of a text in a table of Markdown."""
 _LEVEL = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -117,7 +118,8 @@ def as_text(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         lines += [f"  {sentence}" for sentence in checked.lacks]
     if verdict.accepted:
         lines += ["", "Allowed:", *(f"  {one}" for one in verdict.accepted)]
-    return "\n".join([*lines, "", _outcome(verdict), ""])
+    opened = ["", OPENED] if checked.found and checked.formats else []
+    return "\n".join([*lines, *opened, "", _outcome(verdict), ""])
 
 
 def _unread_text(file: str, line: int | None) -> str:
@@ -349,6 +351,7 @@ def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
             )
         lines += ["", "What to do:", ""]
         lines += [f"* `{kind}`: {KINDS[kind].remedy}" for kind, _ in checked.sorted_kinds() if kind in KINDS]
+        lines += ["", OPENED]
     if checked.unread:
         lines += ["", "Not read:", ""]
         lines += [

@@ -77,7 +77,7 @@ def test_a_template_is_safe_or_says_why(tiny_tokenizer: Path, tmp_path: Path) ->
 
 
 def test_the_plugin_makes_tests_of_files_and_locks(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntito_files = data/*.jsonl\ntito_locks = *.lock\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntito_files = data/c*.jsonl data/b*.jsonl\ntito_locks = *.lock\n")
     data = tmp_path / "data"
     data.mkdir()
     (data / "clean.jsonl").write_text(lines_of(CLEAN))

@@ -62,6 +62,7 @@ def test_an_error_fails_and_names_its_place(broken: Path, capsys: pytest.Capture
     said = capsys.readouterr().out
     assert f"{broken}:2: observation_trained, row 0" in said
     assert "Remedy:" in said and "Cost:" in said and "Failed by observation_trained." in said
+    assert "rollout-inspector push FILE" in said  # all that is found opens in the browser
 
 
 @pytest.mark.parametrize(

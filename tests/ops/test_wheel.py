@@ -145,6 +145,43 @@ def test_check_runs_from_the_wheel_with_a_real_tokenizer(installed: Path, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    """Each does its work, or says in a sentence what it lacks: none needs a package of the server."""
+    program = installed / "bin/rollout-inspector"
+    (tmp_path / "calls.jsonl").write_bytes(BUNDLE.read_bytes())
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
+    )
+    for status, words, *arguments in (
+        (0, "Locked chat.jinja", "lock", "chat.jinja", "-o", "templates.lock"),
+        (0, "Passed", "template", "--lock", "templates.lock"),
+        (0, "passes the check", "mend", "calls.jsonl", "-o", "mended.jsonl"),
+        (0, "Passed", "check", "mended.jsonl"),
+        (0, "Findings: ", "audit", "calls.jsonl", "--output", "audit", "--processes", "1"),
+        (2, "--url", "push", "calls.jsonl"),
+        (2, "--url", "watch", "."),
+        (2, "rollout-inspector[mcp]", "mcp", "--url", "http://127.0.0.1:1", "--token", "t"),
+        (0, "rollout-inspector 0.", "--version"),
+    ):
+        ended = call(program, *arguments, cwd=tmp_path)
+        assert ended.returncode == status, (arguments, ended.stdout, ended.stderr)
+        assert words in ended.stdout + ended.stderr and "Traceback" not in ended.stderr
+
+
+_IMPORTS_THE_GUARD = """
+import time
+start = time.process_time()
+import rollouts.guard
+print(time.process_time() - start)
+"""
+
+
+def test_the_guard_costs_a_trainer_no_time_to_import(installed: Path, tmp_path: Path) -> None:
+    """Processor seconds: the clock says little on a machine that others use too."""
+    ended = call(installed / "bin/python", "-c", _IMPORTS_THE_GUARD, cwd=tmp_path)
+    assert float(ended.stdout) < 0.3
+
+
 def test_serve_without_its_extra_says_which_one_in_one_sentence(installed: Path, tmp_path: Path) -> None:
     ended = call(installed / "bin/rollout-inspector", "serve", cwd=tmp_path)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
