@@ -13,7 +13,7 @@ POSTGRES ?= $(or $(INSPECTOR_TEST_POSTGRES),postgres://postgres@127.0.0.1:5432/p
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: run test lint format bench clean screenshots gpu-proof writers-newest
+.PHONY: run test lint format bench clean screenshots case-studies gpu-proof writers-newest
 .DEFAULT_GOAL := run
 
 $(BIN)/python:
@@ -76,6 +76,9 @@ bench: $(VENV)/.installed-dev
 
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.browser.screenshots
+
+case-studies: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.browser.case_studies
 
 # A worker with a GPU has an environment of its own, because vLLM decides what is in it. Where there is no GPU nothing is
 # installed, and the recipe ends with 2.

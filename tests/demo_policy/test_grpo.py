@@ -95,6 +95,10 @@ def test_another_temperature_of_the_trainer_is_there_from_the_first_step() -> No
     assert steps(1, trainer_temperature=0.8)[0].gap > 0.01
 
 
+def test_a_sampler_in_bfloat16_opens_a_small_gap_of_its_own() -> None:
+    assert 1e-4 < steps(1, sampler_dtype="bfloat16")[0].gap < 0.05
+
+
 def test_rows_that_are_encoded_again_hold_the_sampled_values_in_order() -> None:
     (made,) = steps(1, strategy="retokenize")
     for one in made.trajectories:
@@ -122,7 +126,10 @@ def test_the_command_writes_a_file_of_each_step(tmp_path: Path) -> None:
         ((), "Say where the steps go"),
         (("--output", "x", "--groups", "0"), "--groups must be at least 1"),
         (("--output", "x", "--repeated", "9"), "from 0 to --groups"),
-        (("--output", "x", "--temperature", "0"), "--temperature must be above 0"),
+        (("--output", "x", "--temperature", "0"), "--temperature must be a number above 0"),
+        (("--output", "x", "--trainer-temperature", "nan"), "--trainer-temperature must be a number above 0"),
+        (("--output", "x", "--rate", "inf"), "--rate must be a number above 0"),
+        (("--output", __file__), "cannot be made: File exists"),
         (("--output", "x", "--deliver-every", "-1"), "--deliver-every must be at least 0"),
     ],
 )

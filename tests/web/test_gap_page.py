@@ -145,6 +145,8 @@ def test_a_worker_reads_the_gap_and_the_page_shows_it(
     assert all(cause["evidence"].replace("'", "&#x27;") in body for cause in said["report"]["causes"])
     worst = said["report"]["worst"][0]
     assert f"/trajectories/{worst['trajectory']}?row={worst['row']}&amp;view=tokens" in body
+    places = body.count("&amp;view=tokens&amp;t=") - len(said["report"]["causes"])
+    assert places == len(said["report"]["worst"]) == 50 and "Importance ratio, mean" in body
     assert "16 trajectories read" in web.get(f"/runs/{run.code}").content.decode()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from argparse import ArgumentParser
 from pathlib import Path
@@ -81,7 +82,10 @@ class Command(TerminalCommand):
         )  # fmt: skip
         server = Client(url, options["token"] or os.environ.get("ROLLOUT_INSPECTOR_TOKEN", "")) if url else None
         if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
+            try:
+                output.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CommandError(f"The folder {output} cannot be made: {error.strerror}.") from error
         try:
             if server is not None:
                 self._say(f"Run {server.create_run(options['name'])} on {url}.")
@@ -107,9 +111,9 @@ def _refused(options: dict[str, Any]) -> str:
             return f"--{name.replace('_', '-')} must be at least 1."
     if not 0 <= options["repeated"] <= options["groups"]:
         return "--repeated is a number of the prompts of a step, from 0 to --groups."
-    if options["deliver_every"] < 0 or options["rate"] <= 0:
-        return "--deliver-every must be at least 0, and --rate above 0."
-    for name in ("temperature", "trainer_temperature"):
-        if options[name] is not None and options[name] <= 0:
-            return f"--{name.replace('_', '-')} must be above 0."
+    if options["deliver_every"] < 0:
+        return "--deliver-every must be at least 0."
+    for name in ("rate", "temperature", "trainer_temperature"):
+        if options[name] is not None and not 0 < options[name] < math.inf:
+            return f"--{name.replace('_', '-')} must be a number above 0."
     return ""

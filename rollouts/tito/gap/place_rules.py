@@ -95,10 +95,10 @@ def _columns_shifted(case: CauseCase) -> None:
 def _fitting_rows(
     tokens: GapTokens, use: NDArray[np.int64], lag: int, least: float, n_least: int, share: float
 ) -> tuple[Mask, float]:
-    """The rows ``[R]`` in which d goes to a quarter when the trainer's column is moved by ``lag``, in this share of the
-    pairs of tokens that show at least ``least``; and the mean absolute d that is then left there.
+    """The rows ``[R]`` where moving the trainer's column by ``lag`` explains d, and the mean that is then left there.
 
-    ``use``: places to look at ``[n]``. A row needs ``n_least`` such pairs.
+    d has to fall to a quarter in this share of the pairs of tokens that show at least ``least``. A row needs
+    ``n_least`` such pairs. ``use``: places to look at ``[n]``.
     """
     step = abs(lag)
     left, right = use[:-step], use[step:]

@@ -128,8 +128,10 @@ class GapTokens:
 
     @cached_property
     def lag(self) -> Ints:
-        """``[N]``: versions between that of the token and the newest one that was seen up to the training step of its
-        row, or in its row where no step is recorded; -1 = not recorded."""
+        """``[N]``: by how many versions the token is older than the newest one; -1 = not recorded.
+
+        The newest one is that of the rows up to the same training step. Without steps it is that of the row.
+        """
         newest, steps = self.newest, self.step_of_row
         if len(steps) and steps.min() >= 0:
             _, of = np.unique(steps, return_inverse=True)
