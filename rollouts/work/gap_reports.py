@@ -50,8 +50,8 @@ def why_no_gap(run: Run) -> str:
     if run.trajectories.exclude(gap=None).exists():
         return ""
     return (
-        "No row of this run has log-probabilities of both sampler and trainer. The trainer's are read from a column "
-        "such as prev_logprobs, trainer_logprobs or old_log_probs."
+        "No row of this run has log-probabilities of both sampler and trainer, each as long as its ids. The trainer's "
+        "are read from a column such as prev_logprobs, trainer_logprobs or old_log_probs."
     )
 
 
@@ -82,6 +82,10 @@ def read_gap(
     collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None)
     records = finished_trajectories(run)
     if not trainer:
+        if without := records.filter(gap__isnull=True).count():
+            who = "1 trajectory has" if without == 1 else f"{without:,} trajectories have"
+            what = "no row with log-probabilities of both sides, each as long as its ids"
+            notes.append(f"{who} {what}; nothing is compared there.")
         records = records.exclude(gap=None)
     trained = records.order_by().aggregate(n=Sum("n_trained", default=0))["n"]
     every = max(1, math.ceil(trained / MAX_TOKENS))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
@@ -115,6 +117,24 @@ def test_a_run_without_a_side_says_which_column_is_missing(web: Client) -> None:
     assert said.status_code == 422 and "such as prev_logprobs" in said.json()["error"] and not Job.objects.exists()
     with pytest.raises(CommandError, match="There is no run with the code 'none'"):
         printed("none")
+
+
+def test_columns_of_another_length_are_not_compared_and_the_report_says_how_many() -> None:
+    run = services.create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
+    made = [value for value, _ in gap_runs.trajectories(gap_runs.ToyRun(0, steps=1, groups=1).rows())]
+    assert len(made) == 4
+    for n in (0, 1):
+        (row,) = made[n].rows
+        made[n] = replace(
+            made[n], rows=(replace(row, columns={"trainer_logprobs": row.ids[n:].astype(np.float32)[:-1]}),)
+        )
+    (row,) = made[2].rows
+    made[2] = replace(made[2], rows=(row, replace(row, logprobs=row.ids[:-1].astype(np.float32))))
+    save(run, made)
+    said = printed(run.code)
+    assert "2 trajectories have no row with log-probabilities of both sides, each as long as its ids" in said
+    assert "1 row lacks a side or holds it in another length, and is not compared." in said
+    assert json.loads(printed(run.code, "--json"))["rows"] == 2
 
 
 @pytest.fixture

@@ -44,6 +44,11 @@ class Command(TerminalCommand):
             f"{report['tokens']:,} tokens: mean {report['mean_abs']:.4g}, 99th percentile {report['p99']:.4g}, "
             f"largest {report['largest']:.4g}, k3 {report['k3']:.4g}"
         )
+        if without := report["rows_without"]:
+            rows = "1 row lacks a side or holds it" if without == 1 else f"{without:,} rows lack a side or hold it"
+            self.stdout.write(f"{rows} in another length, and {'is' if without == 1 else 'are'} not compared.")
+        for note in report["notes"]:
+            self.stdout.write(note)
         for cause in report["causes"]:
             since = "" if cause["from_step"] is None else f", since training step {cause['from_step']:,}"
             self.stdout.write(f"{CAUSES[cause['cause']].title}{since}: {cause['evidence']}")

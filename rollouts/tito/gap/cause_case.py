@@ -50,8 +50,7 @@ class CauseCase:
     def name(self, cause: str, where: Mask, evidence: str, from_step: int | None = None) -> None:
         """Name a cause that explains the tokens ``where``."""
         tokens = self.tokens
-        rows = np.unique(tokens.row[where])
-        steps = tokens.step_of_row[rows]
+        steps = tokens.step_of_row[tokens.per_row(where) > 0]
         first = from_step if from_step is not None else (int(steps.min()) if len(steps) and steps.min() >= 0 else None)
         worst = int(np.argmax(np.where(where, tokens.size, -1)))
         self.causes.append(Cause(cause, evidence, first, int(where.sum()), worst))

@@ -177,11 +177,9 @@ def _near_context_limit(case: CauseCase) -> None:
     for part in (32, 16, 8):
         window = max(MIN_TOKENS, limit // part)
         near = case.left & (tokens.offset >= limit - window)
-        rows = np.unique(tokens.row[near])
-        if near.sum() < MIN_TOKENS or len(rows) < (1 if known else 3):
+        of_rows = tokens.per_row(near) > 0
+        if near.sum() < MIN_TOKENS or of_rows.sum() < (1 if known else 3):
             continue
-        of_rows = np.zeros(len(tokens.rows), np.bool_)
-        of_rows[rows] = True
         rest = case.left & ~near
         same = rest & of_rows[tokens.row]
         mean, others, before = case.mean(near), case.mean(rest), case.mean(same)
