@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from django.db.models import Count, Max, Min, OuterRef, Q, Subquery, Sum
 
 from rollouts.models import PolicyVersionFigures, Run, StoredFinding, StoredStep, StoredTrajectory
 from rollouts.selectors.runs import NOT_INFO
-from rollouts.selectors.training_steps import TRUNCATED, FiguresLine, figures_by
+from rollouts.selectors.training_steps import PARAMETERS, TRUNCATED, FiguresLine, figures_by
+from rollouts.tito.batches import batched
 
 MAX_VERSIONS = 5_000
 """Versions of a run that are counted. A source that writes another one for each trajectory has no versions."""
@@ -27,25 +28,27 @@ def _version(trajectory: str) -> Subquery:
     return Subquery(first.values("policy_version")[:1])
 
 
-def versions_of(run: Run, after: int = 0, to: int | None = None) -> set[str]:
-    """The versions of the trajectories whose keys are above ``after`` and up to ``to`` (None = the last). One query.
+def versions_of(run: Run, keys: Sequence[int] | None = None) -> set[str]:
+    """The versions of some trajectories of a run; None = of all, and no more than can be counted.
 
-    No more than can be counted.
+    One query, or one for each :data:`PARAMETERS` trajectories.
     """
-    held = StoredStep.objects.filter(trajectory__run=run, trajectory__gt=after, index=0).exclude(policy_version="")
-    if to is not None:
-        held = held.filter(trajectory__lte=to)
-    return set(held.order_by().values_list("policy_version", flat=True).distinct()[: MAX_VERSIONS + 1])
+    found = StoredStep.objects.filter(index=0).exclude(policy_version="").order_by()
+    if keys is None:
+        held = found.filter(trajectory__run=run).values_list("policy_version", flat=True).distinct()
+        return set(held[: MAX_VERSIONS + 1])
+    return {
+        version
+        for part in batched(keys, PARAMETERS)
+        for version in found.filter(trajectory__in=part).values_list("policy_version", flat=True).distinct()
+    }
 
 
-def first_place_of(run: Run, versions: Collection[str], after: int, to: int) -> int:
-    """The first position in the run of a trajectory of these versions, as far as is stored, or of these keys.
-
-    Two queries.
-    """
-    counted = PolicyVersionFigures.objects.filter(run=run, version__in=list(versions)).aggregate(n=Min("first_index"))
-    new = StoredTrajectory.objects.filter(run=run, pk__gt=after, pk__lte=to).aggregate(n=Min("index"))
-    return min((n for n in (counted["n"], new["n"]) if n is not None), default=0)
+def first_place_of(run: Run, versions: Collection[str]) -> int | None:
+    """The first position in the run of a trajectory of these versions, as far as is counted. One query."""
+    counted = PolicyVersionFigures.objects.filter(run=run, version__in=list(versions))
+    found: int | None = counted.aggregate(n=Min("first_index"))["n"]
+    return found
 
 
 def count_policy_versions(

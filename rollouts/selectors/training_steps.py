@@ -158,11 +158,14 @@ def without_training_step(run: Run) -> int:
     return max(run.n_trajectories - int(counted["n"]), 0)
 
 
-def steps_of(run: Run, after: int, to: int) -> set[int]:
-    """The training steps of the trajectories whose keys are above ``after`` and up to ``to``. One query."""
-    held = StoredTrajectory.objects.filter(run=run, pk__gt=after, pk__lte=to, training_step__isnull=False)
-    found = held.order_by().values_list("training_step", flat=True).distinct()
-    return {step for step in found if step is not None}
+def stored_after(run: Run, key: int) -> QuerySet[StoredTrajectory]:
+    """The trajectories of a pushed run that were stored after the one with this key, in that order.
+
+    Keys and positions of a pushed run grow together, and an index leads to positions. One query, and one later.
+    """
+    last = StoredTrajectory.objects.filter(pk=key, run=run).values_list("index", flat=True).first() if key else None
+    found = StoredTrajectory.objects.filter(run=run, pk__gt=key).order_by("index")
+    return found if last is None else found.filter(index__gt=last)
 
 
 @dataclass(frozen=True, kw_only=True)

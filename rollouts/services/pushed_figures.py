@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from rollouts.models import PushedFigures, Run
 from rollouts.selectors.policy_versions import first_place_of, versions_of
-from rollouts.selectors.training_steps import steps_of
+from rollouts.selectors.training_steps import stored_after
 from rollouts.services.policy_versions import take_policy_versions
 from rollouts.services.pushed import DIAGNOSED_TO
 from rollouts.services.training_steps import take_training_steps
@@ -56,10 +56,13 @@ def _count(held: PushedFigures) -> bool:
         return False
     run = Run.objects.get(pk=held.run_id)
     to = int(run.settings.get(DIAGNOSED_TO, 0))
-    if steps := steps_of(run, held.counted_to, to):
+    new = stored_after(run, held.counted_to).filter(pk__lte=to).values_list("pk", "index", "training_step")
+    keys, places, found = zip(*new, strict=True) if new else ((), (), ())
+    if steps := {step for step in found if step is not None}:
         take_training_steps(run, steps)
-    if versions := versions_of(run, held.counted_to, to):
-        first = first_place_of(run, versions, held.counted_to, to)
+    if versions := versions_of(run, keys):
+        counted = first_place_of(run, versions)
+        first = min(places) if counted is None else min(counted, *places)
         if run.n_trajectories - first <= MAX_PLACES:
             take_policy_versions(run, versions, first)
     with transaction.atomic():  # what was diagnosed meanwhile is due next, whoever comes first

@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 from rollouts import chat_templates, models, selectors, services
 from rollouts.models import Job
 from rollouts.selectors.registered import find_chat_template
+from rollouts.selectors.training_steps import stored_after
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.outages import is_outage
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
@@ -251,7 +252,7 @@ def fail_pushed_job(job: Job, sentence: str) -> None:
 
 def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:
     """The trajectories that were pushed since the last diagnosis."""
-    return run.trajectories.filter(pk__gt=int(run.settings.get(DIAGNOSED_TO, 0))).order_by("pk")
+    return stored_after(run, int(run.settings.get(DIAGNOSED_TO, 0)))
 
 
 def _run_of(job: Job) -> models.Run:
