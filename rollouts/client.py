@@ -224,6 +224,11 @@ class Client:
         place = {"row": row, "start": start, "stop": stop}
         return self._ask(f"trajectories/{trajectory}/comments", {"text": text, **place})
 
+    def edit_comment(self, trajectory: str, comment: Mapping[str, Any], text: str) -> dict[str, Any]:
+        """Give one's own comment, as it was read, another text."""
+        asked = {"text": text, "version": comment["version"]}
+        return self._ask(f"trajectories/{trajectory}/comments/{comment['code']}/edit", asked)
+
     def resolve(self, trajectory: str, comment: str) -> dict[str, Any]:
         """Say that the comment with this code is settled."""
         return self._ask(f"trajectories/{trajectory}/comments/{comment}/resolve", {})

@@ -1,4 +1,4 @@
-"""The comments on a trajectory: listed, written, resolved, reopened, deleted."""
+"""The comments on a trajectory: listed, written, edited, resolved, reopened, deleted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rollouts.services.comments import (
     CommentRefused,
     add_comment,
     delete_comment,
+    edit_comment,
     reopen_comment,
     resolve_comment,
 )
@@ -39,6 +40,15 @@ class CommentAsked(Body):
     """The first token of the row; null = the whole trajectory."""
     stop: Count | None = None
     """The first token behind the range; null = one token."""
+
+
+class EditAsked(Body):
+    """Another text for a comment."""
+
+    text: Annotated[str, Field(max_length=1 << 16)]
+    """Plain text, at most 4,000 characters; line breaks are kept."""
+    version: Count
+    """`version` of the comment as it was read, so that nobody's edit is lost."""
 
 
 @router.get("/trajectories/{code}/comments", response=CommentsPage, openapi_extra=extra())
@@ -65,6 +75,20 @@ def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpR
         name = {"t": "start"}.get(refusal.field, refusal.field)
         raise ApiProblem(422, str(refusal), {name: [str(refusal)]}) from refusal
     return answer(CommentValues.of(made, request), 201)
+
+
+@router.post("/trajectories/{code}/comments/{comment}/edit", response=CommentValues, openapi_extra=extra(409, 422))
+def edit(request: HttpRequest, code: str, comment: str, asked: EditAsked) -> HttpResponse:
+    """Give one's own comment another text; 409 where it was edited since."""
+    trajectory, held = _held(request, code, comment)
+    if not CommentValues.of(held, request).may_edit:
+        raise ApiProblem(403, "Only its author edits a comment.")
+    try:
+        edit_comment(held, asked.text, asked.version)
+    except CommentRefused as refusal:
+        status = 409 if isinstance(refusal, CommentMoved) else 422
+        raise ApiProblem(status, str(refusal), {refusal.field: [str(refusal)]}) from refusal
+    return _again(request, trajectory, comment)
 
 
 @router.post("/trajectories/{code}/comments/{comment}/resolve", response=CommentValues, openapi_extra=extra(409))

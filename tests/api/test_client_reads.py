@@ -97,6 +97,7 @@ def test_what_people_say_is_written_and_read(server: Client, make: Maker, tmp_pa
     made = server.comment(here, "Why 84?", *span)
     assert (made["row"], made["start"], made["stop"]) == span
     whole = server.comment(here, "All of it.")
+    assert server.edit_comment(here, whole, "All of it!")["text"] == "All of it!"
     assert server.resolve(here, whole["code"])["resolved_by"] == "eve"
     assert server.reopen(here, whole["code"])["resolved_at"] is None
     server.delete_comment(here, whole["code"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollouts.models import Run
+from rollouts.models import AuditEvent, Run
 from rollouts.services.muted import mute
 from tests.api.conftest import Ask
 
@@ -18,6 +18,14 @@ def test_comments_are_written_listed_and_settled(run: Run, ask: Ask) -> None:
     assert [one["text"] for one in ask(here).json()["comments"]] == ["all of it", "why?"]
     assert whole["author"] == "ann" and whole["may_edit"]
     one = f"{here}/{whole['code']}"
+    text = {"text": "all of it, twice", "version": whole["version"]}
+    assert ask(f"{one}/edit", "admin", method="post", body=text).status_code == 403
+    edited = ask(f"{one}/edit", method="post", body=text).json()
+    assert edited["text"] == "all of it, twice" and edited["edited_at"] and edited["version"] > whole["version"]
+    assert AuditEvent.objects.filter(user_name="ann", detail__endswith=f"{whole['code']} edited").count() == 1
+    late = ask(f"{one}/edit", method="post", body={**text, "text": "thrice"})
+    assert late.status_code == 409 and "edited or deleted since" in late.json()["detail"]
+    assert ask(f"{one}/edit", method="post", body={**text, "text": " "}).status_code == 422
     settled = ask(f"{one}/resolve", "admin", method="post", body={})
     assert settled.status_code == 200 and settled.json()["resolved_by"] == "ada"
     again = ask(f"{one}/resolve", method="post", body={})

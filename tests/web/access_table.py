@@ -58,6 +58,8 @@ READ = "door 200 404 200 200 200 200 200"
 LIST = "door door 200 200 200 200 200 200"
 OWN = "door door 404 403 403 {0} {0} {0}"
 """What takes the maker or an admin."""
+AUTHOR = "door door 404 403 403 200 403 403"
+"""What takes the maker alone."""
 FORM = member_gets(200, foreign=200)
 """A form that makes something in a project of the user."""
 
@@ -262,6 +264,9 @@ ROWS: dict[str, list[Row]] = {
         post(member_gets(201), tokens=api_member(201), form={"text": "look here"}),
     ],
     "api/v1/trajectories/<code>/comments/<comment>": [Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
+    "api/v1/trajectories/<code>/comments/<comment>/edit": [
+        post(AUTHOR, tokens=API_OWN.format(403), form={"text": "another", "version": 1})
+    ],
     "api/v1/trajectories/<code>/comments/<comment>/resolve": [post(member_gets(200), tokens=api_member(200))],
     "api/v1/trajectories/<code>/comments/<comment>/reopen": [post(member_gets(409), tokens=api_member(409))],
     "api/v1/trajectories/<code>/seen": [

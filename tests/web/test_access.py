@@ -281,6 +281,7 @@ UNWRITTEN = {
     "api/v1/runs/<code>/resume": "the same",
     "trajectories/<code:code>/seen": "a mark of one's own, which nobody else sees",
     "api/v1/trajectories/<code>/seen": "the same",
+    "api/v1/trajectories/<code>/comments/<comment>/edit": "its author alone edits; tests/api/test_comments.py",
     "templates/matrix": "it asks for nothing new here: the questions have their checks",
 }
 """Route that changes something -> why no line says so, or which test holds it."""
