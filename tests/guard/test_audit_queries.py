@@ -1,4 +1,4 @@
-"""The queries of docs/audit.md answer what they say, in DuckDB, over the tables of an audit and over our own export."""
+"""The queries of docs/scale.md answer what they say, in DuckDB, over the tables of an audit and over our own export."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from tests.guard.test_audit import in_this_process
 from tests.guard.test_check import lines_of
 from tests.test_architecture import ROOT
 
-QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "audit.md").read_text(encoding="utf-8"), re.DOTALL)
+QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
 def answers(folder: Path, queries: list[str]) -> list[list[list[Any]]]:
