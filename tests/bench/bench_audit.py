@@ -1,30 +1,38 @@
-"""How much faster two processes audit than one: the same files, by turns. With ray, a cluster of two CPUs as well."""
+"""How much faster two processes audit than one, by turns, beside a loop; with ray, a cluster of two CPUs as well."""
 
 import contextlib
 import importlib.util
-import math
 import os
 import shutil
+import statistics
 import time
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from rollouts import tokenizers
 from rollouts.demo_policy import MODEL_DIR
 from rollouts.guard.audit_runners import Done, Todo, on_processes, on_ray
-from rollouts.guard.shard_audit import AuditSettings, cut_files
+from rollouts.guard.shard_audit import AuditSettings, AuditShard, cut_files
 from tests.bench.gym_file import write_gym_file
 from tests.bench.processes import family, processor_seconds
 
 pytestmark = pytest.mark.bench
 SIZE = int(os.environ.get("BENCH_AUDIT_MB", "128")) << 20
+SHARD_LOOP = 3_000_000
 FILE = min(SIZE, 64 << 20)
 """Bytes of each file; all hold the same."""
+HAS_RAY = importlib.util.find_spec("ray") and os.environ.get("BENCH_AUDIT_RAY", "1") == "1"
 TIMES = int(os.environ.get("BENCH_AUDIT_TIMES", "3"))
 SETTINGS = AuditSettings(str(MODEL_DIR))
+
+
+def counted(shard: AuditShard, settings: AuditSettings) -> pa.Table:
+    """Work of about the same length that shares nothing: how much faster two processes are on this machine at all."""
+    sum(n * n for n in range(SHARD_LOOP))
+    return pa.table({})
 
 
 def measured(read: Callable[[], Done]) -> tuple[float, float]:
@@ -57,24 +65,26 @@ def test_two_processes_against_one(tmp_path: Path) -> None:
     ways: dict[str, Callable[[], Done]] = {
         "1 process": lambda: on_processes(todo, SETTINGS, 1),
         "2 processes": lambda: on_processes(todo, SETTINGS, 2),
+        "a loop in 1": lambda: on_processes(todo, SETTINGS, 1, counted),
+        "a loop in 2": lambda: on_processes(todo, SETTINGS, 2, counted),
     }
-    if importlib.util.find_spec("ray"):
+    if HAS_RAY:
         import ray
 
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
         ways["ray, 2 CPUs"] = lambda: on_ray(todo, SETTINGS)
-    clock: dict[str, float] = {}
-    spent: dict[str, float] = {}
-    for _, (name, read) in product(range(TIMES), ways.items()):
-        by_clock, of_processor = measured(read)
-        clock[name], spent[name] = (
-            min(by_clock, clock.get(name, math.inf)),
-            min(of_processor, spent.get(name, math.inf)),
-        )
-    print(f"\n{n:,} trajectories, {SIZE >> 20} MB, {len(todo)} shards; the best of {TIMES}")
-    for name, seconds in clock.items():
-        n = 1 if name == "1 process" else 2
+    rounds = [{name: measured(read) for name, read in ways.items()} for _ in range(TIMES)]
+    print(
+        f"\n{n:,} trajectories, {SIZE >> 20} MB, {len(todo)} shards; {TIMES} rounds, the median of each and its range"
+    )
+    for name in ways:
+        one = "a loop in 1" if "loop" in name else "1 process"
         print(
-            f"{name:12}  {seconds:7.2f} s  {clock['1 process'] / seconds:5.2f}  {SIZE / 1e6 / seconds:6.1f} MB/s  "
-            f"processor {spent[name]:7.2f} s, so at most {n * spent['1 process'] / spent[name]:5.2f} on free cores"
+            f"{name:12}  {_range([each[name][0] for each in rounds])} s by the clock, "
+            f"{_range([each[one][0] / each[name][0] for each in rounds])} times as fast; "
+            f"{_range([each[name][1] / each[one][1] for each in rounds])} times the processor seconds"
         )
+
+
+def _range(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
