@@ -85,6 +85,37 @@ def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
     assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1))).undecided
 
 
+def test_what_another_cause_hides_is_undecided() -> None:
+    found = causes_of(tokens_of(gap_runs.temperature(0)))
+    assert [one.cause for one in found.causes] == ["temperature"]
+    for name in ("stale_cache", "weights_not_delivered"):
+        assert "“Temperature on one side” lies over all tokens and hides it" in found.undecided[name]
+
+
+def test_repeats_that_a_model_makes_by_nature_accuse_no_row() -> None:
+    rows = gap_runs.unexplained(0)
+    for n, made in enumerate(rows):
+        made.routing = 0.1 + 0.01 * (n % 4)
+    found = causes_of(tokens_of(rows))
+    assert [one.cause for one in found.causes] == ["unexplained"]
+    assert "none shows the gap without" in found.undecided["routing_repeated"]
+    for made in rows:
+        made.routing = 0.9
+    assert named(rows) == ("routing_repeated",)
+
+
+def test_easy_prompts_that_grow_hard_are_no_lost_weights() -> None:
+    """Kernels differ more where tokens are uncertain; each log-probability has the same noise of its logit."""
+    run = ToyRun(3, steps=16)
+    run.weights = [run.weights[0] * (3 - 0.15 * step) for step in range(run.steps)]
+    rows = run.rows()
+    for made in rows:
+        doubt = 1 - np.exp(np.minimum(made.sampler, made.trainer))
+        made.trainer = np.minimum(made.sampler + run.random.normal(0, 0.1, len(doubt)) * doubt, 0) * made.mask
+    means = [line["mean_abs"] for line in gap_report(tokens_of(rows))["steps"]]
+    assert means[-1] > 2.5 * means[0] and "weights_not_delivered" not in named(rows)
+
+
 def test_policy_versions_stand_for_training_steps() -> None:
     rows = gap_runs.weights_not_delivered(0)
     for made in rows:

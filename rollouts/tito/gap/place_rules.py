@@ -121,15 +121,15 @@ def _routing_repeated(case: CauseCase) -> None:
         return
     share = np.array([row.repeats or 0.0 for row in case.tokens.rows])
     # A model with few experts repeats some rows by nature, so that a row is compared with the one that repeats least.
-    repeated = known & (share >= max(0.05, 2 * float(share[known].min())))
-    if float(share[known].min()) >= 0.5:
-        repeated = known
+    least = float(share[known].min())
+    repeated = known & (share >= (0.5 if least >= 0.5 else max(0.05, 2 * least)))
     where, others = case.in_rows(repeated), case.in_rows(~repeated)
+    if not repeated.any() and least >= 0.05 and not case.agrees():
+        case.undecided["routing_repeated"] = (
+            "All rows repeat about as much of their routing: none shows the gap without."
+        )
     mean, rest = case.mean(where), case.mean(others)
     if not where.any() or not case.is_apart(where, others):
-        return
-    if not others.any() and float(share[repeated].mean()) < 0.5:
-        case.undecided["routing_repeated"] = "All rows repeat some of their routing, so none shows the gap without it."
         return
     case.name(
         "routing_repeated", where,
