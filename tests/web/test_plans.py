@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from rollouts import models, selectors, services
 from rollouts.selectors import SORTS, TrajectoryFilters
+from rollouts.selectors.training_steps import stored_after
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import ids_array
 from tests.people import make_member
@@ -189,6 +190,14 @@ def test_a_list_and_its_neighbours_read_ranges_in_order(run: models.Run, sort: s
         if filters == TrajectoryFilters() and sort not in NOT_ORDERED:
             for plan in plans(queries, may_sort=False):
                 assert not plan.sorts_keys, f"{plan.sql}\n{plan.text}"
+
+
+def test_what_was_pushed_last_is_read_by_its_positions(run: models.Run) -> None:
+    key = run.trajectories.get(index=40).pk
+    with CaptureQueriesContext(connection) as queries:
+        assert [one.index for one in stored_after(run, key)[:5]] == [41, 42, 43, 44, 45]
+    for plan in plans(queries, may_sort=False):
+        assert not plan.problem and not plan.sorts_keys and "by_rows" not in plan.text, plan.text
 
 
 def test_a_plan_without_an_index_is_seen(run: models.Run) -> None:
