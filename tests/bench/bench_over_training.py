@@ -33,6 +33,7 @@ from rollouts.models import Job, PushedFigures, Run, RunFigures, StoredFinding, 
 from rollouts.selectors import figures
 from rollouts.selectors.training_steps import count_training_steps
 from rollouts.services.jobs import take_job
+from rollouts.services.pushed import DIAGNOSED_TO
 from rollouts.services.pushed_figures import count_due
 from rollouts.tito.gap.figures import GapFigures
 from rollouts.work import imports
@@ -77,7 +78,8 @@ def stored_run() -> Run:
     copy(finding, 2 * -(-total // 9), {"trajectory_id": first, "kind": f"CASE i % {len(KINDS)} {kinds} END"})
     gap = GapFigures.of(np.random.default_rng(0).normal(0, 0.1, 500)).to_json()
     StoredTrajectory.objects.filter(run=run, training_step=STEPS - 1).update(gap=gap)
-    Run.objects.filter(pk=run.pk).update(n_trajectories=total, status="done")
+    last = StoredTrajectory.objects.latest("pk").pk
+    Run.objects.filter(pk=run.pk).update(n_trajectories=total, status="done", settings={DIAGNOSED_TO: last})
     run.refresh_from_db()
     (last,) = count_training_steps(run, {STEPS - 1})
     columns = {one.attname: getattr(last, one.attname) for one in last._meta.concrete_fields if one.attname != "id"}
@@ -117,13 +119,18 @@ def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run()
     client = Client()
     client.force_login(make_member("ada"))
-    said = [f"{STEPS:,} training steps of {PER_STEP:,} trajectories, and their findings:"]
+
+    def say(line: str) -> None:
+        with capsys.disabled():
+            print(line, flush=True)
+
+    say(f"\n{STEPS:,} training steps of {PER_STEP:,} trajectories, and their findings:")
     for suffix in ("", ".json"):
         look = partial(client.get, f"/runs/{run.code}/training{suffix}")
         assert look().status_code == 200
-        said.append(f"  page{suffix} {1000 * statistics.median(timed(look) for _ in range(ROUNDS)):.0f} ms")
+        say(f"  page{suffix} {1000 * statistics.median(timed(look) for _ in range(ROUNDS)):.0f} ms")
     one = statistics.median(timed(lambda: list(count_training_steps(run, {STEPS - 1}))) for _ in range(ROUNDS))
-    said.append(f"  counting one step {1000 * one:.0f} ms")
+    say(f"  counting one step {1000 * one:.0f} ms")
     monkeypatch.setattr("rollouts.work.pushing.send", lambda job: "")
     spent = measured(monkeypatch)
     for n, part in enumerate((PER_STEP, 100, 10)):
@@ -143,11 +150,7 @@ def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         last = timed(lambda: count_due(run))  # what the clock of the workers does
         took, _ = took + last, spent.append(last)
         assert TrainingStepFigures.objects.get(run=run, training_step=STEPS + n).n_trajectories == PER_STEP
-        said.append(
-            f"  a step pushed {part:,} at a time: {took:.2f} s, of which the figures {100 * sum(spent) / took:.1f} %"
-        )
-    with capsys.disabled():
-        print("\n" + "\n".join(said))
+        say(f"  a step pushed {part:,} at a time: {took:.2f} s, of which the figures {100 * sum(spent) / took:.1f} %")
 
 
 def test_share_of_an_import(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
