@@ -16,14 +16,17 @@ from inspector.templatetags.inspector_tags import plural
 from rollouts.models import Job, Run
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.selectors.activity import is_active, is_silent
-from rollouts.selectors.gallery import KEY
+from rollouts.selectors.gallery import KEY, TRAINING_KEY
 from rollouts.selectors.jobs import latest_jobs
 from rollouts.services.imports import has_partial_file, is_read_in_parts
+from rollouts.services.pushed import DIAGNOSED_TO
 from rollouts.tasks.jobs import MAX_ATTEMPTS
 from rollouts.tasks.run_state import QUIET_SECONDS
 from rollouts.work.sending import engine_queue
 
-BOOKKEEPING = ("files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY)
+BOOKKEEPING = (
+    "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
+)  # fmt: skip
 """Settings that only the program needs."""
 
 PARTIAL = (

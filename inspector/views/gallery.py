@@ -16,13 +16,15 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.web.access import access, chosen_project, form_project
-from inspector.web.twins import Page, page, wants_json
+from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts.gallery import CLEAN, EXAMPLES, MISSING
+from rollouts.gallery.training_runs import TRAINING_RUNS
 from rollouts.models import Run
 from rollouts.selectors.gallery import find_gallery, gallery_evidence, gallery_trajectories
 from rollouts.tito.diagnose.finding import Axis, Severity
 from rollouts.tito.diagnose.kinds import KINDS, FindingKind
 from rollouts.work import gallery
+from rollouts.work.imports import send_import
 
 AXES = {
     Axis.STREAM: "What was sampled is not what the next prompt holds",
@@ -72,7 +74,12 @@ class GalleryPage(Page):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
-    """The kinds of findings, each with its trajectory. A POST loads the trajectories into a project, once."""
+    """The kinds of findings, each with its trajectory. A POST loads the trajectories into a project, once.
+
+    A POST with `training` has workers import the bundled runs of training, and leads to the list of runs.
+    """
+    if request.method == "POST" and "training" in request.POST:
+        return _load_training(request)
     run = find_gallery(gallery.version(), access(request))
     if request.method == "POST":
         project = chosen_project(request).chosen
@@ -89,8 +96,27 @@ def index(request: HttpRequest) -> HttpResponse:
         "gallery.html",
         shown,
         groups=_by_axis(shown.entries),
-        where=None if shown.run else form_project(request),
+        where=form_project(request),
+        n_training=len(TRAINING_RUNS),
     )
+
+
+def _load_training(request: HttpRequest) -> HttpResponse:
+    """Send workers for the bundled runs of training that are not there yet. A program gets 202 with all of them."""
+    project = chosen_project(request).chosen
+    try:
+        found = gallery.import_training(project, request.user)
+    except ValueError as error:  # the tokenizer of the demo policy cannot be registered
+        if wants_json(request):
+            return json_page({"error": f"The runs were not loaded: {error}"}, 422)
+        messages.error(request, f"The runs were not loaded: {error}", extra_tags="error")
+        return redirect("gallery")
+    for _, run, job in found:
+        if job is not None:
+            send_import(run, job)
+    if wants_json(request):
+        return json_page({"runs": {one.name: run.code for one, run, _ in found}}, 202)
+    return redirect(f"{reverse('runs')}?text=GRPO")
 
 
 @never_cache

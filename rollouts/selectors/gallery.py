@@ -11,6 +11,8 @@ from rollouts.selectors.access import Access
 
 KEY = "gallery"
 """In the settings of a run: the version of the bundle that it was made from."""
+TRAINING_KEY = "training_run"
+"""In the settings of a run: which bundled run of training it holds, as a hash of its file."""
 
 
 def find_gallery(version: str, of: Project | Access) -> Run | None:

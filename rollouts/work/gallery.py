@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import transaction
 
 from rollouts import services
@@ -15,20 +16,16 @@ from rollouts.demo_policy import MODEL_DIR
 from rollouts.formats import Source, read
 from rollouts.gallery import BUNDLE, chat_templates
 from rollouts.gallery.training_runs import TRAINING_RUNS, TrainingRun
-from rollouts.models import Project, Run
-from rollouts.selectors.gallery import KEY, find_gallery
+from rollouts.models import Job, Project, Run
+from rollouts.selectors.gallery import KEY, TRAINING_KEY, find_gallery
 from rollouts.services.audit import Action, record
 from rollouts.services.projects import project_or_default
-from rollouts.tito.batches import batched
 from rollouts.tito.trajectory import Trajectory
-from rollouts.work.diagnosis import diagnosis_for, gap_json
-from rollouts.work.gap_reports import ask_for_gap
+from rollouts.work.diagnosis import diagnosis_for
+from rollouts.work.imports import ask_for_uploads
 from rollouts.work.launch import ServedModel, model_tokenizer
 
 NAME = "See what breaks"
-TRAINING_KEY = "training_run"
-"""The setting of a run that says which bundled run of training it holds: a hash of its file."""
-BATCH = 60
 
 
 @cache
@@ -76,34 +73,29 @@ def load(project: Project | None = None, user: Any = None) -> Run:
     return run
 
 
-def load_training(project: Project | None = None, user: Any = None) -> list[tuple[TrainingRun, Run]]:
-    """The bundled runs of training in a project, each imported once. ``project``: None = the default one.
+def import_training(project: Project | None = None, user: Any = None) -> list[tuple[TrainingRun, Run, Job | None]]:
+    """The bundled runs of training in a project, each with the job that imports it; None = it is there already.
 
-    Takes some seconds. Their figures by training step are counted, and a worker is asked for the causes of their gap.
+    ``project``: None = the default one. The jobs wait: :func:`rollouts.work.imports.send_import` sends them.
     """
     project = project_or_default(project)
     tokenizer = model_tokenizer(ServedModel("demo", "", str(MODEL_DIR)), project)
-    fields = {"tokenizer": tokenizer, "chat_template": tokenizer.chat_template, "format": "own_jsonl"}
-    found = []
+    found: list[tuple[TrainingRun, Run, Job | None]] = []
     for one in TRAINING_RUNS:
-        mark = hashlib.sha256(one.path.read_bytes()).hexdigest()[:16]
-        run = Run.objects.filter(project=project, **{f"settings__{TRAINING_KEY}": mark}).first()
-        if run is None:
+        body = one.path.read_bytes()
+        mark = {TRAINING_KEY: hashlib.sha256(body).hexdigest()[:16]}
+        with transaction.atomic():
+            Project.objects.select_for_update().get(pk=project.pk)  # a second one waits here, and then finds the run
+            there = Run.objects.filter(project=project, **{f"settings__{TRAINING_KEY}": mark[TRAINING_KEY]})
+            run = there.exclude(status__in=(Run.Status.FAILED, Run.Status.CANCELLED)).first()
+            if run is not None:
+                found.append((one, run, None))
+                continue
             run = services.create_run(
-                Run.Kind.IMPORT, one.title, user=user, project=project, settings={TRAINING_KEY: mark}, **fields
-            )
-            services.start_run(run)
-            for batch in batched(_values(one.path), BATCH):
-                made = [diagnosis_for(value, run) for value in batch]
-                services.save_trajectories(
-                    run, batch, [each.findings for each in made], checks=[each.checks for each in made],
-                    token_table=services.byte_table_of(run), gaps=[gap_json(each) for each in made],
-                )  # fmt: skip
-            services.end_run(run, Run.Status.DONE)
-            run.refresh_from_db()
-            record(Action.IMPORTED, run)
-            ask_for_gap(run, user)
-        found.append((one, run))
+                Run.Kind.IMPORT, one.title, user=user, project=project, settings=mark, tokenizer=tokenizer,
+                chat_template=tokenizer.chat_template,
+            )  # fmt: skip
+            found.append((one, run, ask_for_uploads(run, [SimpleUploadedFile(one.path.name, body)])))
     return found
 
 

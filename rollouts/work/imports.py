@@ -78,19 +78,30 @@ def take_uploads(
 
     What goes wrong before leaves neither run nor files.
     """
+    send_import(run, ask_for_uploads(run, uploads, format_name, use_recorded_tokenizer, training_step))
+
+
+def ask_for_uploads(
+    run: models.Run,
+    uploads: Sequence[UploadedFile],
+    format_name: str = "auto",
+    use_recorded_tokenizer: bool = False,
+    training_step: TrainingStepRule = ANY,
+) -> Job:
+    """Keep uploaded files. Returns the job that reads them into a new run. A failure leaves neither run nor files."""
     try:
         run.bytes_total = sum(upload.size or 0 for upload in uploads)
         kept = keep_files(uploads, run)
         run.save(update_fields=["bytes_total"])
-        job = ask(run, kept, format_name, use_recorded_tokenizer, training_step)
+        return ask(run, kept, format_name, use_recorded_tokenizer, training_step)
     except BaseException:
         drop_uploads(run.code)
         run.delete()
         raise
-    _send(run, job)
 
 
-def _send(run: models.Run, job: Job) -> None:
+def send_import(run: models.Run, job: Job) -> None:
+    """Send a worker for an import. The run fails with a sentence when none can be sent."""
     if sentence := send(job):
         sentence += " Then press Resume. Or use manage.py import_rollouts, which needs no worker."
         services.end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
@@ -169,7 +180,7 @@ def resume(run: models.Run) -> None:
         if waiting := open_shards(job):
             services.start_run(run)
             begin_parts(run, run.bytes_total)
-        _send(run, job)
+        send_import(run, job)
         if is_active(run):
             send_shards(waiting)
 

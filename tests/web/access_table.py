@@ -92,7 +92,11 @@ ROWS: dict[str, list[Row]] = {
     ],
     "tokenizers": [get(LIST), post(member_gets(422, foreign=422))],
     "workers": [get(LIST)],
-    "gallery": [get(LIST), post(member_gets(302, foreign=302), json=200)],
+    "gallery": [
+        get(LIST),
+        post(member_gets(302, foreign=302), json=200),
+        post(member_gets(302), json=202, form={"training": "1", "project": "{project}"}),
+    ],
     "gallery/<slug:kind>": [get("door door 404 404 404 404 404 404")],
     "runs/demo": [post(member_gets(302, foreign=302))],
     "runs/compare": [get(LIST), get("door door 404 200 200 200 200 200", query="run={run}&run={run}")],

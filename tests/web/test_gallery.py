@@ -17,7 +17,8 @@ from django.utils.html import escape
 from rollouts.formats import Source, read
 from rollouts.gallery import BUNDLE, CLEAN, EXAMPLES, MISSING
 from rollouts.gallery.training_runs import TRAINING_RUNS
-from rollouts.models import Project, Retokenized, Run, StoredTrajectory, Tokenizer
+from rollouts.models import Job, Project, Retokenized, Run, StoredTrajectory, Tokenizer
+from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.work import gallery, launch
 from tests.web.samples import finding, stored_run
@@ -116,7 +117,7 @@ def test_a_newcomer_presses_once_and_sees_each_fault_with_what_it_does(
     for _ in range(2):
         assert web.post("/gallery").url == "/gallery"
     run = Run.objects.get()
-    with django_assert_num_queries(6):  # session, user, roles, the run, its trajectories, their findings
+    with django_assert_num_queries(7):  # session, user, roles, the run, its trajectories, their findings
         page = web.get("/gallery").content.decode()
     after = web.get("/gallery.json").json()
     assert after["run"] == run.code and after["clean"]
@@ -231,5 +232,44 @@ def test_pages_name_the_command_for_the_runs_of_training(web: Client) -> None:
     assert 'id="training"' in web.get("/gallery").content.decode()
     faulty = [one for one in TRAINING_RUNS if one.name != "clean"]
     assert (len(TRAINING_RUNS), len(faulty)) == (5, 4)  # as the pages say
-    for path in ("/gallery", "/help"):
-        assert "manage.py load_gallery --training" in web.get(path).content.decode(), path
+    assert 'href="/gallery#training"' in web.get("/help").content.decode()
+    assert "manage.py load_gallery --training" in web.get("/gallery").content.decode()
+
+
+@pytest.mark.django_db
+def test_a_press_imports_the_runs_of_training_once(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = tuple(one for one in TRAINING_RUNS if one.name == "stale_cache")
+    monkeypatch.setattr(gallery, "TRAINING_RUNS", only)
+    sent: list[int] = []
+
+    def send(job: Job) -> str:
+        sent.append(job.pk)
+        return ""
+
+    monkeypatch.setattr("rollouts.work.imports.send", send)
+    assert web.post("/gallery", {"training": "1"}).headers["Location"] == "/?text=GRPO"
+    run = Run.objects.get()
+    do_job(sent[0])
+    again = web.post("/gallery.json", {"training": "1"})
+    assert (again.status_code, again.json()) == (202, {"runs": {"stale_cache": run.code}}) and len(sent) == 1
+    run.refresh_from_db()
+    assert (run.status, run.n_trajectories, run.n_rejected) == ("done", 240, 0)
+    assert (
+        web.get(f"/runs/{run.code}.json").json()["run"]["settings"] == {}
+    )  # which bundle it is says nothing to a reader
+    do_job(Job.objects.get(kind=Job.Kind.GAP).pk)
+    assert [one["cause"] for one in web.get("/runs.json").json()["runs"][0]["gap_causes"]] == ["stale_cache"]
+    Run.objects.update(status=Run.Status.FAILED)
+    web.post("/gallery", {"training": "1"})
+    assert len(sent) == 2 and Run.objects.count() == 2  # one that failed is loaded anew
+
+
+@pytest.mark.django_db
+def test_runs_of_training_that_no_worker_can_be_sent_for_fail_with_the_way_out(
+    web: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "TRAINING_RUNS", TRAINING_RUNS[:1])
+    monkeypatch.setattr("rollouts.work.imports.send", lambda job: "Redis does not answer.")
+    web.post("/gallery", {"training": "1"})
+    run = Run.objects.get()
+    assert run.status == "failed" and "Then press Resume" in run.error

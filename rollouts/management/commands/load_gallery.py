@@ -6,9 +6,15 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
+from django.core.management import CommandError
+from django.db import transaction
+
 from rollouts.management import TerminalCommand
 from rollouts.management.projects import add_project_option, project_named
+from rollouts.models import Project, Run
 from rollouts.selectors.gallery import gallery_trajectories
+from rollouts.services.jobs import take_job
+from rollouts.tasks.jobs import work_on
 from rollouts.work import gallery
 
 
@@ -26,12 +32,7 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         if options["training"]:
-            runs = dict(gallery.load_training(project_named(options["project"])))
-            if options["json"]:
-                self.stdout.write(json.dumps({one.name: made.code for one, made in runs.items()}))
-                return
-            for made in runs.values():
-                self.stdout.write(f"Run {made.code}: {made.name}, {made.n_trajectories} trajectories.")
+            self._load_training(project_named(options["project"]), options["json"])
             return
         run = gallery.load(project_named(options["project"]))
         codes = [one.code for one in gallery_trajectories(run)]
@@ -42,3 +43,21 @@ class Command(TerminalCommand):
             self.stdout.write(
                 f"Run {run.code}: {len(codes)} trajectories, {len(run.finding_counts)} kinds of findings."
             )
+
+    def _load_training(self, project: Project, as_json: bool) -> None:
+        with transaction.atomic():  # no worker sees the jobs before they are taken here
+            found = [
+                (one, run, take_job(job.pk) if job is not None else None)
+                for one, run, job in gallery.import_training(project)
+            ]
+        for _, _, job in found:
+            if job is not None:
+                work_on(job)
+        for _, run, _ in found:
+            run.refresh_from_db()
+            if not as_json:
+                self.stdout.write(f"Run {run.code}: {run.name}, {run.n_trajectories} trajectories.")
+        if as_json:
+            self.stdout.write(json.dumps({one.name: run.code for one, run, _ in found}))
+        if failed := next((run for _, run, _ in found if run.status == Run.Status.FAILED), None):
+            raise CommandError(f"{failed.name}: {failed.error}")
