@@ -123,7 +123,7 @@ def _check(name: str) -> None:
             if not file.read(1):
                 raise OptionUnusable(f"{name} is empty.")
     except OSError as error:
-        raise OptionUnusable(f"{name or 'A file without a name'} cannot be read: {error.strerror}.") from error
+        raise OptionUnusable(f"{name} cannot be read: {error.strerror}.") from error
 
 
 @contextmanager

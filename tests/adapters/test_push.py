@@ -82,7 +82,7 @@ def test_standard_input_is_pushed(asked: FakeServer, monkeypatch: pytest.MonkeyP
     ("options", "words"),
     [
         (["nowhere.jsonl"], "nowhere.jsonl cannot be read: No such file"),
-        ([""], "A file without a name cannot be read"),
+        ([""], "An argument is empty"),
         (["."], "watch --once ."),
         (["pipe"], "is no file"),
         (["empty.jsonl"], "is empty"),

@@ -117,7 +117,7 @@ def test_a_newcomer_presses_once_and_sees_each_fault_with_what_it_does(
     for _ in range(2):
         assert web.post("/gallery").url == "/gallery"
     run = Run.objects.get()
-    with django_assert_num_queries(7):  # session, user, roles, the run, its trajectories, their findings
+    with django_assert_num_queries(7):  # session, user, roles, the run, its trajectories, findings, projects
         page = web.get("/gallery").content.decode()
     after = web.get("/gallery.json").json()
     assert after["run"] == run.code and after["clean"]
