@@ -77,7 +77,7 @@ def test_segments_hold_what_one_task_stores(
     name: str, in_segments: None, django_capture_on_commit_callbacks: Any
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
-        one = run_of(in_one(FILES[name]).jobs.get())
+        one = run_of(in_one(FILES[name]).jobs.get(kind=Job.Kind.IMPORT))
         job = cut(FILES[name])
         do_all(random.Random(3))
     run = run_of(job)

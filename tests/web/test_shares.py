@@ -252,7 +252,7 @@ def test_a_grant_costs_two_queries_more_than_a_target_no_more(
 ) -> None:
     run = stored_run(3)
     visitor.get(share(web, "run", run.code))
-    with django_assert_max_num_queries(16):
+    with django_assert_max_num_queries(17):
         assert visitor.get(f"/runs/{run.code}").status_code == 200
 
 
