@@ -30,8 +30,8 @@ BATCH_TOKENS = 1_000_000
 """Stored tokens that are in memory at a time beside what is gathered."""
 MAX_TOKENS = 20_000_000
 """Trained tokens that one report reads. Of a larger run every second, third, ... trajectory is read."""
-GROWTH = 1.25
-"""A run that is pushed to is read again when it has grown by this factor: all reads together cost five of the last."""
+GROWTH = 1.5
+"""A run that is pushed to is read again when it has grown by this factor: all reads together cost three of the last."""
 
 
 def gap_key(run: Run) -> str:

@@ -77,7 +77,7 @@ def test_a_run_that_grows_is_read_again_by_and_by(run: Run) -> None:
     do_job(Job.objects.get().pk)
     run.refresh_from_db()
     read = run.n_finished
-    for n_finished, n_asked in ((read + 1, 0), (int(1.25 * read) + 1, 1)):
+    for n_finished, n_asked in ((read + 1, 0), (int(1.5 * read) + 1, 1)):
         Run.objects.update(n_finished=n_finished)
         run.refresh_from_db()
         gap_reports.ask_for_gap(run, grows=True)
