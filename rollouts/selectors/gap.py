@@ -37,7 +37,7 @@ def newest_report(run: Run) -> StoredReport | None:
 
 
 def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
-    """Key of a run -> the causes that its newest report names, the gravest rule first. One query.
+    """Key of a run -> the causes that its newest report names, in the order of the rules. One query.
 
     A report of two other columns than the recorded ones does not speak of sampler and trainer, and is left out.
     """

@@ -32,6 +32,8 @@ MAX_TOKENS = 20_000_000
 """Trained tokens that one report reads. Of a larger run every second, third, ... trajectory is read."""
 GROWTH = 1.5
 """A run that is pushed to is read again when it has grown by this factor: all reads together cost three of the last."""
+RECENT = 200
+"""Trajectories at the end of a run that is pushed to which are asked for a gap."""
 
 
 def gap_key(run: Run) -> str:
@@ -140,7 +142,7 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
     row has both columns, where the report is up to date, or where somebody compared other columns. If the broker does
     not answer, the job waits for a worker.
     """
-    if why_no_gap(run):
+    if not (_has_recent_gap(run) if grows else not why_no_gap(run)):
         return
     if (last := newest_report(run)) is not None:
         little = grows and last.finished <= run.n_finished < GROWTH * last.finished
@@ -149,6 +151,12 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
     job, is_new = ask_job(run, Job.Kind.GAP, user=user)
     if is_new:
         send_task(DO_JOB, job.pk)
+
+
+def _has_recent_gap(run: Run) -> bool:
+    """Whether one of the last trajectories has a gap. Asked at each push, so it must not read a large run."""
+    last = run.trajectories.order_by("-index").values("pk")[:RECENT]
+    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None).exists()
 
 
 def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:

@@ -89,6 +89,20 @@ def test_a_run_that_grows_is_read_again_by_and_by(run: Run) -> None:
     assert n_waiting() == 1
 
 
+def test_a_push_asks_the_end_of_the_run_alone_for_a_gap(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gap_reports, "RECENT", 1)
+    last = run.trajectories.order_by("-index").first()
+    assert last is not None and run.trajectories.exclude(gap=None).count() > 1
+    gap, last.gap = last.gap, None
+    last.save()
+    gap_reports.ask_for_gap(run, grows=True)
+    assert not Job.objects.exists()
+    last.gap = gap or {"n": 1}
+    last.save()
+    gap_reports.ask_for_gap(run, grows=True)
+    assert Job.objects.get().kind == Job.Kind.GAP
+
+
 def test_two_columns_that_somebody_compared_are_left_alone(run: Run, web: Client) -> None:
     job, _ = services.ask_job(run, Job.Kind.GAP, {"sampler": "trainer_logprobs", "trainer": "sampler"})
     do_job(job.pk)
