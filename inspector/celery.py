@@ -23,7 +23,7 @@ HEARTBEAT_SECONDS = 2.0
 
 app = Celery("inspector")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-app.autodiscover_tasks()
+app.autodiscover_tasks(related_name="worker")
 
 
 @signals.setup_logging.connect

@@ -126,7 +126,7 @@ _FOLDER_ENGINES = [name for name in offered_engines() if not engine_spec(name).i
 INSPECTOR_MODELS: dict[str, dict[str, Any]] = {
     "demo": {
         "engine": env.choice("INSPECTOR_ENGINE", "transformers", _FOLDER_ENGINES),
-        "path": str(BASE_DIR / "rollouts" / "demo_policy" / "model"),
+        "path": str(BASE_DIR / "rollouts" / "sampling" / "demo_policy" / "model"),
     },
     **env.models("INSPECTOR_MODELS"),
 }
@@ -144,6 +144,8 @@ INSTALLED_APPS = [
     "django_htmx",
     "ninja",  # the static files of the page /api/docs
     "rollouts",
+    # Commands that make what is shipped and prove what is claimed; a checkout has them, a wheel does not.
+    *(["tools"] if (BASE_DIR / "tools" / "management").is_dir() and not IS_INSTALLED else []),
 ]
 MIDDLEWARE = [
     "inspector.web.middleware.ClientAddressMiddleware",
@@ -180,6 +182,10 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
+            "libraries": {
+                "check_tags": "inspector.html.check_tags",
+                "inspector_tags": "inspector.html.inspector_tags",
+            },
         },
     }
 ]

@@ -1,0 +1,1 @@
+"""What makes and proves the product and is not shipped with it."""

@@ -166,7 +166,7 @@ def check_models(**_: Any) -> Iterable[CheckMessage]:
 
 @register()
 def check_demo_policy(**_: Any) -> Iterable[CheckMessage]:
-    folder = settings.BASE_DIR / "rollouts" / "demo_policy" / "model"
+    folder = settings.BASE_DIR / "rollouts" / "sampling" / "demo_policy" / "model"
     if not (folder / "model.safetensors").exists():
         yield Warning(
             f"The demo policy is missing from {folder.relative_to(settings.BASE_DIR)}.",

@@ -17,7 +17,7 @@ from tests.attack.hostile_uploads import BOMBS, FOREVER, bomb
 if TYPE_CHECKING:
     from tests.measure.gets_under_attack import Server
 
-MODEL = Path(__file__).resolve().parents[2] / "rollouts" / "demo_policy" / "model"
+MODEL = Path(__file__).resolve().parents[2] / "rollouts" / "sampling" / "demo_policy" / "model"
 PAUSE_SECONDS = 0.2
 """Between two forms of a client."""
 BOUNDARY = "0123456789abcdef"

@@ -473,7 +473,7 @@ def test_a_trajectory_whose_findings_cannot_be_stored_costs_the_others_nothing(m
             raise DataError("no value for a column")
         real(of, found)
 
-    monkeypatch.setattr(services, "replace_findings", store)
+    monkeypatch.setattr(diagnosis, "replace_findings", store)
     monkeypatch.setattr(diagnosis, "diagnosis_for", lambda *_: Diagnosis((), {}))
     jobs.do_job(job.pk)
     job.refresh_from_db()

@@ -138,7 +138,7 @@ def call(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
 def test_check_runs_from_the_wheel_with_a_real_tokenizer(installed: Path, tmp_path: Path) -> None:
     """Its base needs nothing of the server: tokenizer, chat template and diagnosis work without Django or torch."""
     (site,) = installed.glob("lib/python*/site-packages")
-    policy = site / "rollouts" / "demo_policy" / "model"
+    policy = site / "rollouts" / "sampling" / "demo_policy" / "model"
     ended = call(installed / "bin/rollout-inspector", "check", BUNDLE, "--tokenizer", policy, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "Failed by" in ended.stdout and "tokenizer (on" not in ended.stdout

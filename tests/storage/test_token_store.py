@@ -42,7 +42,8 @@ from rollouts.store.runs import run_writes
 from rollouts.store.runs.run_writes import create_run, delete_run, end_run
 from rollouts.store.token_arrays import STORES, TokenItem, group_cache, segment_file
 from rollouts.store.token_arrays.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
-from rollouts.store.trajectories import token_moves, token_segments
+from rollouts.store.trajectories import token_moves as array_moves
+from rollouts.store.trajectories import token_segments
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.launched_trajectories import save_steps
 from rollouts.store.trajectories.rows import row_columns, row_spans, row_window
@@ -439,7 +440,7 @@ def test_a_move_that_broke_off_goes_on(run: models.Run, monkeypatch: pytest.Monk
     before = raw(run)
     next(move_run(run, "segments"))
     with monkeypatch.context() as patch:
-        patch.setattr(token_moves, "_point", lambda moved: 1 / 0)
+        patch.setattr(array_moves, "_point", lambda moved: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(move_run(run, "segments"))
     assert len(segment_keys(run)) == 2 and run.token_segments.count() == 1

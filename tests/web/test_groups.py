@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from django.test import Client
 
+from inspector.runs import live_parts
 from inspector.runs.group_page import group_url
+from inspector.trajectories import neighbours
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.run_writes import create_run, end_run
@@ -161,7 +163,8 @@ def test_totals_stand_under_the_filter(web: Client, monkeypatch: pytest.MonkeyPa
     assert "not in the filtered list" in one_line(web.get(f"/trajectories/{third.code}?max=0"))
     best = one_line(web.get(f"/trajectories/{third.code}?sort=-reward&finding=boundary_merge"))
     assert '<span class="move-at">3 of 30</span>' in best
-    monkeypatch.setattr(selectors, "MAX_COUNTED", 10)
+    for module in (neighbours, live_parts):
+        monkeypatch.setattr(module, "MAX_COUNTED", 10)
     for function in (count_trajectories, count_before):
         monkeypatch.setattr(function, "__defaults__", (10,))
     assert web.get(f"{here}.json?min=1").json()["total"] is None
