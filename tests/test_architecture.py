@@ -168,12 +168,16 @@ def test_a_circle_would_be_found() -> None:
 
 def test_the_documentation_has_the_same_floors() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d) \| ((?:`(?:rollout_inspector|rollouts|inspector)\.\w+`(?:, )?)+) \|", text, re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\d) \| ((?:`(?:rollout_inspector|rollouts|inspector)\.\w+`(?:, )?)+) \|", text, re.MULTILINE
+    )
     assert [(int(floor), tuple(re.findall(r"`([\w.]+)`", names))) for floor, names in rows] == list(FLOORS)
 
 
 def test_every_package_has_a_floor() -> None:
-    assert {package_of(module) for module in modules() if "." in module and module != "rollout_inspector.__main__"} == set(LINE)
+    assert {
+        package_of(module) for module in modules() if "." in module and module != "rollout_inspector.__main__"
+    } == set(LINE)
 
 
 def test_the_package_is_empty() -> None:

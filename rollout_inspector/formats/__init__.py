@@ -40,8 +40,8 @@ from rollout_inspector.formats.training_step import ANY, TrainingStepRule, with_
 from rollout_inspector.streams.trajectory import Trajectory
 
 FORMATS: dict[str, Format] = {
-    one.name: one
-    for one in (
+    format.name: format
+    for format in (
         inspector_jsonl.FORMAT,
         inspector_parquet.FORMAT,
         recorded_calls.FORMAT,
@@ -76,13 +76,13 @@ def detect(source: Source) -> Format:
 
     A file whose first line is no JSON may hold JSON objects over many lines. Then it is read so.
     """
-    found, problem = _look(source)
-    if found is None and not source.is_document and _begins_broken(source):
+    recognised, problem = _look(source)
+    if recognised is None and not source.is_document and _begins_broken(source):
         source.is_document = True
-        found, _ = _look(source)
-        source.is_document = found is not None
-    if found is not None:
-        return found
+        recognised, _ = _look(source)
+        source.is_document = recognised is not None
+    if recognised is not None:
+        return recognised
     raise FileRefused(f"{source.name} could not be recognised. {problem or 'It has no lines.'}")
 
 
@@ -108,11 +108,11 @@ def _look(source: Source) -> tuple[Format | None, str]:
         except BadLine as error:
             problem = problem or f"Line {line.number}: {error}"
             continue
-        for one in FORMATS.values():
-            if one.detect([value]):
-                return one, ""
-        known = ", ".join(one.title for one in FORMATS.values())
-        problem = f"Line {line.number} {_unknown(value)} Known are: {known}."
+        for format in FORMATS.values():
+            if format.detect([value]):
+                return format, ""
+        titles = ", ".join(format.title for format in FORMATS.values())
+        problem = f"Line {line.number} {_unknown(value)} Known are: {titles}."
     return None, problem
 
 
@@ -124,11 +124,11 @@ def _unknown(value: Any) -> str:
     for key, items in islice(value.items(), _LOOK_INTO):
         if not isinstance(items, list) or not items:
             continue
-        inside = next((one for one in FORMATS.values() if one.detect(items)), None)
+        inside = next((format for format in FORMATS.values() if format.detect(items)), None)
         if inside is not None:
             return f"holds a list under {key[:40]!r}: {inside.title}. Write that list alone to a file and import that."
-    shown = ", ".join(key[:40] for key in islice(value, 12)) + ", ..." * (len(value) > 12)
-    return f"is JSON, but of no format that is known here; its keys are: {shown or 'none'}."
+    keys = ", ".join(key[:40] for key in islice(value, 12)) + ", ..." * (len(value) > 12)
+    return f"is JSON, but of no format that is known here; its keys are: {keys or 'none'}."
 
 
 def read(
@@ -152,5 +152,5 @@ def read(
 
 def lacks_of(names: str) -> list[str]:
     """What files of these formats lack, one sentence per format. ``names``: slugs joined by ", "."""
-    known = [FORMATS[name].lacks for name in names.split(", ") if name in FORMATS]
-    return list(dict.fromkeys(sentence for sentence in known if sentence))
+    lacks = [FORMATS[name].lacks for name in names.split(", ") if name in FORMATS]
+    return list(dict.fromkeys(sentence for sentence in lacks if sentence))

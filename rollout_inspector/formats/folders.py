@@ -27,20 +27,20 @@ def files_of(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    found: list[Path] = []
+    files: list[Path] = []
     for folder, folders, names in os.walk(path):
         others = _read_with_others(Path(folder), folders, names)
         folders[:] = [name for name in folders if not name.startswith(".") and name not in others]
         names = [name for name in names if name not in others]
         for name in names:
-            one = Path(folder, name)
-            if not name.startswith(".") and name.lower().endswith(READ) and not one.is_symlink():
-                found.append(one)
-        if len(found) > MAX_FILES:
+            entry = Path(folder, name)
+            if not name.startswith(".") and name.lower().endswith(READ) and not entry.is_symlink():
+                files.append(entry)
+        if len(files) > MAX_FILES:
             raise FileRefused(f"{path} holds more than {MAX_FILES:,} files. Import its folders one after the other.")
-    if not found:
+    if not files:
         raise FileRefused(f"{path} holds no files that end in {', '.join(READ)}.")
-    return sorted(found, key=lambda one: _in_order(one.relative_to(path)))
+    return sorted(files, key=lambda one: _in_order(one.relative_to(path)))
 
 
 def _read_with_others(folder: Path, folders: list[str], names: list[str]) -> set[str]:
@@ -61,8 +61,8 @@ def _holds_traces(folder: Path) -> bool:
     """Whether a folder beside ``annotations/`` is a stream of prime-rl."""
     if folder.name == "annotations" or folder.is_symlink():
         return False
-    with contextlib.suppress(OSError), os.scandir(folder) as found:
-        return any(_TRACES.fullmatch(one.name) for one in found)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return any(_TRACES.fullmatch(entry.name) for entry in entries)
     return False
 
 

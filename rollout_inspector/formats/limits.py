@@ -101,10 +101,10 @@ class Reading:
         n, most = len(data), self.limits.line_memory
         if n > self.limits.line_bytes:
             return self.too_long()
-        if n * _MEMORY_RATIO <= most or (found := memory_of(data)) <= most:
+        if n * _MEMORY_RATIO <= most or (memory := memory_of(data)) <= most:
             return ""
         return (
-            f"The line would take {found >> 20:,} MB of memory, because it holds many short values; at most "
+            f"The line would take {memory >> 20:,} MB of memory, because it holds many short values; at most "
             f"{most >> 20:,} MB are read. Leave out fields that are not needed."
         )
 

@@ -26,7 +26,7 @@ def with_policy_versions(items: Iterator[Trajectory | Rejected]) -> Iterator[Tra
     """The items; engine calls that tell no policy version have that of their record."""
     for item in items:
         if isinstance(item, Trajectory) and item.steps and (version := of_record(item.extra)):
-            steps = tuple(one if one.policy_version else replace(one, policy_version=version) for one in item.steps)
+            steps = tuple(step if step.policy_version else replace(step, policy_version=version) for step in item.steps)
             item = replace(item, steps=steps)
         yield item
 
@@ -48,8 +48,8 @@ def of_row(value: Any, loss_mask: Mask) -> dict[str, Any]:
     """
     if not isinstance(value, list) or not value:
         return {}
-    if all(isinstance(one, str | int) and not isinstance(one, bool) for one in value):
-        versions = [str(one) for one in value]
+    if all(isinstance(version, str | int) and not isinstance(version, bool) for version in value):
+        versions = [str(version) for version in value]
         if len(set(versions)) == 1:
             return {VERSION: versions[0]} if versions[0] else {}
         trained = np.flatnonzero(np.diff(np.concatenate([[0], loss_mask.astype(np.int8), [0]])) == -1)
@@ -64,7 +64,7 @@ def of_row(value: Any, loss_mask: Mask) -> dict[str, Any]:
 def _spans(call: Any) -> Sequence[Mapping[str, Any]]:
     if isinstance(call, Mapping):
         call = call.get("spans")
-    return [one for one in call if isinstance(one, Mapping)] if isinstance(call, list) else []
+    return [span for span in call if isinstance(span, Mapping)] if isinstance(call, list) else []
 
 
 def _runs(versions: Sequence[str], stops: Sequence[int], length: int) -> dict[str, Any]:

@@ -108,20 +108,20 @@ def each_batch(
     decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
-    seen = SeenIds()
+    seen_ids = SeenIds()
     for line in source.lines():
         try:
-            found = read_batch(decode(line.checked()), line.number)
-            for one in found:
-                if one.external_id in seen:
-                    raise BadLine(f"The id {one.external_id!r} was used on an earlier line of this file.")
+            items = read_batch(decode(line.checked()), line.number)
+            for item in items:
+                if item.external_id in seen_ids:
+                    raise BadLine(f"The id {item.external_id!r} was used on an earlier line of this file.")
         except BadLine as error:
             yield Rejected(line.number, str(error))
             continue
-        for one in found:
-            seen.add(one.external_id)
-            limits.current().count(one)
-            yield one
+        for item in items:
+            seen_ids.add(item.external_id)
+            limits.current().count(item)
+            yield item
 
 
 def each_line(

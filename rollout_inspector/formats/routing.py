@@ -77,22 +77,22 @@ def without_arrays(extra: Mapping[str, Any], n_tokens: int | None = None) -> Map
     if _TOUCHED.isdisjoint(extra):
         return extra
     holders = [("", extra), *((name, extra[name]) for name in _INSIDE if isinstance(extra.get(name), Mapping))]
-    found: dict[str, Any] | None = None
+    summary: dict[str, Any] | None = None
     cut: dict[str, Any] = {}
     for name, fields in holders:
         arrays = [key for key in ARRAYS if fields.get(key) is not None]
         if not arrays:
             continue
-        found = found or summary_of(fields[arrays[0]], n_tokens)
-        rest = {key: value for key, value in fields.items() if key not in arrays}
+        summary = summary or summary_of(fields[arrays[0]], n_tokens)
+        others = {key: value for key, value in fields.items() if key not in arrays}
         if name:
-            cut[name] = rest
+            cut[name] = others
         else:
-            cut |= rest
-    if found is None:
+            cut |= others
+    if summary is None:
         return extra
-    kept = {**{key: value for key, value in extra.items() if key not in ARRAYS}, **cut}
-    return {**{key: value for key, value in kept.items() if key not in _INSIDE or value != {}}, KEY: found}
+    extra_fields = {**{key: value for key, value in extra.items() if key not in ARRAYS}, **cut}
+    return {**{key: value for key, value in extra_fields.items() if key not in _INSIDE or value != {}}, KEY: summary}
 
 
 def summary_of(value: Any, n_tokens: int | None = None) -> dict[str, Any]:
@@ -102,10 +102,10 @@ def summary_of(value: Any, n_tokens: int | None = None) -> dict[str, Any]:
     """
     length = rows_of(value)
     try:
-        found = summary(_array(value, n_tokens))
+        description = summary(_array(value, n_tokens))
         if isinstance(value, Mapping) and type(start := value.get("start")) is int and 0 <= start < 2**31:
-            found["length"] += start  # the rows of the tokens before are not repeated
-        return found
+            description["length"] += start  # the rows of the tokens before are not repeated
+        return description
     except (ValueError, TypeError, LookupError, OverflowError, binascii.Error, SyntaxError, MemoryError):
         return {} if length is None else {"length": length}
 
@@ -128,13 +128,13 @@ def _array(value: Any, n_tokens: int | None) -> NDArray[Any]:
         return value
     if isinstance(value, str):
         return _from_text(value, n_tokens)
-    if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
-        rows = [np.frombuffer(base64.b64decode(one, validate=True), np.uint8) for one in value]
+    if isinstance(value, list) and value and all(isinstance(part, str) for part in value):
+        rows = [np.frombuffer(base64.b64decode(part, validate=True), np.uint8) for part in value]
         return np.stack(rows)
     if isinstance(value, Mapping) and isinstance(value.get("data"), str):
         shape, dtype = value.get("shape"), _DTYPES.get(str(value.get("dtype")), "")
         flat = np.frombuffer(base64.b64decode(value["data"], validate=True), dtype or "<i4")
-        return flat.reshape([int(one) for one in shape]) if isinstance(shape, list) else _by_rows(flat, n_tokens)
+        return flat.reshape([int(part) for part in shape]) if isinstance(shape, list) else _by_rows(flat, n_tokens)
     array = np.asarray(value)
     if array.dtype.kind not in "iuf":
         raise ValueError("routing holds numbers")
@@ -145,7 +145,7 @@ def _from_text(text: str, n_tokens: int | None) -> NDArray[Any]:
     if text.startswith("nrlre1:"):
         _, dtype, shape, data = text.split(":", 3)
         flat = np.frombuffer(base64.b64decode(data, validate=True), _DTYPES[dtype])
-        return flat.reshape([int(one) for one in shape.split("x")])
+        return flat.reshape([int(size) for size in shape.split("x")])
     raw = base64.b64decode(text, validate=True)
     if raw.startswith(b"\x93NUMPY"):
         return _from_npy(raw)

@@ -37,9 +37,9 @@ def sampled(meta: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None, di
         return ids, logprobs, {}
     name = f"{where}.output_top_logprobs"
     listed = []
-    for n, one in enumerate(top):
-        found = None if one is None else entries(one, f"{name}[{n}]")
-        pairs = () if found is None else zip(found[0].tolist(), found[1].tolist(), strict=True)
+    for n, top_entry in enumerate(top):
+        token_entries = None if top_entry is None else entries(top_entry, f"{name}[{n}]")
+        pairs = () if token_entries is None else zip(token_entries[0].tolist(), token_entries[1].tolist(), strict=True)
         listed.append([{"token_id": id_, "logprob": value if value == value else None} for id_, value in pairs])
     return ids, logprobs, alternatives_of(listed, ids, name)
 

@@ -123,8 +123,8 @@ def ids(value: Any, where: str) -> Ids:
         array = None
     if array is None or int(array.min()) < 0 or int(array.max()) >= 2**31:
         place = next(n for n, item in enumerate(items) if not 0 <= item < 2**31)
-        shown = items[place] if abs(items[place]) < 10**20 else "a huge number"
-        raise BadLine(f"{where} must hold token ids from 0 to 2147483647; element {place} is {shown}.")
+        token_text = items[place] if abs(items[place]) < 10**20 else "a huge number"
+        raise BadLine(f"{where} must hold token ids from 0 to 2147483647; element {place} is {token_text}.")
     return array.astype(np.int32)
 
 
@@ -240,13 +240,13 @@ def whole(value: Any, where: str, least: int = -(2**31)) -> int | None:
 
 def numbers_by_name(value: Any, where: str, read: Callable[[Any, str], float | None] = number) -> dict[str, float]:
     """Numbers by name. A null is left out."""
-    found = {}
+    numbers = {}
     for name, item in optional_mapping(value, where).items():
         key = text(name, f"a name in {where}", 200)
-        one = read(item, f"{where}.{key}")
-        if one is not None:
-            found[key] = one
-    return found
+        parsed = read(item, f"{where}.{key}")
+        if parsed is not None:
+            numbers[key] = parsed
+    return numbers
 
 
 def same(left: Any, right: Any) -> bool:
@@ -285,8 +285,8 @@ def elements(value: Mapping[str, Any], known: Iterable[str], n: int) -> Callable
     limits.current().check_repeated(rest(fields, lists), n, "trajectories")
 
     def of(i: int) -> dict[str, Any]:
-        found = {key: item[i] if key in lists else item for key, item in fields.items()}
-        return {key: one for key, one in found.items() if one not in (None, {}, [])}
+        fields_of_element = {key: item[i] if key in lists else item for key, item in fields.items()}
+        return {key: field for key, field in fields_of_element.items() if field not in (None, {}, [])}
 
     return of
 

@@ -19,13 +19,13 @@ def rows_with_columns(
     ``columns``: for each step the columns ``[C]`` of its completion. A token under the mask whose step has no such
     column has NaN. A token that nobody sampled has 0.
     """
-    used = [name for name in names if any(name in one for one in columns)]
+    used = [name for name in names if any(name in row_columns for row_columns in columns)]
     rows = []
     for row in merged_rows(steps) if used else ():
-        found = {name: np.where(row.loss_mask, np.nan, 0.0).astype(np.float32) for name in used}
+        columns_of_row = {name: np.where(row.loss_mask, np.nan, 0.0).astype(np.float32) for name in used}
         for index in row.step_indices:
             start = len(steps[index].prompt_ids)
             for name, values in columns[index].items():
-                found[name][start : start + len(values)] = values
-        rows.append(replace(row, columns=found))
+                columns_of_row[name][start : start + len(values)] = values
+        rows.append(replace(row, columns=columns_of_row))
     return tuple(rows)

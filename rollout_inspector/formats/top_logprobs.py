@@ -36,7 +36,7 @@ def alternatives_of(entries: Any, completion_ids: Ids, where: str) -> dict[str, 
     """
     if not isinstance(entries, Sequence) or isinstance(entries, str) or len(entries) != len(completion_ids):
         return {}
-    found: list[list[tuple[int, float]]] = []
+    entries_by_token: list[list[tuple[int, float]]] = []
     for n, (entry, sampled) in enumerate(zip(entries, completion_ids.tolist(), strict=True)):
         pairs: dict[int, float] = {}
         for token_id, value in _pairs(entry, f"{where}[{n}]"):
@@ -48,9 +48,9 @@ def alternatives_of(entries: Any, completion_ids: Ids, where: str) -> dict[str, 
             raise BadLine(f"{where}[{n}] names {len(pairs)} tokens; at most {MAX_STORED} are kept.")
         if len(pairs) > 1 and sampled in pairs and pairs[sampled] == min(pairs.values()):
             del pairs[sampled]
-        found.append(list(pairs.items()))
-    told = packed(found)
-    return {} if told is None else {"alternative_ids": told[0], "alternative_logprobs": told[1]}
+        entries_by_token.append(list(pairs.items()))
+    alternatives = packed(entries_by_token)
+    return {} if alternatives is None else {"alternative_ids": alternatives[0], "alternative_logprobs": alternatives[1]}
 
 
 def _pairs(entry: Any, where: str) -> Iterator[tuple[int | None, float | None]]:
@@ -61,10 +61,10 @@ def _pairs(entry: Any, where: str) -> Iterator[tuple[int | None, float | None]]:
         for name, value in entry.items():
             yield id_named(name, where), shapes.number(value, where)
         return
-    for one in shapes.sequence(entry, where):
-        one = shapes.mapping(one, where)
-        token_id = shapes.whole(one.get("token_id"), f"{where}.token_id", least=0)
+    for entry_of_token in shapes.sequence(entry, where):
+        entry_of_token = shapes.mapping(entry_of_token, where)
+        token_id = shapes.whole(entry_of_token.get("token_id"), f"{where}.token_id", least=0)
         yield (
-            id_named(one.get("token"), where) if token_id is None else token_id,
-            shapes.number(one.get("logprob"), where),
+            id_named(entry_of_token.get("token"), where) if token_id is None else token_id,
+            shapes.number(entry_of_token.get("logprob"), where),
         )

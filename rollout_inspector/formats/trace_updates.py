@@ -68,8 +68,8 @@ class Annotations:
                 self._reject(str(refusal))
         self._file.flush()
         if self._n_problems > len(self._problems):
-            left = self._n_problems - len(self._problems)
-            self._problems.append(Rejected(None, f"{left:,} more lines of {FOLDER} could not be read."))
+            n_more = self._n_problems - len(self._problems)
+            self._problems.append(Rejected(None, f"{n_more:,} more lines of {FOLDER} could not be read."))
 
     def _reject(self, reason: str) -> None:
         self._n_problems += 1
@@ -90,12 +90,12 @@ class Annotations:
 
 def _trace_of(data: bytes) -> str:
     try:
-        found = _decode_name(data)
+        name = _decode_name(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadLine(f"The line is no update of a trace: {error}.") from None
-    if found.version > NEWEST:
-        raise BadLine(f"version is {found.version}; this program reads version {NEWEST}.")
-    return found.trace_id
+    if name.version > NEWEST:
+        raise BadLine(f"version is {name.version}; this program reads version {NEWEST}.")
+    return name.trace_id
 
 
 def beside(source: Source) -> Annotations | None:
@@ -119,14 +119,14 @@ def _read(folder: Path, files: tuple[Path, ...], stamps: tuple[tuple[int, int], 
 
 def _files(folder: Path) -> Iterator[Path]:
     """The files of updates, producer after producer. A chunk that is there plain and packed is read once."""
-    found = [path for depth in ("*", "*/*") for path in folder.glob(depth) if _is_file(path)]
+    paths = [path for depth in ("*", "*/*") for path in folder.glob(depth) if _is_file(path)]
 
     def order(path: Path) -> tuple[int, str, str]:
         producer = path.parent.name if path.parent != folder else path.name.split(".")[0]
         return (_FIRST.index(producer) if producer in _FIRST else len(_FIRST)), producer, path.name
 
     chosen: dict[tuple[Path, str], Path] = {}
-    for path in sorted(found, key=order):
+    for path in sorted(paths, key=order):
         chosen.setdefault((path.parent, path.name.split(".jsonl")[0]), path)  # the plain one, which sorts first
     yield from chosen.values()
 
@@ -158,7 +158,12 @@ def folded(trace: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
         for name in STREAMS:
             if branch.get(name):
                 values = shapes.sequence(branch[name], f"{where}.{name}")
-                _spread(nodes, paths[index], name, [float(one) if isinstance(one, bool) else one for one in values])
+                _spread(
+                    nodes,
+                    paths[index],
+                    name,
+                    [float(number) if isinstance(number, bool) else number for number in values],
+                )
     return {**trace, "nodes": nodes}
 
 
@@ -172,9 +177,9 @@ def _spread(nodes: list[Any], path: list[int], name: str, values: list[Any]) -> 
         if len(own) < n:
             return
         mask = node.get("mask") or ()
-        kept = [value for value, is_sampled in zip(own, mask, strict=False) if is_sampled]
-        if any(value is not None for value in kept):
-            node[name] = kept
+        sampled_values = [value for value, is_sampled in zip(own, mask, strict=False) if is_sampled]
+        if any(value is not None for value in sampled_values):
+            node[name] = sampled_values
 
 
 def _paths(nodes: list[Any]) -> list[list[int]]:
@@ -186,15 +191,15 @@ def _paths(nodes: list[Any]) -> list[list[int]]:
             raise BadLine(f"nodes[{n}].parent is {parent}, but a parent comes before its node.")
         parents.append(parent)
     inner = set(parents)
-    found = []
+    paths = []
     for leaf in (n for n in range(len(nodes)) if n not in inner):
         path: list[int] = []
         at: int | None = leaf
         while at is not None:
             path.append(at)
             at = parents[at]
-        found.append(path[::-1])
-    return found
+        paths.append(path[::-1])
+    return paths
 
 
 def _merged(old: Any, new: Any) -> Any:

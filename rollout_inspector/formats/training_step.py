@@ -49,14 +49,14 @@ class TrainingStepRule:
 
     def in_path(self, path: str) -> int | None:
         """The training step that a path tells: of several places the last."""
-        found = self._by_pattern(path) if self.pattern else _IN_PATH.findall(path)
-        numbers = [int(text) for text in found if text.isdecimal() and len(text) <= 15]
+        matches = self._by_pattern(path) if self.pattern else _IN_PATH.findall(path)
+        numbers = [int(text) for text in matches if text.isdecimal() and len(text) <= 15]
         return as_step(numbers[-1]) if numbers else None
 
     def _by_pattern(self, path: str) -> list[str]:
         with contextlib.suppress(TimeoutError):
-            found = regex.finditer(self.pattern, path, timeout=_PATTERN_SECONDS)
-            return [match.group(1) or "" for match in found]
+            matches = regex.finditer(self.pattern, path, timeout=_PATTERN_SECONDS)
+            return [match.group(1) or "" for match in matches]
         return []
 
 
@@ -98,20 +98,20 @@ def as_step(value: Any) -> int | None:
 
 def in_record(trajectory: Trajectory) -> int | None:
     """The training step that the fields of the record tell; None = they do not tell, or tell several."""
-    if (found := _said(trajectory.extra, OF_TRAJECTORY)) is not None:
-        return found
+    if (own_step := _said(trajectory.extra, OF_TRAJECTORY)) is not None:
+        return own_step
     extras = [*(row.extra for row in trajectory.rows), *(step.extra for step in trajectory.steps)]
-    said = {_said(extra, NAMES) for extra in extras if extra}
-    return said.pop() if len(said) == 1 else None
+    steps = {_said(extra, NAMES) for extra in extras if extra}
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _said(fields: Mapping[str, Any], names: Iterable[str]) -> int | None:
     if _TOUCHED.isdisjoint(fields):
         return None
-    for held in (fields, *(fields[name] for name in INSIDE if isinstance(fields.get(name), Mapping))):
-        for name in names if held is fields else NAMES:
-            if (found := as_step(held.get(name))) is not None:
-                return found
+    for mapping in (fields, *(fields[name] for name in INSIDE if isinstance(fields.get(name), Mapping))):
+        for name in names if mapping is fields else NAMES:
+            if (step := as_step(mapping.get(name))) is not None:
+                return step
     return None
 
 
@@ -127,11 +127,11 @@ def with_steps(
         if isinstance(item, Rejected):
             yield item
             continue
-        found = rule.step if rule.step is not None else of_path if rule.pattern else None
-        if found is None:
-            found = item.training_step
-        if found is None:
-            found = in_record(item)
-        if found is None:
-            found = of_path
-        yield item if found == item.training_step else replace(item, training_step=found)
+        step = rule.step if rule.step is not None else of_path if rule.pattern else None
+        if step is None:
+            step = item.training_step
+        if step is None:
+            step = in_record(item)
+        if step is None:
+            step = of_path
+        yield item if step == item.training_step else replace(item, training_step=step)

@@ -26,7 +26,9 @@ from tests.conftest import ROOT, missing
 def packages() -> None:
     for name in ("reasoning_gym", "skyrl_gym"):
         if importlib.util.find_spec(name) is None:
-            missing(f"{name} is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)")
+            missing(
+                f"{name} is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)"
+            )
 
 
 def say(text):

@@ -37,7 +37,9 @@ def finished(
 ) -> tuple[Run, list[StoredTrajectory]]:
     package = environment.partition(":")[0]
     if ":" in environment and importlib.util.find_spec(package) is None:
-        missing(f"{package} is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)")
+        missing(
+            f"{package} is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)"
+        )
     form = replace(LaunchSettings(prompts=2, group=1, seed=7, environment=environment), **changes)
     run = launch(form, enqueue=False, prompts=prompts or [])
     work.work_on(run.pk)
@@ -112,7 +114,9 @@ def test_what_cannot_be_launched_says_why_and_leaves_nothing(environment: str, s
 
 def test_a_task_that_cannot_start_fails_its_own_trajectory() -> None:
     if importlib.util.find_spec("reasoning_gym") is None:
-        missing("reasoning_gym is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)")
+        missing(
+            "reasoning_gym is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)"
+        )
     run = launch(LaunchSettings(environment="reasoning_gym:chain_sum", prompts=2, group=1, seed=7), enqueue=False)
     bad = run.trajectories.select_related("task").order_by("index")[0]
     assert bad.task is not None

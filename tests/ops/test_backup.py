@@ -61,7 +61,10 @@ OLDER = "0021_large_lists"
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, settings: Any) -> Path:
     """An empty file storage of the source."""
-    options = {"BACKEND": "rollouts.store.files.folder.FolderStorage", "OPTIONS": {"location": str(tmp_path / "source")}}
+    options = {
+        "BACKEND": "rollouts.store.files.folder.FolderStorage",
+        "OPTIONS": {"location": str(tmp_path / "source")},
+    }
     settings.STORAGES = {**settings.STORAGES, "default": options}
     return tmp_path
 

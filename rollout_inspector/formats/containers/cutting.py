@@ -89,9 +89,9 @@ def _packed_parts(source: Source, n_bytes: int) -> list[FilePart]:
         raise FileRefused(f"{source.name} is damaged or cut off: {error}.") from error
     ends = [*cuts[1:], _Cut(source.size, 0, at, line)]
     return [
-        FilePart(one.frame, stop.frame - one.frame, one.line, packed=PackedLines(kind, one.skip, stop.at - one.at))
-        for one, stop in zip(cuts, ends, strict=True)
-        if stop.at > one.at
+        FilePart(cut.frame, stop.frame - cut.frame, cut.line, packed=PackedLines(kind, cut.skip, stop.at - cut.at))
+        for cut, stop in zip(cuts, ends, strict=True)
+        if stop.at > cut.at
     ]
 
 

@@ -56,14 +56,14 @@ class FilePart:
 
     def to_json(self) -> dict[str, Any]:
         """The part as a value of JSON."""
-        found: dict[str, Any] = {"part": [self.start, self.size, self.line]}
+        fields: dict[str, Any] = {"part": [self.start, self.size, self.line]}
         if self.groups is not None:
-            found["groups"] = [self.groups.start, self.groups.stop]
+            fields["groups"] = [self.groups.start, self.groups.stop]
         if self.sessions is not None:
-            found["sessions"] = [self.sessions.spans, _packed(self.sessions.own), _packed(self.sessions.last)]
+            fields["sessions"] = [self.sessions.spans, _packed(self.sessions.own), _packed(self.sessions.last)]
         if self.packed is not None:
-            found["packed"] = [self.packed.kind, self.packed.skip, self.packed.n]
-        return found
+            fields["packed"] = [self.packed.kind, self.packed.skip, self.packed.n]
+        return fields
 
     @classmethod
     def of_json(cls, value: Any) -> FilePart | None:
@@ -71,10 +71,10 @@ class FilePart:
         if "part" not in value:
             return None
         groups, sessions = value.get("groups"), None
-        if held := value.get("sessions"):
-            spans = tuple((start, line, n) for start, line, n in held[0])
-            own = _unpacked(held[1], sum(n for *_, n in spans))
-            sessions = SessionLines(spans, own, _unpacked(held[2], int(own.sum())))
+        if session_lines := value.get("sessions"):
+            spans = tuple((start, line, n) for start, line, n in session_lines[0])
+            own = _unpacked(session_lines[1], sum(n for *_, n in spans))
+            sessions = SessionLines(spans, own, _unpacked(session_lines[2], int(own.sum())))
         start, size, line = value["part"]
         packed = PackedLines(*value["packed"]) if "packed" in value else None
         return cls(start, size, line, None if groups is None else range(*groups), sessions, packed)
@@ -96,9 +96,9 @@ class Slice(io.RawIOBase):
         self._file, self._at, self._stream, self._size = raw, 0, raw, part.size
         if part.packed is not None:
             self._stream, self._size = unpacking(raw, part.packed.kind), part.packed.n
-            left = part.packed.skip
-            while left and (data := self._stream.read(min(left, 1 << 20))):
-                left -= len(data)
+            to_skip = part.packed.skip
+            while to_skip and (data := self._stream.read(min(to_skip, 1 << 20))):
+                to_skip -= len(data)
 
     def readable(self) -> bool:
         return True

@@ -22,29 +22,29 @@ def elements(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
 
     ``pieces`` may be cut anywhere. An element without an end, and what follows the array, come as they are.
     """
-    held = _Held(limit)
-    depth, kept, found, ended = 0, 0, 0, False
+    buffer = _Held(limit)
+    depth, start, count, ended = 0, 0, 0, False
     for piece, at, byte, depth in _marks(pieces):
         if not byte:
-            held.add(piece[kept:])
-            kept = 0
+            buffer.add(piece[start:])
+            start = 0
         elif ended:
             continue
         elif depth == 0 and byte in b"]}":
             ended = True
-            last = held.take(piece[kept:at])
-            if last is None or last or found:
+            last = buffer.take(piece[start:at])
+            if last is None or last or count:
                 yield last
-            kept = at + 1
+            start = at + 1
         elif byte == 0x2C:
-            yield held.take(piece[kept:at])
-            found += 1
-            kept = at + 1
+            yield buffer.take(piece[start:at])
+            count += 1
+            start = at + 1
         elif byte == 0x5B:
-            kept = at + 1
-    rest = held.take(b"")
-    if rest or rest is None or (depth == 1 and found):
-        yield rest
+            start = at + 1
+    remainder = buffer.take(b"")
+    if remainder or remainder is None or (depth == 1 and count):
+        yield remainder
 
 
 def objects(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
@@ -52,18 +52,18 @@ def objects(pieces: Iterable[bytes], limit: int) -> Iterator[bytes | None]:
 
     ``pieces`` may be cut anywhere. What is no object comes with the object behind it, or at the end.
     """
-    held = _Held(limit)
-    kept = 0
+    buffer = _Held(limit)
+    start = 0
     for piece, at, byte, depth in _marks(pieces):
         if not byte:
-            held.add(piece[kept:])
-            kept = 0
+            buffer.add(piece[start:])
+            start = 0
         elif depth == 0 and byte in b"]}":
-            yield held.take(piece[kept : at + 1])
-            kept = at + 1
-    rest = held.take(b"")
-    if rest or rest is None:
-        yield rest
+            yield buffer.take(piece[start : at + 1])
+            start = at + 1
+    remainder = buffer.take(b"")
+    if remainder or remainder is None:
+        yield remainder
 
 
 class _Held:

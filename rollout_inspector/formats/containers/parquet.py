@@ -81,12 +81,12 @@ def rows(raw: BinaryIO, name: str, size: int, part: range | None = None) -> Iter
 def _memory(n_bytes: int) -> Iterator[None]:
     """Limits what the process may take beyond what it has (Linux). An allocation beyond it raises ``MemoryError``."""
     try:
-        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+        data_bytes = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     except OSError:
         yield
         return
     before, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = held + n_bytes if before == resource.RLIM_INFINITY else min(held + n_bytes, before)
+    limit = data_bytes + n_bytes if before == resource.RLIM_INFINITY else min(data_bytes + n_bytes, before)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     try:
         yield

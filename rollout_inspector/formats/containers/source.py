@@ -186,8 +186,8 @@ class Source:
                 return
             if self.is_document:
                 first = self._readline(stream, 1 << 20).removeprefix(b"\xef\xbb\xbf")
-                found = objects(self._pieces(first, stream), limit)
-                yield from (_checked(n, data) for n, data in enumerate(found, start=1))
+                values = objects(self._pieces(first, stream), limit)
+                yield from (_checked(n, data) for n, data in enumerate(values, start=1))
                 return
             number, blank = 0 if self.part is None else self.part.line - 1, 0
             first = self._readline(stream, min(limit + 1, 1 << 20))

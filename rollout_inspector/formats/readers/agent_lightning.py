@@ -24,13 +24,13 @@ def _rollout(value: Any, number: int) -> Trajectory:
     ]
     if not triplets:
         raise BadLine("triplets is empty: the rollout made no call.")
-    rewards = [shapes.number(one.get("reward"), f"triplets[{n}].reward") for n, one in enumerate(triplets)]
+    rewards = [shapes.number(triplet.get("reward"), f"triplets[{n}].reward") for n, triplet in enumerate(triplets)]
     final = shapes.number(value.get("final_reward"), "final_reward")
     if final is None:  # agent-lightning takes the last reward of a call then
         final = next((reward for reward in reversed(rewards) if reward is not None), None)
     return Trajectory(
         shapes.text(value.get("rollout_id"), "rollout_id", 200) or f"line-{number}",
-        tuple(_step(one, f"triplets[{n}]") for n, one in enumerate(triplets)),
+        tuple(_step(triplet, f"triplets[{n}]") for n, triplet in enumerate(triplets)),
         reward=final,
         extra=shapes.rest(value, ("rollout_id", "triplets", "final_reward")),
     )
@@ -43,10 +43,10 @@ def _step(value: dict[str, Any], where: str) -> Step:
     if logprobs is not None:
         # Entries as an OpenAI-compatible server writes them, or the numbers alone.
         entries = shapes.sequence(logprobs, f"{where}.response.logprobs")
-        logprobs = [one.get("logprob") if isinstance(one, dict) else one for one in entries]
-        top = [one.get("top_logprobs") if isinstance(one, dict) else None for one in entries]
+        logprobs = [entry.get("logprob") if isinstance(entry, dict) else entry for entry in entries]
+        top = [entry.get("top_logprobs") if isinstance(entry, dict) else None for entry in entries]
     ids = shapes.optional_ids(response.get("token_ids"), f"{where}.response.token_ids")
-    kept = {
+    extra_fields = {
         "prompt": shapes.rest(prompt, ("token_ids",)),
         "response": shapes.rest(response, ("token_ids", "logprobs")),
         **shapes.rest(value, ("prompt", "response")),
@@ -56,14 +56,14 @@ def _step(value: dict[str, Any], where: str) -> Step:
         completion_ids=ids,
         logprobs=shapes.optional_floats(logprobs, f"{where}.response.logprobs"),
         **alternatives_of(top, ids, f"{where}.response.logprobs"),
-        extra={name: item for name, item in kept.items() if item not in (None, {}, [])},
+        extra={name: item for name, item in extra_fields.items() if item not in (None, {}, [])},
     )
 
 
 def detect(values: Sequence[Any]) -> bool:
-    one = values[0]
-    is_triplet = has_keys(one, "prompt", "response") and has_keys(one["prompt"], "token_ids")
-    return is_triplet or (has_keys(one, "triplets") and isinstance(one["triplets"], list))
+    record = values[0]
+    is_triplet = has_keys(record, "prompt", "response") and has_keys(record["prompt"], "token_ids")
+    return is_triplet or (has_keys(record, "triplets") and isinstance(record["triplets"], list))
 
 
 FORMAT = line_format("agent_lightning", "agent-lightning rollouts", detect, _rollout, NO_REQUESTS)

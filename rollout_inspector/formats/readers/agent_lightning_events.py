@@ -92,14 +92,14 @@ def _archived(value: Any, number: int) -> list[Trajectory]:
         event = shapes.mapping(item, f"events[{n}]")
         name = _attempt({"rollout_id": rollout.get("rollout_id"), **event}, number)
         _add_line(sessions.setdefault(name, Session(name)), event)
-    kept = {name: item for name, item in shapes.rest(rollout, _ROLLOUT).items() if item not in (None, {}, [])}
+    extra = {name: item for name, item in shapes.rest(rollout, _ROLLOUT).items() if item not in (None, {}, [])}
     status = shapes.text(rollout.get("status"), "rollout.status", 60)
-    limits.current().check_repeated(kept, len(sessions), "attempts")
-    found = [session for session in sessions.values() if session.steps]
-    if not found:
+    limits.current().check_repeated(extra, len(sessions), "attempts")
+    sampled_sessions = [session for session in sessions.values() if session.steps]
+    if not sampled_sessions:
         raise BadLine("events holds no model_request: the rollout made no call.")
     return [
-        replace(session.trajectory(), stop_reason=status, extra={**kept, **session.extra}) for session in found
+        replace(session.trajectory(), stop_reason=status, extra={**extra, **session.extra}) for session in sampled_sessions
     ]  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def _trial(value: Any, number: int) -> Trajectory:
     failure = shapes.optional_mapping(value.get("exception_info"), "exception_info")
     config = shapes.optional_mapping(value.get("agent_info"), "agent_info").get("model_info")
     name = value.get("trial_name") or value.get("id")
-    kept = {**shapes.rest(value, (*_TRIAL, "extra")), "agent_result": shapes.rest(agent, ("rollout_details",))}
+    extra = {**shapes.rest(value, (*_TRIAL, "extra")), "agent_result": shapes.rest(agent, ("rollout_details",))}
     return Trajectory(
         shapes.text(name, "trial_name", 200) or f"line-{number}",
         tuple(steps),
@@ -47,7 +47,7 @@ def _trial(value: Any, number: int) -> Trajectory:
         group=shapes.text(value.get("task_name"), "task_name", 200),
         stop_reason=shapes.text(failure.get("exception_type"), "exception_info.exception_type", 60),
         tokenizer=shapes.text(config.get("name"), "model_info.name", 200) if isinstance(config, dict) else "",
-        extra={key: item for key, item in kept.items() if item not in (None, {}, [])},
+        extra={key: item for key, item in extra.items() if item not in (None, {}, [])},
     )
 
 
@@ -70,7 +70,7 @@ def _steps(value: Mapping[str, Any], where: str, detail: int | None, decoded: li
         if items is not None and len(items) != len(completions):
             raise BadLine(f"{where}.{name} has {len(items)} turns for {len(completions)} completion_token_ids.")
     further = shapes.optional_mapping(value.get("extra"), f"{where}.extra")
-    found = []
+    steps = []
     for n, completion in enumerate(completions):
         extra = {
             key: item[n]
@@ -84,15 +84,15 @@ def _steps(value: Mapping[str, Any], where: str, detail: int | None, decoded: li
             extra=extra if detail is None else {**extra, "rollout_detail": detail},
         )
         decoded.add(f"{where}, turn {n}", len(step.prompt_ids) + len(step.completion_ids))
-        found.append(step)
-    return found
+        steps.append(step)
+    return steps
 
 
 def detect(values: Sequence[Any]) -> bool:
-    one = values[0]
-    if has_keys(one, "agent_result", "verifier_result") or has_keys(one, "rollout_details"):
+    record = values[0]
+    if has_keys(record, "agent_result", "verifier_result") or has_keys(record, "rollout_details"):
         return True
-    lists = [one[name] for name in _DETAIL[:2]] if has_keys(one, *_DETAIL[:2]) else [None]
+    lists = [record[name] for name in _DETAIL[:2]] if has_keys(record, *_DETAIL[:2]) else [None]
     return all(isinstance(item, list) and (not item or isinstance(item[0], list)) for item in lists)
 
 

@@ -149,11 +149,11 @@ def _required_floats(value: Any, where: str) -> Floats:
     """Numbers; what JSON has no number for is a text: NaN, Infinity, -Infinity."""
     if isinstance(value, list) and str in set(map(type, value)):
         plain = [0.0 if isinstance(item, str) and item in _NOT_FINITE else item for item in value]
-        found = shapes.floats(plain, where)
+        numbers = shapes.floats(plain, where)
         for n, item in enumerate(value):
             if isinstance(item, str):
-                found[n] = _NOT_FINITE[item]
-        return found
+                numbers[n] = _NOT_FINITE[item]
+        return numbers
     return shapes.floats(value, where)
 
 
@@ -175,9 +175,9 @@ def _readers(fields: Iterable[StepField]) -> list[tuple[str, Reader]]:
         "tools": shapes.optional_tools,
     }
     return [
-        (one.name, partial(shapes.text, limit=one.limit) if one.kind == "text" else by_kind[one.kind])
-        for one in fields
-        if one.kind != "request"
+        (field.name, partial(shapes.text, limit=field.limit) if field.kind == "text" else by_kind[field.kind])
+        for field in fields
+        if field.kind != "request"
     ]
 
 
@@ -260,18 +260,18 @@ def _step_value(step: Step, coded: CodedStep) -> dict[str, Any]:
 def _add_fields(value: dict[str, Any], fields: Iterable[StepField], held: Mapping[str, Any]) -> None:
     """Add the fields that say something, as JSON has them."""
     for name, kind, _, _ in fields:
-        one = held[name]
-        if one is None:
+        array = held[name]
+        if array is None:
             continue
         if kind in ("ids", "optional_ids"):
-            value[name] = one.tolist()
+            value[name] = array.tolist()
         elif kind == "floats":
-            value[name] = _plain_floats(one)
+            value[name] = _plain_floats(array)
         elif kind == "mapping":
-            if one:
-                value[name] = dict(one)
-        elif one or kind != "text":
-            value[name] = one
+            if array:
+                value[name] = dict(array)
+        elif array or kind != "text":
+            value[name] = array
 
 
 def _without_empty(value: dict[str, Any]) -> dict[str, Any]:

@@ -26,23 +26,23 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
             ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
         ]
     )  # fmt: skip
-    n, held, size = 0, list[dict[str, Any]](), 0
+    n, records, size = 0, list[dict[str, Any]](), 0
     with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-        for one in trajectories:
-            record = inspector_jsonl.encode(one).decode()
-            held.append(
+        for trajectory in trajectories:
+            record = inspector_jsonl.encode(trajectory).decode()
+            records.append(
                 {
-                    "external_id": one.external_id, "group": one.group, "tokenizer": one.tokenizer,
-                    "reward": one.reward, "stop_reason": one.stop_reason, "n_steps": len(one.steps),
-                    "n_sampled": sum(len(step.completion_ids) for step in one.steps), "record": record,
+                    "external_id": trajectory.external_id, "group": trajectory.group, "tokenizer": trajectory.tokenizer,
+                    "reward": trajectory.reward, "stop_reason": trajectory.stop_reason, "n_steps": len(trajectory.steps),
+                    "n_sampled": sum(len(step.completion_ids) for step in trajectory.steps), "record": record,
                 }
             )  # fmt: skip
             n, size = n + 1, size + len(record)
-            if size >= GROUP_BYTES or len(held) >= GROUP_ROWS:
-                writer.write_table(pyarrow.Table.from_pylist(held, schema))
-                held, size = [], 0
-        if held:
-            writer.write_table(pyarrow.Table.from_pylist(held, schema))
+            if size >= GROUP_BYTES or len(records) >= GROUP_ROWS:
+                writer.write_table(pyarrow.Table.from_pylist(records, schema))
+                records, size = [], 0
+        if records:
+            writer.write_table(pyarrow.Table.from_pylist(records, schema))
     return n
 
 

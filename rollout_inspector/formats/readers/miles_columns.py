@@ -29,25 +29,25 @@ Key = tuple[int, int]
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:
-    named = _NAME.search(source.path)
-    said = _Conversations(source, f"{named.group(1) or ''}{named.group(2)}" if named else "")
-    seen: Counter[int] = Counter()
+    file_name = _NAME.search(source.path)
+    conversations = _Conversations(source, f"{file_name.group(1) or ''}{file_name.group(2)}" if file_name else "")
+    counts: Counter[int] = Counter()
     for line in source.lines():
         try:
             value = shapes.mapping(decode(line.checked()), "The row")
             index = shapes.whole(value.get("sample_index"), "sample_index", least=0)
             if index is None:
                 raise BadLine("sample_index is missing.")
-            key = (index, seen[index])
-            seen[index] += 1
-            found = _trajectory(value, key, said.take(key), named)
+            key = (index, counts[index])
+            counts[index] += 1
+            trajectory = _trajectory(value, key, conversations.take(key), file_name)
         except BadLine as error:
             yield Rejected(line.number, str(error))
         else:
-            limits.current().count(found)
-            yield found
-        yield from said.rejected()
-    yield from said.left()
+            limits.current().count(trajectory)
+            yield trajectory
+        yield from conversations.rejected()
+    yield from conversations.left()
 
 
 def _trajectory(value: Mapping[str, Any], key: Key, said: Mapping[str, Any], named: re.Match[str] | None) -> Trajectory:
@@ -92,7 +92,7 @@ class _Conversations:
         self._next = next(self._rows, None)
 
     def _read(self, source: Source) -> Iterator[tuple[Key, dict[str, Any]]]:
-        seen: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for line in source.lines():
             try:
                 value = shapes.mapping(decode(line.checked()), "The line")
@@ -103,21 +103,21 @@ class _Conversations:
             except BadLine as error:
                 self._problems.append(Rejected(None, f"{self._name}, line {line.number}: {error}"))
                 continue
-            yield (index, seen[index] if place is None else place), value
-            seen[index] += 1
+            yield (index, counts[index] if place is None else place), value
+            counts[index] += 1
 
     def take(self, key: Key) -> dict[str, Any]:
         """What is said of a sample; empty where nothing is."""
         if self._next is None or self._next[0] != key:
             return {}
-        found = self._next[1]
+        conversation = self._next[1]
         self._next = next(self._rows, None)
-        return found
+        return conversation
 
     def rejected(self) -> Iterator[Rejected]:
         """The lines that could not be read since the last call."""
-        found, self._problems = self._problems, []
-        yield from found
+        problems, self._problems = self._problems, []
+        yield from problems
 
     def left(self) -> Iterator[Rejected]:
         """A sentence where a conversation belongs to none of the samples in their order."""

@@ -46,9 +46,9 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     else:
         external_id = shapes.text(value.get("id"), "id", 200) or f"line-{number}"
     extra = shapes.rest(value, _KNOWN)
-    kept = shapes.rest(response, ("output",))
-    if kept:
-        extra["response"] = kept
+    extra_fields = shapes.rest(response, ("output",))
+    if extra_fields:
+        extra["response"] = extra_fields
     steps, tail = _steps(items)
     if tail:
         extra["output_after_last_call"] = tail
@@ -73,7 +73,7 @@ def _steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
 
     def close(item: Mapping[str, Any] | None, where: str) -> None:
         nonlocal before, mine
-        extra: dict[str, Any] = {"items": [shapes.rest(one, (*IDS, ROUTING)) for one in mine]}
+        extra: dict[str, Any] = {"items": [shapes.rest(output, (*IDS, ROUTING)) for output in mine]}
         if before:
             extra["items_before"] = before
         if item is not None and item.get(ROUTING) is not None:

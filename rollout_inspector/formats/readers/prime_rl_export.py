@@ -27,7 +27,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         if types == {type(None)}:
             continue  # a column of nulls stands where this loss has no such value
         if types and types <= {int, float, bool, type(None)}:
-            plain = [float(one) if isinstance(one, bool) else one for one in item]
+            plain = [float(flag) if isinstance(flag, bool) else flag for flag in item]
             columns[shapes.text(name, "a column's name", 60)] = shapes.floats(plain, name[:60])
         else:
             extra[name] = item

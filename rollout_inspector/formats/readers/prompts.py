@@ -71,7 +71,7 @@ def _cut(data: bytes, parsers: Mapping[str, Parse]) -> tuple[bytes, list[tuple[s
     pieces: list[bytes] = []
     arrays: list[tuple[str, Array]] = []
     done = 0
-    known: list[tuple[bytes, Ids]] = []
+    prompts: list[tuple[bytes, Ids]] = []
     keys = [(b'"%b"' % name.encode(), name) for name in parsers]
     places = sorted((at, key, name) for key, name in keys if (at := data.find(key)) >= 0)
     while places:
@@ -84,14 +84,14 @@ def _cut(data: bytes, parsers: Mapping[str, Parse]) -> tuple[bytes, list[tuple[s
         if opens is not None:
             text = data[start:stop]
             try:
-                array = _longer(text, known) if name == PROMPT else parsers[name](b"[%b]" % text)
+                array = _longer(text, prompts) if name == PROMPT else parsers[name](b"[%b]" % text)
             except (ValueError, OverflowError, RecursionError):
                 pass
             else:
                 if name == PROMPT:
-                    known = [(text, array)]
+                    prompts = [(text, array)]
                 elif parsers[name] is parse_ids:
-                    known = [*known[:1], (text, array)]
+                    prompts = [*prompts[:1], (text, array)]
                 pieces += (data[done : start - 1], b"%d" % len(arrays))
                 arrays.append((name, array))
                 done = start = stop + 1
@@ -126,13 +126,13 @@ def _put_back(value: Any, arrays: list[tuple[str, Array]], holders: Callable[[An
     """Whether every list was found where it belongs."""
     names = {name for name, _ in arrays}
     try:
-        found = [(one, name) for one in holders(value) for name in names if type(one.get(name)) is int]
+        references = [(holder, name) for holder in holders(value) for name in names if type(holder.get(name)) is int]
     except (AttributeError, KeyError, TypeError):
         return False
-    if sorted(one[name] for one, name in found) != list(range(len(arrays))):
+    if sorted(holder[name] for holder, name in references) != list(range(len(arrays))):
         return False
-    if any(arrays[one[name]][0] != name for one, name in found):
+    if any(arrays[holder[name]][0] != name for holder, name in references):
         return False
-    for one, name in found:
-        one[name] = arrays[one[name]][1]
+    for holder, name in references:
+        holder[name] = arrays[holder[name]][1]
     return True

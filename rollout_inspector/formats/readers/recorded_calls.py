@@ -33,11 +33,11 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
 def _session_id(value: Mapping[str, Any], number: int) -> str:
     response = value.get("response", value)
     response = response if isinstance(response, dict) else {}
-    found = value.get("session_id")
-    if found is None:
+    session_id = value.get("session_id")
+    if session_id is None:
         # Bare answers: ids of a server are unique, and a missing one is made from the place.
-        found = response.get("id") or response.get("request_id") or f"line-{number}"
-    return shapes.text(found, "session_id", 200) or f"line-{number}"
+        session_id = response.get("id") or response.get("request_id") or f"line-{number}"
+    return shapes.text(session_id, "session_id", 200) or f"line-{number}"
 
 
 def _add_line(session: Session, value: dict[str, Any]) -> None:
@@ -91,10 +91,10 @@ def _step(
     prompt = response.get("prompt_token_ids")
     if prompt is None:
         prompt = choice.get("prompt_token_ids")
-    completion, logprobs, told = _completion(choice, where)
+    completion, logprobs, alternatives = _completion(choice, where)
     meta = shapes.optional_mapping(choice.get("meta_info"), f"{where}.meta_info")
     if meta and not len(completion):
-        completion, logprobs, told = sampled(meta, f"{where}.meta_info")
+        completion, logprobs, alternatives = sampled(meta, f"{where}.meta_info")
     own, changed = versions(meta, f"{where}.meta_info")
     reply = choice.get("message")
     extra = {**extra, **changed, "choice": shapes.rest(choice, _CHOICE), "meta_info": shapes.rest(meta, META)}
@@ -104,7 +104,7 @@ def _step(
         prompt_ids=shapes.optional_ids(prompt, "prompt_token_ids"),
         completion_ids=completion,
         logprobs=logprobs,
-        **told,
+        **alternatives,
         finish_reason=shapes.text(choice.get("finish_reason"), f"{where}.finish_reason", 30),
         stop_reason=shapes.text(choice.get("stop_reason"), f"{where}.stop_reason", 100),
         request=_request(request),
@@ -114,7 +114,7 @@ def _step(
         top_p=shapes.number(request.get("top_p"), "request.top_p"),
         top_k=shapes.whole(request.get("top_k"), "request.top_k"),
         policy_version=own or version,
-        extra={name: kept for name, kept in extra.items() if kept},
+        extra={name: item for name, item in extra.items() if item},
     )
 
 
@@ -130,21 +130,25 @@ def _request(request: Mapping[str, Any]) -> Request | None:
 
 def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None, dict[str, Any]]:
     """Ids, logprobs and alternatives, from ``token_ids`` or from tokens written as ``token_id:123``."""
-    found = choice.get("logprobs")
+    logprobs_field = choice.get("logprobs")
     entries: Sequence[Any] | None = None
     values: Any = None
     tokens: Any = None
     top: Any = None
-    if isinstance(found, list):
-        values = found
-        if found and isinstance(found[0], dict):
-            entries = found
-    elif found is not None:
-        found = shapes.mapping(found, f"{where}.logprobs")
-        if found.get("content") is not None:
-            entries = shapes.sequence(found["content"], f"{where}.logprobs.content")
+    if isinstance(logprobs_field, list):
+        values = logprobs_field
+        if logprobs_field and isinstance(logprobs_field[0], dict):
+            entries = logprobs_field
+    elif logprobs_field is not None:
+        logprobs_field = shapes.mapping(logprobs_field, f"{where}.logprobs")
+        if logprobs_field.get("content") is not None:
+            entries = shapes.sequence(logprobs_field["content"], f"{where}.logprobs.content")
         else:
-            values, tokens, top = found.get("token_logprobs"), found.get("tokens"), found.get("top_logprobs")
+            values, tokens, top = (
+                logprobs_field.get("token_logprobs"),
+                logprobs_field.get("tokens"),
+                logprobs_field.get("top_logprobs"),
+            )
     if entries is not None:
         entries = [shapes.mapping(entry, f"{where}.logprobs[{n}]") for n, entry in enumerate(entries)]
         values = [entry.get("logprob") for entry in entries]
@@ -155,9 +159,9 @@ def _completion(choice: Mapping[str, Any], where: str) -> tuple[Ids, Floats | No
     if choice.get("token_ids") is not None:
         ids = shapes.ids(choice["token_ids"], f"{where}.token_ids")
     elif isinstance(tokens, list) and tokens:
-        named = [id_named(token, f"{where}.logprobs") for token in tokens]
-        known = [token_id for token_id in named if token_id is not None]
-        ids = ids_array(known) if len(known) == len(named) else NO_IDS
+        token_ids = [id_named(token, f"{where}.logprobs") for token in tokens]
+        known_ids = [token_id for token_id in token_ids if token_id is not None]
+        ids = ids_array(known_ids) if len(known_ids) == len(token_ids) else NO_IDS
     return ids, logprobs, alternatives_of(top, ids, f"{where}.logprobs.top_logprobs")
 
 

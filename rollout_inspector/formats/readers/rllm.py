@@ -28,8 +28,10 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
 
 
 def _session_id(value: Mapping[str, Any], number: int) -> str:
-    found = value.get("session_id")
-    return shapes.text(value.get("trace_id") if found is None else found, "session_id", 200) or f"line-{number}"
+    session_id = value.get("session_id")
+    return (
+        shapes.text(value.get("trace_id") if session_id is None else session_id, "session_id", 200) or f"line-{number}"
+    )
 
 
 def _add_line(session: Session, value: dict[str, Any]) -> None:
@@ -39,13 +41,13 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
     request = None
     extra = shapes.rest(value, _KNOWN)
     raw = value.get("raw_request")
-    asked = value if "tools" in value or not isinstance(raw, dict) else raw
-    if asked is value and "tools" not in value and value.get("messages") is not None:
+    call = value if "tools" in value or not isinstance(raw, dict) else raw
+    if call is value and "tools" not in value and value.get("messages") is not None:
         # Without the tools that were rendered with them they are no whole request.
         extra["messages"] = value["messages"]
     elif value.get("messages") is not None:
         messages = shapes.messages(value["messages"], "messages")
-        request = Request(messages, shapes.optional_tools(asked.get("tools"), "tools"))
+        request = Request(messages, shapes.optional_tools(call.get("tools"), "tools"))
     name = shapes.text(value.get("trace_id"), "trace_id", 200)
     reply = value.get("response_message")
     session.append(
@@ -78,8 +80,10 @@ def _prompt(session: Session, value: Mapping[str, Any]) -> Ids:
 
 
 def detect(values: Sequence[Any]) -> bool:
-    one = values[0]
-    return has_keys(one, "prompt_token_ids", "completion_token_ids") and ("trace_id" in one or "session_id" in one)
+    record = values[0]
+    return has_keys(record, "prompt_token_ids", "completion_token_ids") and (
+        "trace_id" in record or "session_id" in record
+    )
 
 
 FORMAT = Format(

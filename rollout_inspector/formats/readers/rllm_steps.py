@@ -26,20 +26,20 @@ def _batch(value: Any, number: int) -> list[Trajectory]:
     value = shapes.mapping(value, "The line")
     if "trajectories" not in value:
         return [_trajectory(value if "steps" in value else {"steps": [value]}, f"line-{number}", "steps")]
-    found = shapes.sequence(value["trajectories"], "trajectories")
-    if not found:
+    trajectories = shapes.sequence(value["trajectories"], "trajectories")
+    if not trajectories:
         raise BadLine("trajectories is empty: the episode ended before a model was called.")
     shared = {name: item for name, item in shapes.rest(value, _EPISODE).items() if item not in (None, {}, [])}
-    limits.current().check_repeated(shared, len(found), "trajectories")
+    limits.current().check_repeated(shared, len(trajectories), "trajectories")
     name = shapes.text(value.get("id"), "id", 180) or f"line-{number}"
     group = name.rpartition(":")[0]
     stop = shapes.text(value.get("termination_reason"), "termination_reason", 60)
     return [
         _trajectory(
-            shapes.mapping(item, f"trajectories[{n}]"), f"{name}-{n}" if len(found) > 1 else name,
+            shapes.mapping(item, f"trajectories[{n}]"), f"{name}-{n}" if len(trajectories) > 1 else name,
             f"trajectories[{n}].steps", shared, group, stop,
         )
-        for n, item in enumerate(found)
+        for n, item in enumerate(trajectories)
     ]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def _trajectory(
         decoded.add(f"{where}[{n}]", len(step.prompt_ids) + len(step.completion_ids))
         steps.append(step)
         columns.append(own)
-    kept = {key: item for key, item in shapes.rest(value, _TRAJECTORY).items() if item not in (None, {}, [])}
+    extra = {key: item for key, item in shapes.rest(value, _TRAJECTORY).items() if item not in (None, {}, [])}
     uid = value.get("uid")
     return Trajectory(
         name if shared is not None or uid is None else shapes.text(uid, "uid", 200) or name,
@@ -66,19 +66,19 @@ def _trajectory(
         reward=shapes.number(value.get("reward"), "reward"),
         group=group,
         stop_reason=stop_reason,
-        extra={**(shared or {}), **kept},
+        extra={**(shared or {}), **extra},
     )
 
 
 def _step(value: Mapping[str, Any], where: str) -> tuple[Step, dict[str, Floats]]:
     output = shapes.optional_mapping(value.get("model_output"), f"{where}.model_output")
     ids = shapes.ids(value.get("response_ids"), f"{where}.response_ids")
-    said = shapes.sequence(value.get("chat_completions") or [], f"{where}.chat_completions")
-    messages = [shapes.mapping(one, f"{where}.chat_completions[{n}]") for n, one in enumerate(said)]
+    conversation = shapes.sequence(value.get("chat_completions") or [], f"{where}.chat_completions")
+    messages = [shapes.mapping(message, f"{where}.chat_completions[{n}]") for n, message in enumerate(conversation)]
     reply = messages.pop() if messages and messages[-1].get("role") == "assistant" else None
     version = value.get("weight_version")
     version = output.get("weight_version") if version is None else version
-    kept = {
+    extra_fields = {
         **shapes.rest(value, _STEP),
         # The tools that were rendered with the messages are not in the file, so they are no whole request.
         "messages": messages,
@@ -92,7 +92,7 @@ def _step(value: Mapping[str, Any], where: str) -> tuple[Step, dict[str, Floats]
         policy_version=shapes.text(version, f"{where}.weight_version", 100),
         reply=reply,
         text=shapes.optional_string(output.get("text"), f"{where}.model_output.text"),
-        extra={name: item for name, item in kept.items() if item not in (None, {}, [], "")},
+        extra={name: item for name, item in extra_fields.items() if item not in (None, {}, [], "")},
     )
     return step, _advantages(value.get("advantage"), len(ids), f"{where}.advantage")
 
@@ -103,10 +103,10 @@ def _advantages(value: Any, n: int, where: str) -> dict[str, Floats]:
         return {}
     if not isinstance(value, list):
         return {"advantages": np.full(n, shapes.number(value, where), dtype=np.float32)}
-    found = shapes.floats(value, where)
-    if len(found) != n:
-        raise BadLine(f"{where} has {len(found)} elements for {n} response_ids.")
-    return {"advantages": found}
+    advantages = shapes.floats(value, where)
+    if len(advantages) != n:
+        raise BadLine(f"{where} has {len(advantages)} elements for {n} response_ids.")
+    return {"advantages": advantages}
 
 
 def _is_step(value: Any) -> bool:
@@ -114,12 +114,12 @@ def _is_step(value: Any) -> bool:
 
 
 def detect(values: Sequence[Any]) -> bool:
-    one = values[0]
-    if has_keys(one, "trajectories") and isinstance(one["trajectories"], list):
-        one = next(iter(one["trajectories"]), None)
-    if has_keys(one, "steps") and isinstance(one["steps"], list):
-        one = next(iter(one["steps"]), None)
-    return _is_step(one)
+    record = values[0]
+    if has_keys(record, "trajectories") and isinstance(record["trajectories"], list):
+        record = next(iter(record["trajectories"]), None)
+    if has_keys(record, "steps") and isinstance(record["steps"], list):
+        record = next(iter(record["steps"]), None)
+    return _is_step(record)
 
 
 FORMAT = Format(

@@ -218,8 +218,8 @@ class _Index:
             masks.append(mask)
             places.append((int(self.starts[span[0]]), first, len(mask)))
         own = np.concatenate(spans)
-        held = SessionLines(tuple(places), np.concatenate(masks), self.is_last[own])
-        return FilePart(places[0][0], int((self.stops - self.starts)[own].sum()), places[0][1], sessions=held)
+        lines = SessionLines(tuple(places), np.concatenate(masks), self.is_last[own])
+        return FilePart(places[0][0], int((self.stops - self.starts)[own].sum()), places[0][1], sessions=lines)
 
 
 def _sessions_of_lines(
@@ -236,8 +236,8 @@ def _sessions_of_lines(
         if name is None:
             nameless.append(len(keys))
         keys.append(0 if name is None else hash(name))
-    values, found = np.unique(np.frombuffer(keys, np.int64), return_inverse=True)
-    of_line: NDArray[np.int64] = found.astype(np.int64)
+    values, session_index = np.unique(np.frombuffer(keys, np.int64), return_inverse=True)
+    of_line: NDArray[np.int64] = session_index.astype(np.int64)
     of_line[np.frombuffer(nameless, np.int64)] = len(values) + np.arange(len(nameless))
     return np.unique(of_line, return_inverse=True)[1].astype(np.int64)
 

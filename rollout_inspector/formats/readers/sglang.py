@@ -24,18 +24,18 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
 
 
 def _session_id(value: Mapping[str, Any], number: int) -> str:
-    found = value.get("session_id")
+    session_id = value.get("session_id")
     meta = value.get("meta_info")
-    if found is None and isinstance(meta, dict):
-        found = meta.get("id")
-    return shapes.text(found, "session_id", 200) or f"line-{number}"
+    if session_id is None and isinstance(meta, dict):
+        session_id = meta.get("id")
+    return shapes.text(session_id, "session_id", 200) or f"line-{number}"
 
 
 def _add_line(session: Session, value: dict[str, Any]) -> None:
     request = shapes.optional_mapping(value.get("request"), "request")
     bare = "response" not in value
-    found = value if bare else value["response"]
-    answers = found if isinstance(found, list) else [found]
+    reply = value if bare else value["response"]
+    answers = reply if isinstance(reply, list) else [reply]
     session.tokenizer = session.tokenizer or shapes.text(value.get("tokenizer"), "tokenizer", 200)
     session.group = shapes.text(value.get("group"), "group", 200) or session.group
     reward = shapes.number(value.get("reward"), "reward")
@@ -58,7 +58,7 @@ def _step(
 ) -> Step:
     meta = shapes.mapping(answer.get("meta_info"), f"{where}.meta_info")
     place = f"{where}.meta_info"
-    ids, logprobs, told = sglang_meta.sampled(meta, place)
+    ids, logprobs, alternatives = sglang_meta.sampled(meta, place)
     output = answer.get("output_ids")
     if logprobs is None:
         ids = shapes.optional_ids(output, f"{where}.output_ids")
@@ -70,7 +70,7 @@ def _step(
     settings = shapes.optional_mapping(request.get("sampling_params"), "request.sampling_params")
     finish_reason, stop_reason = sglang_meta.finish(meta, place)
     version, changed = sglang_meta.versions(meta, place)
-    kept = {
+    extra_fields = {
         **extra,
         **changed,
         "sampling_params": shapes.rest(settings, ("temperature", "top_p", "top_k")),
@@ -81,7 +81,7 @@ def _step(
         prompt_ids=shapes.optional_ids(prompt_ids, f"{where}: input_ids") if prompt is None else prompt,
         completion_ids=ids,
         logprobs=logprobs,
-        **told,
+        **alternatives,
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         text=shapes.optional_string(answer.get("text"), f"{where}.text"),
@@ -89,7 +89,7 @@ def _step(
         top_p=shapes.number(settings.get("top_p"), "sampling_params.top_p"),
         top_k=shapes.whole(settings.get("top_k"), "sampling_params.top_k"),
         policy_version=version,
-        extra={name: item for name, item in kept.items() if item not in ({}, [], None)},
+        extra={name: item for name, item in extra_fields.items() if item not in ({}, [], None)},
     )
 
 
@@ -98,11 +98,11 @@ def _is_answer(value: Any) -> bool:
 
 
 def detect(values: Sequence[Any]) -> bool:
-    one = values[0]
-    if has_keys(one, "response"):
-        found = one["response"]
-        return _is_answer(found[0] if isinstance(found, list) and found else found)
-    return _is_answer(one)
+    record = values[0]
+    if has_keys(record, "response"):
+        response = record["response"]
+        return _is_answer(response[0] if isinstance(response, list) and response else response)
+    return _is_answer(record)
 
 
 FORMAT = Format(

@@ -123,27 +123,32 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
     if ids is None:
         raise BadLine("is_last_step is there and trajectory_ids is not; step-wise output needs both.")
     further = shapes.elements(value, _LISTS, n)
-    found: list[Trajectory] = []
+    trajectories: list[Trajectory] = []
     for places in _places(ids, last):
         elements = [_Element(lists, k) for k in places]
-        sampled = [one.sampled() for one in elements]
+        sampled = [element.sampled() for element in elements]
         in_order = places == list(range(places[0], places[-1] + 1)) and last[places[-1]] and not last[places[:-1]].any()
-        follow = in_order and all(one.mask.all() and len(one.mask) == len(one.response) for one in elements)
+        follow = in_order and all(
+            element.mask.all() and len(element.mask) == len(element.response) for element in elements
+        )
         steps: tuple[Step, ...] = ()
         if None not in sampled:
-            steps = tuple(one.step(*place) for one, place in zip(elements, sampled, strict=True) if place is not None)
+            steps = tuple(
+                element.step(*place) for element, place in zip(elements, sampled, strict=True) if place is not None
+            )
         rows: tuple[Row, ...] = ()
         if follow:
-            steps = tuple(replace(step, extra=one.extra) for step, one in zip(steps, elements, strict=True))
+            steps = tuple(replace(step, extra=element.extra) for step, element in zip(steps, elements, strict=True))
         else:
             # The trainer trains on these rows. Where their order is wrong, the diagnosis makes a finding.
             flags = [{} if in_order else {"is_last_step": bool(last[k]), "batch_index": k} for k in places]
             rows = tuple(
-                replace(one.row((k,) if steps else ()), extra=one.extra | flags[k]) for k, one in enumerate(elements)
+                replace(element.row((k,) if steps else ()), extra=element.extra | flags[k])
+                for k, element in enumerate(elements)
             )
-        found.append(
+        trajectories.append(
             Trajectory(
-                _name(ids[places[0]], len(found), number),
+                _name(ids[places[0]], len(trajectories), number),
                 steps,
                 rows,
                 reward=elements[-1].reward,
@@ -152,19 +157,19 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
                 extra=further(places[-1]),
             )
         )
-    names = [one.external_id for one in found]
+    names = [element.external_id for element in trajectories]
     if len(set(names)) != len(names):
         raise BadLine("trajectory_ids gives one name to two trajectories.")
-    return found
+    return trajectories
 
 
 def _places(ids: list[Any], last: Mask) -> list[list[int]]:
     """The elements of each trajectory, as indices. A trajectory without an id ends where ``is_last_step`` says."""
-    found: dict[str, list[int]] = {}
-    for i, one in enumerate(ids):
-        key = f"until {int(last[:i].sum())}" if one is None else canonical_json(one)
-        found.setdefault(key, []).append(i)
-    return list(found.values())
+    places: dict[str, list[int]] = {}
+    for i, external_id in enumerate(ids):
+        key = f"until {int(last[:i].sum())}" if external_id is None else canonical_json(external_id)
+        places.setdefault(key, []).append(i)
+    return list(places.values())
 
 
 def _names(ids: Any, n: int, number: int) -> list[str]:

@@ -85,14 +85,14 @@ def _format(name: str, title: str, shape: _Shape) -> Format:
 
 def _versions(value: Any, where: str) -> list[list[Any]]:
     """Runs of tokens with their policy version, ``[version, tokens]``. Raises :class:`BadLine`."""
-    found = []
+    versions = []
     for n, item in enumerate(shapes.sequence(value or [], where)):
         pair = shapes.sequence(item, f"{where}[{n}]")
         if len(pair) != 2:
             raise BadLine(f"{where}[{n}] must hold a policy version and a number of tokens.")
         tokens = shapes.whole(pair[1], f"{where}[{n}]: tokens", least=0)
-        found.append([shapes.text(pair[0], f"{where}[{n}]: version", 100), tokens or 0])
-    return found
+        versions.append([shapes.text(pair[0], f"{where}[{n}]: version", 100), tokens or 0])
+    return versions
 
 
 def _text_step(
@@ -150,18 +150,20 @@ def _reward_columns(value: Mapping[str, Any]) -> list[str]:
 
 def _completion(value: dict[str, Any], number: int, n: int, of: int) -> Trajectory:
     """One completion. Without a reward the sum of the reward functions is the reward."""
-    said = value.get("completion")
+    completion = value.get("completion")
     name = f"line-{number}-{n}" if of > 1 else f"line-{number}"
     parts = shapes.numbers_by_name({key: value[key] for key in _reward_columns(value)}, "the rewards")
     extra = shapes.rest(value, ("prompt", "completion", "reward", *parts))
     reward = shapes.number(value.get("reward"), "reward")
     if reward is None and parts:
         reward = shapes.number(sum(parts.values()), "The sum of the rewards")
-    if _is_messages(said):
+    if _is_messages(completion):
         before = value.get("prompt")
-        asked = shapes.messages(before if isinstance(before, list) else [{"role": "user", "content": before}], "prompt")
-        whole = [*asked, *shapes.messages(said, "completion")]
-        steps = _message_steps(whole, None, range(len(asked), len(whole)))
+        messages = shapes.messages(
+            before if isinstance(before, list) else [{"role": "user", "content": before}], "prompt"
+        )
+        whole = [*messages, *shapes.messages(completion, "completion")]
+        steps = _message_steps(whole, None, range(len(messages), len(whole)))
     else:
         steps = (_text_step(value, "prompt", "completion"),)
     return Trajectory(name, steps, reward=reward, reward_parts=parts, extra=extra)
@@ -171,12 +173,12 @@ _WRITTEN_WITH = ("step", "gen_step", "advantage", "advantages")
 
 
 def _detect_columns(values: Sequence[Any]) -> bool:
-    one = values[0]
-    if not has_keys(one, "prompt", "completion"):
+    record = values[0]
+    if not has_keys(record, "prompt", "completion"):
         return False
     # A single completion is known by these two keys. A line of columns is known by further keys.
-    said = one["completion"]
-    return isinstance(said, str) or _is_messages(said) or any(key in one for key in _WRITTEN_WITH)
+    completion = record["completion"]
+    return isinstance(completion, str) or _is_messages(completion) or any(key in record for key in _WRITTEN_WITH)
 
 
 # -- OpenAI-style messages
@@ -185,8 +187,8 @@ def _detect_columns(values: Sequence[Any]) -> bool:
 def _conversation(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
     messages = shapes.messages(value.get("messages"), "messages")
-    found = value.get("id")
-    name = shapes.text(found, "id", 200) if isinstance(found, str | int) else ""
+    conversation_id = value.get("id")
+    name = shapes.text(conversation_id, "id", 200) if isinstance(conversation_id, str | int) else ""
     return Trajectory(
         name or f"line-{number}",
         _message_steps(messages, _json(value.get("tools"), "tools"), range(len(messages))),

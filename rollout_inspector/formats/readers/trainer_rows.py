@@ -28,8 +28,8 @@ def _split_row(prompt: Ids, response: Ids, mask: Mask, logprobs: Floats | None) 
 
 def _rest(value: Mapping[str, Any], known: tuple[str, ...], name: str = "") -> dict[str, Any]:
     """What else the source says, as one field where it has a name; nothing where it says nothing."""
-    found = {key: item for key, item in shapes.rest(value, known).items() if item not in (None, {}, [])}
-    return {name: found} if name and found else found
+    fields = {key: item for key, item in shapes.rest(value, known).items() if item not in (None, {}, [])}
+    return {name: fields} if name and fields else fields
 
 
 # -- verl
@@ -82,7 +82,7 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
         return None if column is None else column[i]
 
     further = shapes.elements(value, ("prompt_ids", *_TRL), len(prompts))
-    found = []
+    trajectories = []
     for i, prompt in enumerate(prompts):
         ids = shapes.ids(element("completion_ids", i), f"completion_ids[{i}]")
         mask = element("env_mask", i)
@@ -99,13 +99,13 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
             n += 1
             unique = f"{name}-row-{n}"
         seen.add(unique)
-        found.append(
+        trajectories.append(
             Trajectory(
                 unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
                 extra=further(i),
             )
         )  # fmt: skip
-    return found
+    return trajectories
 
 
 # -- prime-rl, Tinker, NeMo RL, supervised rows
@@ -185,7 +185,7 @@ def _nemo(value: Any, number: int) -> Trajectory:
     ids: list[Ids] = []
     masks: list[Mask] = []
     logprobs: list[Floats] = []
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     has_logprobs = False
     for n, item in enumerate(shapes.sequence(value.get("message_log"), "message_log")):
         where = f"message_log[{n}]"
@@ -193,23 +193,23 @@ def _nemo(value: Any, number: int) -> Trajectory:
         own = shapes.ids(message.get("token_ids"), f"{where}.token_ids")
         mask = message.get("token_loss_mask")
         is_assistant = message.get("role") == "assistant"
-        found = shapes.optional_floats(message.get("generation_logprobs"), f"{where}.generation_logprobs")
-        has_logprobs = has_logprobs or found is not None
+        turn_logprobs = shapes.optional_floats(message.get("generation_logprobs"), f"{where}.generation_logprobs")
+        has_logprobs = has_logprobs or turn_logprobs is not None
         ids.append(own)
-        said.append({**shapes.rest(message, _MESSAGE_ARRAYS), "n_tokens": len(own)})
+        messages.append({**shapes.rest(message, _MESSAGE_ARRAYS), "n_tokens": len(own)})
         masks.append(
             np.full(len(own), is_assistant, dtype=np.bool_)
             if mask is None
             else shapes.mask(mask, f"{where}.token_loss_mask")
         )
-        logprobs.append(np.full(len(own), np.nan, dtype=np.float32) if found is None else found)
+        logprobs.append(np.full(len(own), np.nan, dtype=np.float32) if turn_logprobs is None else turn_logprobs)
     if not ids:
         raise BadLine("message_log is empty.")
     row = Row(
         ids=np.concatenate(ids),
         loss_mask=np.concatenate(masks),
         logprobs=np.concatenate(logprobs) if has_logprobs else None,
-        extra={"messages": said},
+        extra={"messages": messages},
     )
     return Trajectory(
         f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"),
@@ -234,11 +234,11 @@ def _sft(value: Any, number: int) -> Trajectory:
     ids = shapes.ids(value.get("input_ids"), "input_ids")
     mask = _labelled(value.get("labels"), ids, "labels")
     attention = value.get("attention_mask")
-    kept = np.ones(len(ids), dtype=np.bool_) if attention is None else shapes.mask(attention, "attention_mask")
-    if len(kept) != len(ids):
-        raise BadLine(f"attention_mask has {len(kept)} elements for {len(ids)} input_ids.")
+    is_attended = np.ones(len(ids), dtype=np.bool_) if attention is None else shapes.mask(attention, "attention_mask")
+    if len(is_attended) != len(ids):
+        raise BadLine(f"attention_mask has {len(is_attended)} elements for {len(ids)} input_ids.")
     return Trajectory(
-        f"line-{number}", rows=(Row(ids=ids[kept], loss_mask=mask[kept]),),
+        f"line-{number}", rows=(Row(ids=ids[is_attended], loss_mask=mask[is_attended]),),
         extra=_rest(value, ("input_ids", "labels", "attention_mask")),
     )  # fmt: skip
 
@@ -260,7 +260,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
         if len(items) != n:
             raise BadLine(f"{name} has {len(items)} elements for {n} tokens.")
     further = shapes.elements(value, _ATROPOS, n)
-    found = []
+    trajectories = []
     for i in range(n):
         ids = shapes.ids(lists["tokens"][i], f"tokens[{i}]")
         mask = _labelled(lists.get("masks", [None] * n)[i], ids, f"masks[{i}]")
@@ -272,7 +272,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
         if logprobs is not None and len(logprobs) == len(mask):
             # atropos writes 1.0 on tokens that were not sampled.
             logprobs = np.where(~mask & (logprobs == 1.0), np.float32(np.nan), logprobs)
-        found.append(
+        trajectories.append(
             Trajectory(
                 f"line-{number}-{i}",
                 rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
@@ -281,7 +281,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
                 extra=further(i),
             )
         )
-    return found
+    return trajectories
 
 
 FORMATS = (

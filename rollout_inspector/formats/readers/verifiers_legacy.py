@@ -36,9 +36,9 @@ def _step(value: dict[str, Any], where: str) -> Step:
     reply = completion[-1] if isinstance(completion, list) and completion else None
     # The messages are kept, but not as a request: the tools that were rendered with them are not in the file.
     extra = shapes.rest(value, ("tokens", "completion"))
-    kept = shapes.rest(tokens, (*_TOKENS, "prompt_mask", "completion_mask"))
-    if kept:
-        extra["tokens"] = kept
+    extra_fields = shapes.rest(tokens, (*_TOKENS, "prompt_mask", "completion_mask"))
+    if extra_fields:
+        extra["tokens"] = extra_fields
     mask = tokens.get("completion_mask")
     if mask is not None and not shapes.mask(mask, f"{where}.completion_mask").all():
         extra["completion_mask"] = mask

@@ -42,7 +42,7 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
     limits.current().check_repeated(extra, len(traces), "traces")
     decoded = limits.Decoded()
     work = _work(value)
-    found = []
+    trajectories = []
     for n, item in enumerate(traces):
         where = f"traces[{n}]"
         trace = shapes.mapping(item, where)
@@ -51,7 +51,7 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
         reward, parts = _reward(trace, value)
         steps, rows = _steps_and_rows(trace, where, decoded, _policy(work))
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
-        found.append(
+        trajectories.append(
             Trajectory(
                 f"{name}-{n}" if len(traces) > 1 else name,
                 steps,
@@ -64,16 +64,16 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
                 extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition")),
             )
         )
-    return found
+    return trajectories
 
 
 def _group(trace: Mapping[str, Any], episode: Mapping[str, Any]) -> str:
     """What the trainer grouped by, else the task that the trace solves."""
     group, task = episode.get("group"), trace.get("task")
-    named = group.get("id") if isinstance(group, dict) else None
+    group_id = group.get("id") if isinstance(group, dict) else None
     if isinstance(task, dict):
-        named = named or task.get("key") or task.get("hash")
-    return shapes.text(episode.get("group_id") or named, "group", 200)
+        group_id = group_id or task.get("key") or task.get("hash")
+    return shapes.text(episode.get("group_id") or group_id, "group", 200)
 
 
 def _work(episode: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -100,8 +100,8 @@ def _training_step(trace: Mapping[str, Any], work: Mapping[str, Any]) -> int | N
     info = info if isinstance(info, dict) else {}
     for holder, name in (("train", "trained_at_step"), ("ship", "step"), ("train", "logged_at_step")):
         fields = info.get(holder)
-        if isinstance(fields, dict) and (found := as_step(fields.get(name))) is not None:
-            return found
+        if isinstance(fields, dict) and (step := as_step(fields.get(name))) is not None:
+            return step
     return as_step(work.get("step")) if work.get("type") == "train" else None
 
 
@@ -130,8 +130,8 @@ def _reward(trace: Mapping[str, Any], episode: Mapping[str, Any]) -> tuple[float
 
 
 def _sum(numbers: Iterable[float]) -> float | None:
-    found = list(numbers)
-    return shapes.number(sum(found), "The sum of rewards") if found else None
+    terms = list(numbers)
+    return shapes.number(sum(terms), "The sum of rewards") if terms else None
 
 
 _COLUMNS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies", "is_masked")
@@ -164,9 +164,9 @@ def _steps_and_rows(
     calls: dict[int, Mapping[str, Any]] = {}
     for n, item in enumerate(shapes.sequence(trace.get("calls") or [], f"{where}.calls")):
         call = shapes.mapping(item, f"{where}.calls[{n}]")
-        made = shapes.whole(call.get("node"), f"{where}.calls[{n}].node", least=0)
-        if made is not None:
-            calls[made] = call
+        node_index = shapes.whole(call.get("node"), f"{where}.calls[{n}].node", least=0)
+        if node_index is not None:
+            calls[node_index] = call
     # Before 0.4 the tools are not in the file. From 0.4 on, each root has those that were rendered on its paths.
     is_whole = "tools" in trace and (not trace["tools"] or any("tools" in node for node in nodes))
     paths: list[_Path] = []
@@ -242,9 +242,9 @@ def _step(
         """One value for each id of the completion: the mask may have holes."""
         if len(values) != len(trained):
             return values
-        found = np.full(stop - start, np.nan, dtype=np.float32)
-        found[trained - start] = values
-        return found
+        column = np.full(stop - start, np.nan, dtype=np.float32)
+        column[trained - start] = values
+        return column
 
     logprobs = shapes.optional_floats(node.get("logprobs") or None, f"{where}.logprobs")
     columns = {}
@@ -280,10 +280,10 @@ def _step(
 
 
 def detect(values: Sequence[Any]) -> bool:
-    one = values[0]
-    if has_keys(one, "traces") and isinstance(one["traces"], list):
-        return all(has_keys(trace, "nodes") for trace in one["traces"])
-    return has_keys(one, "nodes") and isinstance(one["nodes"], list)
+    record = values[0]
+    if has_keys(record, "traces") and isinstance(record["traces"], list):
+        return all(has_keys(trace, "nodes") for trace in record["traces"])
+    return has_keys(record, "nodes") and isinstance(record["nodes"], list)
 
 
 FORMAT = Format(

@@ -35,19 +35,19 @@ def row_fault(
     """The first fault of a row's arrays; None = there is none. ``advantages``: the target writes advantages."""
     if not len(row.ids):
         return ExportFault("It has no token ids: there is nothing to train on.")
-    if (found := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
-        return _named(found)
+    if (fault := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
+        return _named(fault)
     if not row.loss_mask.any():
         return ExportFault("None of its tokens is under the gradient.", "mask_overrun")
     if needs_logprobs:
         if row.logprobs is None:
             return ExportFault("It has no log-probabilities, and the target needs one for each trained token.")
-        if (found := checks.logprob_invalid(row) or _above_zero(row)) is not None:
-            return _named(found)
-    found = checks.advantage_misplaced(row) if advantages else None
+        if (fault := checks.logprob_invalid(row) or _above_zero(row)) is not None:
+            return _named(fault)
+    fault = checks.advantage_misplaced(row) if advantages else None
     # An advantage beside every token, as NeMo RL writes it, is no fault: masked tokens are written with 0.
-    if found is not None and found.severity != "warning":
-        return _named(found)
+    if fault is not None and fault.severity != "warning":
+        return _named(fault)
     if needs_prompt and row.loss_mask[0]:
         return ExportFault("Its first token is under the gradient, and nothing stands before it that could predict it.")
     if longest is not None and len(row.ids) > longest:

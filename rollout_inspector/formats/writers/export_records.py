@@ -37,13 +37,13 @@ def split_of(row: Row) -> int:
 def _logprobs(row: Row) -> list[float] | None:
     if row.logprobs is None:
         return None
-    found: list[float] = np.nan_to_num(row.logprobs.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0).tolist()
-    return found
+    logprobs: list[float] = np.nan_to_num(row.logprobs.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0).tolist()
+    return logprobs
 
 
 def _mask(row: Row) -> list[int]:
-    found: list[int] = row.loss_mask.astype(np.int8).tolist()
-    return found
+    mask_bits: list[int] = row.loss_mask.astype(np.int8).tolist()
+    return mask_bits
 
 
 def _advantages(row: Row) -> list[float] | None:
@@ -51,8 +51,12 @@ def _advantages(row: Row) -> list[float] | None:
     column = row.columns.get("advantages")
     if column is None:
         return None
-    found = np.nan_to_num(column.astype(np.float64))
-    return np.where(row.loss_mask, found, 0.0).tolist() if len(found) == len(row.loss_mask) else found.tolist()
+    advantages = np.nan_to_num(column.astype(np.float64))
+    return (
+        np.where(row.loss_mask, advantages, 0.0).tolist()
+        if len(advantages) == len(row.loss_mask)
+        else advantages.tolist()
+    )
 
 
 def _from(values: list[Any] | None, start: int) -> list[Any] | None:
@@ -65,10 +69,10 @@ def verl(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]
     ``num_turns`` counts user, assistant and tool turns: verl counts one before each call. It is left out when no call
     is known.
     """
-    said = trajectory.extra.get("num_turns")
+    n_turns = trajectory.extra.get("num_turns")
     for n, row in enumerate(rows):
         at = split_of(row)
-        turns = 2 * len(row.step_indices) or (said if type(said) is int else 0)
+        turns = 2 * len(row.step_indices) or (n_turns if type(n_turns) is int else 0)
         yield {
             "prompt_ids": row.ids[:at].tolist(), "response_ids": row.ids[at:].tolist(),
             "response_mask": _mask(row)[at:], "response_logprobs": _from(_logprobs(row), at),
@@ -182,11 +186,11 @@ class Skyrl:
         instance = trajectory.group or trajectory.external_id
         used = self._repetitions.setdefault(instance, set())
         tail = trajectory.external_id.removeprefix(f"{instance}-")
-        wanted = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 10 else len(used)
-        while wanted in used:
-            wanted += 1
-        used.add(wanted)
-        return {"instance_id": instance, "repetition_id": wanted}
+        number = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 10 else len(used)
+        while number in used:
+            number += 1
+        used.add(number)
+        return {"instance_id": instance, "repetition_id": number}
 
     def _reward(self, trajectory: Trajectory, row: Row, at: int, is_last: bool) -> Any:
         """The reward, or one reward for each token. Without a column the last token of the last step has the reward."""

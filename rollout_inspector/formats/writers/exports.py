@@ -101,11 +101,11 @@ def write(
     def refuse(why: str) -> None:
         raise ExportRefused(f"{why} {WAYS_OUT}")
 
-    told = None if force else leave_out or refuse
-    found = _records(target, trajectories, told, rows or target.rows, decode, cause)
+    on_fault = None if force else leave_out or refuse
+    records = _records(target, trajectories, on_fault, rows or target.rows, decode, cause)
     if not target.columns:
-        return sum(1 for record in found if file.write(msgspec.json.encode(record) + b"\n"))
-    return _write_columns(target, found, file, may_be_empty=force or leave_out is not None)
+        return sum(1 for record in records if file.write(msgspec.json.encode(record) + b"\n"))
+    return _write_columns(target, records, file, may_be_empty=force or leave_out is not None)
 
 
 def _records(
@@ -175,8 +175,8 @@ _SKYRL = (
 _SKYRL_MORE = {"rollout_metrics": None, "rollout_expert_indices": None}
 
 EXPORTS: dict[str, Export] = {
-    one.name: one
-    for one in (
+    target_format.name: target_format
+    for target_format in (
         Export(
             "skyrl", "SkyRL GeneratorOutput, whole trajectories", lambda _: Skyrl(False), faults=(one_row, has_reward),
             columns=_SKYRL, more={**_SKYRL_MORE, "is_last_step": None},

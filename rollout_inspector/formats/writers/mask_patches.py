@@ -29,7 +29,7 @@ def without(record: dict[str, Any], left_out: Sequence[int], list_key: str) -> d
         return None
     dropped = set(left_out)
     return {
-        key: [one for i, one in enumerate(item) if i not in dropped]
+        key: [element for i, element in enumerate(item) if i not in dropped]
         if isinstance(item, list) and len(item) == n
         else item
         for key, item in record.items()
@@ -59,7 +59,7 @@ def _of_batch(responses: str, masks: str, prompts: str) -> MaskPlaces:
 
     def clear(record: dict[str, Any], n: int, places: Places) -> None:
         if record.get(masks) is None:
-            record[masks] = [[1] * len(one) for one in record[responses]]
+            record[masks] = [[1] * len(response) for response in record[responses]]
         before = record.get(prompts)
         _clear(record[masks][n], places, len(before[n]) if before else 0)
 
@@ -76,8 +76,8 @@ def _tinker(record: dict[str, Any], n: int, places: Places) -> None:
     inputs = record.get("loss_fn_inputs", record)
 
     def values(name: str) -> Any:
-        held = inputs.get(name)
-        return held.get("data", held.get("_numpy")) if isinstance(held, Mapping) else held
+        field = inputs.get(name)
+        return field.get("data", field.get("_numpy")) if isinstance(field, Mapping) else field
 
     if inputs.get("mask") is None:
         inputs["mask"] = [1] * len(values("target_tokens"))
@@ -112,8 +112,8 @@ def _atropos(record: dict[str, Any], n: int, places: Places) -> None:
 def _sft(record: dict[str, Any], n: int, places: Places) -> None:
     """The reader cuts off what has no attention, so offsets count what is left."""
     attention = record.get("attention_mask")
-    kept = [i for i in range(len(record["labels"])) if attention is None or attention[i]]
-    _clear(record["labels"], [kept[place] for place in places], to=LABEL_IGNORED)
+    attended = [i for i in range(len(record["labels"])) if attention is None or attention[i]]
+    _clear(record["labels"], [attended[place] for place in places], to=LABEL_IGNORED)
 
 
 PATCHED: dict[str, tuple[MaskPlaces, str]] = {

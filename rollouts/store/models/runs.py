@@ -42,7 +42,9 @@ class Run(models.Model):
 
     model = models.CharField(max_length=200, blank=True)
     token_store = models.CharField(
-        max_length=20, default="database", help_text="Where its token arrays go: a name of ``rollouts.store.token_arrays``."
+        max_length=20,
+        default="database",
+        help_text="Where its token arrays go: a name of ``rollouts.store.token_arrays``.",
     )
     engine = models.CharField(max_length=60, blank=True)
     environment = models.CharField(max_length=60, blank=True)

@@ -94,7 +94,9 @@ TEMPLATES = ["qwen2.5", "trl-training--qwen2-5", "qwen3", "trl-training--qwen3",
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_sharing_the_work_changes_no_byte(corpus: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, shared = contexts(corpus, template)
-    monkeypatch.setattr("rollout_inspector.streams.strategies.replay.BATCH_STEPS", 8)  # two trajectories, so that there are several
+    monkeypatch.setattr(
+        "rollout_inspector.streams.strategies.replay.BATCH_STEPS", 8
+    )  # two trajectories, so that there are several
     tools = None if template in ("llama3.1", "mistral-nemo") else TOOLS
     values = [recorded(plain, template, name, tools=tools) for name in "abc"]
     first, second, third, *rest = values[1].steps
