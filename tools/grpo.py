@@ -95,11 +95,13 @@ def train(settings: GrpoSettings, policy: Path = MODEL_DIR) -> Iterator[GrpoStep
         for step in range(settings.steps):
             sampled = sampler.sample(step, f"step-{delivered}")
             trajectories = [
-                replace(one, rows=tuple(_with_columns(row, advantage) for row in one.rows))
-                for one, advantage in zip(sampled, _advantages(sampled), strict=True)
+                replace(trajectory, rows=tuple(_with_columns(row, advantage) for row in trajectory.rows))
+                for trajectory, advantage in zip(sampled, _advantages(sampled), strict=True)
             ]
             scored = _update(model, optimizer, trajectories, settings)
-            yield GrpoStep(step, tuple(scored), _mean([one.reward or 0.0 for one in scored]), _gap(scored))
+            yield GrpoStep(
+                step, tuple(scored), _mean([trajectory.reward or 0.0 for trajectory in scored]), _gap(scored)
+            )
             if settings.deliver_every and (step + 1) % settings.deliver_every == 0:
                 engine.call(_delivery(model, settings)).result()
                 delivered = step + 1
@@ -130,9 +132,9 @@ class _Sampler:
 
     def _tasks_of(self, step: int) -> list[Task]:
         """The prompts of a step: those that every step has, and new ones."""
-        kept, new = self._settings.repeated, self._settings.groups - self._settings.repeated
-        first = kept + step * new
-        return self._tasks[:kept] + [self._tasks[(first + n) % len(self._tasks)] for n in range(new)]
+        n_repeated, new = self._settings.repeated, self._settings.groups - self._settings.repeated
+        first = n_repeated + step * new
+        return self._tasks[:n_repeated] + [self._tasks[(first + n) % len(self._tasks)] for n in range(new)]
 
     def sample(self, step: int, version: str) -> list[Trajectory]:
         """The trajectories of a step, in the order of groups."""
@@ -145,12 +147,12 @@ class _Sampler:
         waiting, steps, ends = list(jobs), dict[Any, list[Step]](), dict[Any, TrajectoryEnd]()
 
         def more(n: int, _: bool) -> list[RolloutJob] | None:
-            taken, waiting[:n] = waiting[:n], []
-            return taken or None
+            tasks_taken, waiting[:n] = waiting[:n], []
+            return tasks_taken or None
 
         def keep(found: Sequence[tuple[RolloutJob, int, Step]]) -> None:
-            for job, _, one in found:
-                steps.setdefault(job.key, []).append(one)
+            for job, _, step_of_job in found:
+                steps.setdefault(job.key, []).append(step_of_job)
 
         stops = tuple(sorted(self._codec.stop_ids))
         sampling = Sampling(settings.temperature, max_tokens=settings.max_tokens, stop_token_ids=stops)
@@ -177,8 +179,8 @@ class _Sampler:
 def _numbered(task: Task) -> Task:
     """The task with its number at the start, so that two prompts share no long prefix."""
     first, *others = task.messages
-    said = {**first, "content": f"{task.index}. {first['content']}"}
-    return replace(task, messages=[said, *others])
+    message = {**first, "content": f"{task.index}. {first['content']}"}
+    return replace(task, messages=[message, *others])
 
 
 def _with_logprobs(row: Row, steps: Sequence[Step]) -> Row:
@@ -189,8 +191,8 @@ def _with_logprobs(row: Row, steps: Sequence[Step]) -> Row:
     """
     if row.logprobs is not None:
         return row
-    held = [one.logprobs for one in steps if one.logprobs is not None]
-    sampled = np.concatenate(held) if held else np.zeros(0, np.float32)
+    logprobs = [step.logprobs for step in steps if step.logprobs is not None]
+    sampled = np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32)
     values, trained = np.zeros(len(row.ids), np.float32), np.flatnonzero(row.loss_mask)
     n = min(len(trained), len(sampled))
     values[trained[:n]] = sampled[:n]
@@ -200,14 +202,14 @@ def _with_logprobs(row: Row, steps: Sequence[Step]) -> Row:
 def _advantages(trajectories: Sequence[Trajectory]) -> list[float]:
     """The advantage of each trajectory in its group. 0 where all rewards of a group are equal."""
     rewards: dict[str, list[float]] = {}
-    for one in trajectories:
-        rewards.setdefault(one.group, []).append(one.reward or 0.0)
-    found = []
-    for one in trajectories:
-        group = np.array(rewards[one.group])
+    for trajectory in trajectories:
+        rewards.setdefault(trajectory.group, []).append(trajectory.reward or 0.0)
+    advantages = []
+    for trajectory in trajectories:
+        group = np.array(rewards[trajectory.group])
         spread = float(group.std())
-        found.append(((one.reward or 0.0) - float(group.mean())) / (spread + 1e-6) if spread else 0.0)
-    return found
+        advantages.append(((trajectory.reward or 0.0) - float(group.mean())) / (spread + 1e-6) if spread else 0.0)
+    return advantages
 
 
 def _with_columns(row: Row, advantage: float) -> Row:
@@ -220,12 +222,12 @@ def _update(
 ) -> list[Trajectory]:
     """One update by all trained tokens. Returns the trajectories with the trainer's log-probabilities before it."""
     temperature = settings.trainer_temperature or settings.temperature
-    n_trained = sum(int(row.loss_mask.sum()) for one in trajectories for row in one.rows)
-    found = []
+    n_trained = sum(int(row.loss_mask.sum()) for trajectory in trajectories for row in trajectory.rows)
+    losses = []
     optimizer.zero_grad(set_to_none=True)
-    for one in trajectories:
+    for trajectory in trajectories:
         rows = []
-        for row in one.rows:
+        for row in trajectory.rows:
             trained = torch.from_numpy(np.flatnonzero(row.loss_mask[1:]) + 1)
             ids = torch.from_numpy(row.ids.astype(np.int64))
             column = np.zeros(len(ids), np.float32)
@@ -238,17 +240,17 @@ def _update(
                     ratio = torch.exp(logprobs - logprobs.detach())
                     (-(ratio * advantage).sum() / n_trained).backward()  # type: ignore[no-untyped-call]
             rows.append(replace(row, columns={**row.columns, TRAINER_COLUMN: column}))
-        found.append(replace(one, rows=tuple(rows)))
+        losses.append(replace(trajectory, rows=tuple(rows)))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return found
+    return losses
 
 
 def _gap(trajectories: Sequence[Trajectory]) -> float:
     sizes = [
         np.abs(row.columns[TRAINER_COLUMN] - row.logprobs)[row.loss_mask]
-        for one in trajectories
-        for row in one.rows
+        for trajectory in trajectories
+        for row in trajectory.rows
         if row.logprobs is not None
     ]
     return float(np.concatenate(sizes).mean()) if sizes else 0.0

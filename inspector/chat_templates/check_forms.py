@@ -25,7 +25,7 @@ _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 def numbered(text: str, line: int, around: int = 3) -> list[tuple[int, str, bool]]:
     """The lines around line ``line``: number (from 1), text, and whether it is that line."""
     lines = list(enumerate(text.splitlines(), start=1))
-    return [(n, one[:160], n == line) for n, one in lines[max(0, line - 1 - around) : line + around]]
+    return [(n, line_text[:160], n == line) for n, line_text in lines[max(0, line - 1 - around) : line + around]]
 
 
 def _items(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
@@ -35,7 +35,9 @@ def _items(value: list[Any] | dict[str, Any]) -> Iterable[Any]:
 def _cannot_keep(text: str, parsed: Any) -> str:
     """What in a JSON value cannot be stored or read again, from its text and its value. Empty = nothing."""
     level, depth = [parsed], 0
-    while level := [item for one in level if isinstance(one, list | dict) for item in _items(one)]:
+    while level := [
+        item for value_at_level in level if isinstance(value_at_level, list | dict) for item in _items(value_at_level)
+    ]:
         depth += 1
         if depth > MAX_DEPTH:
             return f"lists or objects nested more than {MAX_DEPTH} deep"
@@ -68,8 +70,8 @@ class JsonField(forms.CharField):
             where = "depth" if isinstance(error, RecursionError) else "a number that is too long"
             if isinstance(error, json.JSONDecodeError):
                 wrong = error.doc.splitlines()[error.lineno - 1 : error.lineno]
-                shown = f": {wrong[0].strip()[:80]!r}" if wrong else ""
-                where = f"line {error.lineno}, column {error.colno}{shown}"
+                excerpt = f": {wrong[0].strip()[:80]!r}" if wrong else ""
+                where = f"line {error.lineno}, column {error.colno}{excerpt}"
                 self.wrong = numbered(error.doc, error.lineno)
             raise forms.ValidationError(f"This is not JSON ({where}). For example: {self.example}") from error
         if problem := _cannot_keep(text, parsed):

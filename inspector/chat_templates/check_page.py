@@ -134,7 +134,9 @@ def _groups(checks: Iterable[Mapping[str, Any]], is_special: IsSpecial) -> list[
             "failing": [probe for probe in probes if probe["word"] not in PASSING],
             "passing": [probe for probe in probes if probe["word"] in PASSING],
             "passed": [
-                (GLYPHS[word], word, n) for word in PASSING if (n := sum(one["word"] == word for one in probes))
+                (GLYPHS[word], word, n)
+                for word in PASSING
+                if (n := sum(probe_row["word"] == word for probe_row in probes))
             ],
         }
         for purpose, probes in groups.items()
@@ -216,7 +218,7 @@ def _conversation(conversations: Mapping[str, Any] | None) -> dict[str, Any] | N
 
 def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The template line by line, with the probes that fail at each line."""
-    named: dict[int, list[dict[str, str]]] = defaultdict(list)
+    probes_by_line: dict[int, list[dict[str, str]]] = defaultdict(list)
     decides: set[int] = set()
     for check in checks:
         if check["status"] not in ("broken", "raises"):
@@ -226,9 +228,9 @@ def _source(template: str, checks: Iterable[Mapping[str, Any]]) -> list[dict[str
             decides.add(check["decided_by"]["line"])
             places.add(check["decided_by"]["line"])
         for line in sorted(place for place in places if place):
-            named[line].append({"name": check["name"], "title": check["title"]})
+            probes_by_line[line].append({"name": check["name"], "title": check["title"]})
     return [
-        {"number": number, "text": text, "probes": named.get(number, [])[:8], "decides": number in decides}
+        {"number": number, "text": text, "probes": probes_by_line.get(number, [])[:8], "decides": number in decides}
         for number, text in enumerate(template.splitlines(), start=1)
     ]
 
@@ -255,6 +257,6 @@ def _strategies(
 
 
 def _delta(delta: Mapping[str, Any], is_special: IsSpecial) -> dict[str, Any]:
-    back, shown = delta["stream"] - delta["shared"], delta["tokens"]
-    tokens = _tokens(shown, is_special, marks_first=bool(back))
-    return {**delta, "back": back, "rest": delta["n"] - len(shown), "tokens": tokens}
+    back, delta_tokens = delta["stream"] - delta["shared"], delta["tokens"]
+    tokens = _tokens(delta_tokens, is_special, marks_first=bool(back))
+    return {**delta, "back": back, "rest": delta["n"] - len(delta_tokens), "tokens": tokens}

@@ -56,10 +56,10 @@ def subject(access: Access, params: QueryDict) -> Subject | None:
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
     if not code and not run_code:
         return None
-    found = find_request(access, code, run_code, whole_number(params.get("step")) or 0)
-    if found is None:
+    request = find_request(access, code, run_code, whole_number(params.get("step")) or 0)
+    if request is None:
         return None
-    run, step = found.run, found.step
+    run, step = request.run, request.step
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):
         chat_template = find_chat_template(run.project, step.chat_template_sha256) or chat_template
@@ -81,10 +81,14 @@ def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]
 def failing_probe(cells: Mapping[str, Any] | None, probe: str) -> str:
     """The probe that shows the fault. When the named probe passes, it is the first of its purpose that fails."""
     probes = (cells or {}).get("probes", {})
-    asked = probes.get(probe)
-    if asked is None or asked["status"] == "broken":
+    probe_asked = probes.get(probe)
+    if probe_asked is None or probe_asked["status"] == "broken":
         return probe
-    for name, one in probes.items():
-        if one["purpose"] == asked["purpose"] and one["status"] == "broken" and one["decisive"]:
+    for name, other_probe in probes.items():
+        if (
+            other_probe["purpose"] == probe_asked["purpose"]
+            and other_probe["status"] == "broken"
+            and other_probe["decisive"]
+        ):
             return str(name)
     return probe

@@ -31,12 +31,12 @@ def matrix(request: HttpRequest) -> HttpResponse:
     """The template of every tokenizer against every probe. A POST has workers run the missing checks."""
     if request.method == "POST":
         chosen_project(request)  # refuses a user who is a member of no project
-        held = access(request)
-        for tokenizer in tokenizers_with_template(held.limit(list_tokenizers(held), least=Role.MEMBER), texts=True):
+        reader = access(request)
+        for tokenizer in tokenizers_with_template(reader.limit(list_tokenizers(reader), least=Role.MEMBER), texts=True):
             assert tokenizer.chat_template is not None
             _ask(tokenizer, tokenizer.chat_template, request, tokenizer.project)
         return redirect("templates-matrix")
-    shown = _matrix(request)
+    matrix_page = _matrix(request)
     legend = [
         {"tone": word, "letter": letter, "word": template_matrix.WORDS[word]}
         for word, letter in template_matrix.LETTERS.items()
@@ -44,8 +44,8 @@ def matrix(request: HttpRequest) -> HttpResponse:
     return page(
         request,
         "chat_templates/matrix.html",
-        shown,
-        groups=template_matrix.rows(shown),
+        matrix_page,
+        groups=template_matrix.rows(matrix_page),
         legend=legend,
         csv_url=f"{reverse('templates-csv')}?{request.GET.urlencode()}",
         projects=projects_to_filter(request),
@@ -78,18 +78,18 @@ def compare(request: HttpRequest) -> HttpResponse:
     first = None if params.get("project") else project_with_template(access(request), params.get("a", "")[:64])
     where = chosen_project(request, Role.MEMBER if request.method == "POST" else Role.VIEWER, preferred=first)
     project = where.chosen
-    found = {side: _template(project, params.get(side, "")) for side in "ab"}
-    a, b = found["a"], found["b"]
-    listed = template_compare.choices(project, [one.sha256 for one in (a, b) if one is not None])
-    tokenizers = {one.name: one for one in tokenizers_of(project)}
-    only_html: dict[str, Any] = {"chosen": found, "names": list(tokenizers), "where": where}
+    sides = {side: _template(project, params.get(side, "")) for side in "ab"}
+    a, b = sides["a"], sides["b"]
+    listed = template_compare.choices(project, [template.sha256 for template in (a, b) if template is not None])
+    tokenizers = {template.name: template for template in tokenizers_of(project)}
+    only_html: dict[str, Any] = {"chosen": sides, "names": list(tokenizers), "where": where}
     if a is None or b is None:
-        shown = TemplateComparePage(project.code, listed)
-        return page(request, "chat_templates/compare.html", shown, **only_html, tokenizer="")
+        compare_page = TemplateComparePage(project.code, listed)
+        return page(request, "chat_templates/compare.html", compare_page, **only_html, tokenizer="")
     tokenizer = _tokenizer(params.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":
-        for one in (a, b):
-            _ask(tokenizer, one, request, project)
+        for template in (a, b):
+            _ask(tokenizer, template, request, project)
         query = {
             "project": project.code,
             "a": a.sha256,
@@ -97,17 +97,19 @@ def compare(request: HttpRequest) -> HttpResponse:
             "tokenizer": tokenizer.name if tokenizer else "",
         }
         return redirect(f"{reverse('templates-compare')}?{urlencode(query)}")
-    shown = template_compare.compare(project, listed, a, b, tokenizer)
-    return page(request, "chat_templates/compare.html", shown, **only_html, **template_compare.drawn(shown))
+    compare_page = template_compare.compare(project, listed, a, b, tokenizer)
+    return page(
+        request, "chat_templates/compare.html", compare_page, **only_html, **template_compare.drawn(compare_page)
+    )
 
 
 def _template(project: Project, sha256: str) -> ChatTemplate | None:
     if not sha256:
         return None
-    found = find_chat_template(project, sha256[:64])
-    if found is None:
+    template = find_chat_template(project, sha256[:64])
+    if template is None:
         raise Http404(f"There is no chat template with the sha256 {sha256[:64]}.")
-    return found
+    return template
 
 
 def _tokenizer(
@@ -116,5 +118,5 @@ def _tokenizer(
     """The tokenizer with that name; without a name, the first whose own template is one of the two."""
     if name is not None:
         return tokenizers.get(name)
-    own = [one for one in tokenizers.values() if one.chat_template_id in (a.sha256, b.sha256)]
+    own = [tokenizer for tokenizer in tokenizers.values() if tokenizer.chat_template_id in (a.sha256, b.sha256)]
     return own[0] if own else None

@@ -57,8 +57,8 @@ class CheckSummary(Page):
             prefix_preserving=cells.get("prefix_preserving"),
             void=bool(probes.get(TITO_POST, {}).get("void")),
             broken_for_tools=sum(
-                one["purpose"] == Purpose.TOOLS and one["decisive"] and one["status"] == CheckStatus.BROKEN
-                for one in probes.values()
+                probe["purpose"] == Purpose.TOOLS and probe["decisive"] and probe["status"] == CheckStatus.BROKEN
+                for probe in probes.values()
             ),
             own_arguments=bool(check.question),
             project=project,

@@ -25,22 +25,22 @@ WHICH = ("repair", "wider", "widest")
 
 def named(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Name in addresses -> repair of the report, the smallest first."""
-    found: dict[str, Mapping[str, Any]] = {}
+    by_name: dict[str, Mapping[str, Any]] = {}
     repair: Mapping[str, Any] | None = report.get("repair")
     for which in WHICH:
         if repair:
-            found[which] = repair
+            by_name[which] = repair
             repair = repair.get("wider")
-    return found
+    return by_name
 
 
 def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The verified repairs of a report, the smallest first."""
-    found = []
+    views = []
     titles = {check["name"]: check["title"] for check in report.get("checks", ())}
     for which, repair in named(report).items():
         changed = repair["changed"]
-        found.append(
+        views.append(
             {
                 "which": which,
                 "title": TITLES.get(repair["scope"], "Verified"),
@@ -49,19 +49,19 @@ def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "fixes": [{"name": name, "title": titles.get(name, name)} for name in repair["fixes"]],
                 "still_broken": [{"name": name, "title": titles.get(name, name)} for name in repair["still_broken"]],
                 "n_changed": len(changed),
-                "changed": [_changed(one) for one in changed[:MAX_CHANGED]],
+                "changed": [_changed(conversation) for conversation in changed[:MAX_CHANGED]],
                 "rest": max(0, len(changed) - MAX_CHANGED),
             }
         )
-    return found
+    return views
 
 
 def marks(report: Mapping[str, Any]) -> dict[str, Any] | None:
     """The verified generation tags of a report, or why there are none; None before the search."""
-    found = report.get("marks")
-    if not found:
+    marks_report = report.get("marks")
+    if not marks_report:
         return {"detail": report["marks_detail"]} if report.get("marks_detail") else None
-    return {**found, "diff": diff_lines(found["diff"])}
+    return {**marks_report, "diff": diff_lines(marks_report["diff"])}
 
 
 def search(check: TemplateCheck) -> dict[str, Any]:
@@ -72,9 +72,9 @@ def search(check: TemplateCheck) -> dict[str, Any]:
     if not report:
         return {"state": "none"}
     broken = [
-        {"name": one["name"], "title": one["title"], "detail": one["detail"]}
-        for one in report["checks"]
-        if one["status"] == "broken" and one["decisive"] and one["purpose"] in PREFIX
+        {"name": check_row["name"], "title": check_row["title"], "detail": check_row["detail"]}
+        for check_row in report["checks"]
+        if check_row["status"] == "broken" and check_row["decisive"] and check_row["purpose"] in PREFIX
     ]
     if template_checks.wants_repair(check):
         failed = f"No repair was looked for: {check.job.error}" if check.job.error else ""
@@ -104,11 +104,11 @@ _CLASSES = {"+": "add", "-": "del", "@": "hunk", "\\": "hunk"}
 
 def diff_lines(diff: str) -> list[dict[str, str]]:
     """The lines of a unified diff, each with its CSS class."""
-    found = []
+    lines_of_diff = []
     for line in diff.splitlines():
         heading = line.startswith(("+++", "---"))
-        found.append({"tone": "hunk" if heading else _CLASSES.get(line[:1], ""), "text": line})
-    return found
+        lines_of_diff.append({"tone": "hunk" if heading else _CLASSES.get(line[:1], ""), "text": line})
+    return lines_of_diff
 
 
 def _content(content: Any) -> str:

@@ -23,8 +23,8 @@ def choices(project: Project, chosen: Sequence[str]) -> list[dict[str, str]]:
 
     Two queries at most.
     """
-    found = newest_chat_templates(project, MAX_TEMPLATES)
-    listed = {one.chat_template_id: one.label for one in found}
+    templates = newest_chat_templates(project, MAX_TEMPLATES)
+    listed = {template.chat_template_id: template.label for template in templates}
     if older := [sha256 for sha256 in chosen if sha256 not in listed]:
         listed |= chat_template_labels(project, older)
     return [{"sha256": sha256, "label": label or "unnamed template"} for sha256, label in listed.items()]
@@ -38,24 +38,27 @@ def compare(
     tokenizer: Tokenizer | None,
 ) -> ComparedPage:
     """Two templates of a project side by side. ``templates``: those that can be chosen, both among them. One query."""
-    names = {one["sha256"]: one["label"] for one in templates}
-    codes = {one.sha256: template_checks.code_of(project, tokenizer, one, {}) for one in (a, b)}
+    names = {template["sha256"]: template["label"] for template in templates}
+    codes = {template.sha256: template_checks.code_of(project, tokenizer, template, {}) for template in (a, b)}
     checks = find_checks(codes.values(), report=True)
-    found = [checks.get(codes[one.sha256]) for one in (a, b)]
+    checks_of_sides = [checks.get(codes[template.sha256]) for template in (a, b)]
     lines = difflib.unified_diff(
         a.text.splitlines(), b.text.splitlines(), names[a.sha256], names[b.sha256], lineterm=""
     )
-    first, second = (one.report if one and one.status == TemplateCheck.Status.DONE else None for one in found)
+    first, second = (
+        template.report if template and template.status == TemplateCheck.Status.DONE else None
+        for template in checks_of_sides
+    )
     return ComparedPage(
         project=project.code,
         templates=templates,
-        a=_compared(a, names[a.sha256], found[0]),
-        b=_compared(b, names[b.sha256], found[1]),
+        a=_compared(a, names[a.sha256], checks_of_sides[0]),
+        b=_compared(b, names[b.sha256], checks_of_sides[1]),
         same=a.text == b.text,
         diff="\n".join(lines),
         tokenizer=tokenizer.name if tokenizer else None,
-        missing=[one.sha256 for one, check in zip((a, b), found, strict=True) if is_missing(check)],
-        under_way=any(check is not None and is_active(check) for check in found),
+        missing=[template.sha256 for template, check in zip((a, b), checks_of_sides, strict=True) if is_missing(check)],
+        under_way=any(check is not None and is_active(check) for check in checks_of_sides),
         ready=bool(first and second),
         probes=_probes(first, second) if first and second else [],
     )
@@ -76,15 +79,15 @@ def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each probe with both outcomes, and the change of its longer render."""
     before = {check["name"]: check for check in a["checks"]}
     after = {check["name"]: check for check in b["checks"]}
-    found = []
+    differences = []
     for name in dict.fromkeys([*before, *after]):
-        one, other = before.get(name), after.get(name)
-        either = one or other
+        first, other = before.get(name), after.get(name)
+        either = first or other
         assert either is not None
-        words = [word_of(side) if side else "" for side in (one, other)]
-        texts = [_render(side) for side in (one, other)]
+        words = [word_of(side) if side else "" for side in (first, other)]
+        texts = [_render(side) for side in (first, other)]
         differs = None not in texts and texts[0] != texts[1]
-        found.append(
+        differences.append(
             {
                 "name": name,
                 "title": either["title"],
@@ -94,10 +97,10 @@ def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "turned": words[0] != words[1],
                 "render_differs": differs,
                 "render_diff": text_diff(texts[0] or "", texts[1] or "") if differs else [],
-                "same_conversation": (one or {}).get("conversations") == (other or {}).get("conversations"),
+                "same_conversation": (first or {}).get("conversations") == (other or {}).get("conversations"),
             }
         )
-    return found
+    return differences
 
 
 def _render(check: Mapping[str, Any] | None) -> str | None:

@@ -47,9 +47,11 @@ def with_template(access: Access, project_code: str) -> list[Tokenizer]:
 
     The revisions of one source are neighbours, the oldest first.
     """
-    found = tokenizers_with_template(list_tokenizers(access, project_code))
-    first = {one.source: one.name for one in sorted(found, key=lambda one: one.name, reverse=True)}
-    return sorted(found, key=lambda one: (first[one.source], one.created_at))
+    tokenizers = tokenizers_with_template(list_tokenizers(access, project_code))
+    first = {
+        tokenizer.source: tokenizer.name for tokenizer in sorted(tokenizers, key=lambda one: one.name, reverse=True)
+    }
+    return sorted(tokenizers, key=lambda one: (first[one.source], one.created_at))
 
 
 Asked = Mapping[str | None, Mapping[str, Any]]
@@ -63,24 +65,26 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
     project = params.get("project", "")[:64]
     tokenizers = with_template(access, project)
     codes = {
-        one.pk: template_checks.code_of_hashes(one.project, one.sha256, one.chat_template_id or "", {})
-        for one in tokenizers
+        tokenizer.pk: template_checks.code_of_hashes(
+            tokenizer.project, tokenizer.sha256, tokenizer.chat_template_id or "", {}
+        )
+        for tokenizer in tokenizers
     }
     checks = find_checks(codes.values())
-    asked: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
-    columns = [_column(one, checks.get(codes[one.pk]), names_projects) for one in tokenizers]
-    shown = [column for column in columns if name.lower() in column.name.lower()]
-    revisions = _revisions(columns, asked)
+    probes_by_code: Asked = {code: (check.cells or {}).get("probes", {}) for code, check in checks.items()}
+    columns = [_column(tokenizer, checks.get(codes[tokenizer.pk]), names_projects) for tokenizer in tokenizers]
+    columns_shown = [column for column in columns if name.lower() in column.name.lower()]
+    revisions = _revisions(columns, probes_by_code)
     newest = params.get("revisions") == "newest"
     if newest:
-        older = {(one["source"], one["before"]["name"]) for one in revisions}
-        shown = [column for column in shown if (column.source, column.name) not in older]
-    probes = _probes(shown, asked)
+        older = {(tokenizer["source"], tokenizer["before"]["name"]) for tokenizer in revisions}
+        columns_shown = [column for column in columns_shown if (column.source, column.name) not in older]
+    probes = _probes(columns_shown, probes_by_code)
     purposes = list(dict.fromkeys(probe["purpose"] for probe in probes))
     probes = [probe for probe in probes if not purpose or probe["purpose"] == purpose]
     return MatrixPage(
-        tokenizers=list(shown),
-        probes=[probe for probe in probes if _is_kept(probe["name"], shown, show)],
+        tokenizers=list(columns_shown),
+        probes=[probe for probe in probes if _is_kept(probe["name"], columns_shown, show)],
         purposes=purposes,
         filter={"name": name, "purpose": purpose, "show": show, "revisions": "newest" if newest else "all"}
         | ({"project": project} if project else {}),
@@ -90,7 +94,7 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
         missing=sum(column.status == "missing" for column in columns),
         under_way=any(column.status in ("queued", "running") for column in columns),
         revisions=list(revisions),
-        versions=_versions(shown, checks),
+        versions=_versions(columns_shown, checks),
     )
 
 
@@ -111,12 +115,12 @@ def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: b
 
 def _probes(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, str]]:
     """The probes of all columns, purpose by purpose in the order in which the first columns have them."""
-    found: dict[str, dict[str, str]] = {}
+    cells: dict[str, dict[str, str]] = {}
     for column in columns:
         for name, cell in asked.get(column.code, {}).items():
-            found.setdefault(name, {"name": name, "title": cell["title"], "purpose": cell["purpose"]})
-    order = list(dict.fromkeys(probe["purpose"] for probe in found.values()))
-    return sorted(found.values(), key=lambda probe: order.index(probe["purpose"]))
+            cells.setdefault(name, {"name": name, "title": cell["title"], "purpose": cell["purpose"]})
+    order = list(dict.fromkeys(probe["purpose"] for probe in cells.values()))
+    return sorted(cells.values(), key=lambda probe: order.index(probe["purpose"]))
 
 
 def _is_kept(probe: str, columns: list[MatrixColumn], show: str) -> bool:
@@ -128,39 +132,39 @@ def _is_kept(probe: str, columns: list[MatrixColumn], show: str) -> bool:
 
 def _revisions(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, Any]]:
     """Sources with several revisions: the outcomes that changed between neighbouring revisions."""
-    found = []
+    revisions = []
     for before, after in itertools.pairwise(columns):
         if after.source and before.source == after.source and before.chat_template != after.chat_template:
-            one, other = before.cells, after.cells
+            older, other = before.cells, after.cells
             titles = {probe: cell["title"] for probe, cell in asked.get(after.code, {}).items()}
             turned = [
-                {"name": probe, "before": one[probe], "after": other[probe], "title": titles[probe]}
+                {"name": probe, "before": older[probe], "after": other[probe], "title": titles[probe]}
                 for probe in other
-                if probe in one and one[probe] != other[probe]
+                if probe in older and older[probe] != other[probe]
             ]
-            known = bool(one and other)
-            change = {"source": after.source, "known": known, "turned": turned}
-            found.append(change | {"before": _short(before), "after": _short(after)})
-    return found
+            both_known = bool(older and other)
+            change = {"source": after.source, "known": both_known, "turned": turned}
+            revisions.append(change | {"before": _short(before), "after": _short(after)})
+    return revisions
 
 
 def _versions(columns: list[MatrixColumn], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
     """Templates with answers of several versions of the checks: the outcomes that changed between versions."""
-    found = []
+    versions = []
     for column in columns:
         check = checks.get(column.code or "")
         cells = (check.cells or {}) if check else {}
         answers = [{"version": check.version if check else 0, **cells}, *cells.get("older", [])]
         for after, before in itertools.pairwise(answers):
-            one, other = before["probes"], after["probes"]
+            older, other = before["probes"], after["probes"]
             turned = [
-                {"name": name, "title": cell["title"], "before": word_of(one[name]), "after": word_of(cell)}
+                {"name": name, "title": cell["title"], "before": word_of(older[name]), "after": word_of(cell)}
                 for name, cell in other.items()
-                if name in one and word_of(one[name]) != word_of(cell)
+                if name in older and word_of(older[name]) != word_of(cell)
             ]
             change = {"before": before["version"], "after": after["version"], "turned": turned}
-            found.append({"name": column.name, "code": column.code, **change})
-    return found
+            versions.append({"name": column.name, "code": column.code, **change})
+    return versions
 
 
 def _short(column: MatrixColumn) -> dict[str, Any]:

@@ -69,16 +69,16 @@ def index(request: HttpRequest) -> HttpResponse:
     form = TokenizerForm(*([request.POST, request.FILES] if request.method == "POST" else []))
     registered = _register(form, where.chosen) if request.method == "POST" and where is not None else None
     if registered is None:
-        asked = request.GET.get("project", "")[:64]
-        listed = list_tokenizers(access(request), asked)
-        shown = TokenizersPage([_line(request, one) for one in listed], form.sentences())
+        project_code = request.GET.get("project", "")[:64]
+        listed = list_tokenizers(access(request), project_code)
+        tokenizers_page = TokenizersPage([_line(request, tokenizer) for tokenizer in listed], form.sentences())
         only_html: dict[str, Any] = {
             "form": form if where is not None else None,
             "where": where,
             "hub": settings.HUB_ALLOWED,
         }
-        only_html |= {"projects": projects_to_filter(request), "asked": asked}
-        return page(request, "tokenizers/index.html", shown, 422 if form.errors else 200, **only_html)
+        only_html |= {"projects": projects_to_filter(request), "asked": project_code}
+        return page(request, "tokenizers/index.html", tokenizers_page, 422 if form.errors else 200, **only_html)
     if wants_json(request):
         return json_page(_line(request, registered), 201)
     messages.success(request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens.")
@@ -105,9 +105,9 @@ def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:
             folder, source, name = _folder_of(cleaned, scratch)
             if cleaned.get("chat_template"):
                 folder = with_template(folder, cleaned["chat_template"], scratch)
-            wanted = cleaned["name"].strip() or name
+            tokenizer_name = cleaned["name"].strip() or name
             revision = cleaned.get("revision") or ""
-            return register_tokenizer(folder, wanted, source, revision, project)
+            return register_tokenizer(folder, tokenizer_name, source, revision, project)
     except (ValueError, OSError) as error:
         if is_disk_full(error):
             raise
@@ -117,10 +117,10 @@ def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:
 
 def _folder_of(cleaned: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
     """The folder that a form names, its source in words, and a name when the name of the folder means nothing."""
-    if named := cleaned.get("folder"):
+    if folder_text := cleaned.get("folder"):
         roots, data = settings.TOKENIZER_FOLDERS, settings.INSPECTOR_DATA
-        folder = tokenizers.copy_from_server(named, roots, kept_out=data, target=scratch / "named")
-        return folder, Path(named).name, None
+        folder = tokenizers.copy_from_server(folder_text, roots, kept_out=data, target=scratch / "named")
+        return folder, Path(folder_text).name, None
     if cleaned["upload"]:
         return keep_upload(cleaned["upload"], scratch), f"upload of {cleaned['upload'].name}", None
     cache, hub_id = settings.INSPECTOR_DATA / "hub", cleaned["hub_id"]

@@ -52,29 +52,33 @@ def index(request: HttpRequest) -> HttpResponse:
         if check is not None:
             return redirect(_address(check, request.POST.get("probe", "")))
     else:
-        asked = subject(access(request), request.GET)
-        known = asked.check() if asked else None
-        if known is not None:
-            return redirect(_address(known, failing_probe(known.cells, request.GET.get("probe", ""))))
-        name = asked.run.name if asked else ""
-        before = None if asked else _asked_before(request, request.GET.get("check", ""))
-        where = form_project(request, asked.run.project if asked else before.project if before else None)
+        subject_asked = subject(access(request), request.GET)
+        earlier_check = subject_asked.check() if subject_asked else None
+        if earlier_check is not None:
+            return redirect(_address(earlier_check, failing_probe(earlier_check.cells, request.GET.get("probe", ""))))
+        name = subject_asked.run.name if subject_asked else ""
+        before = None if subject_asked else _asked_before(request, request.GET.get("check", ""))
+        where = form_project(
+            request, subject_asked.run.project if subject_asked else before.project if before else None
+        )
         if where is not None:
             usual = {"tokenizer": request.GET.get("tokenizer", "")}
             form = TemplateCheckForm(
-                where.chosen, initial=asked.initial() if asked else _again(before) if before else usual
+                where.chosen, initial=subject_asked.initial() if subject_asked else _again(before) if before else usual
             )
-    wanted = request.GET.get("project", "")[:64]
-    shown = ChecksPage(
+    project_code = request.GET.get("project", "")[:64]
+    checks_page = ChecksPage(
         [
             CheckSummary.of(check, project_name(request, check.project_id))
-            for check in recent_checks(access(request), RECENT, wanted)
+            for check in recent_checks(access(request), RECENT, project_code)
         ],
         form.sentences() if form is not None else {},
     )
-    lists = {"projects": projects_to_filter(request), "asked": wanted}
+    lists = {"projects": projects_to_filter(request), "asked": project_code}
     status = 400 if form is not None and form.errors else 200
-    return page(request, "chat_templates/index.html", shown, status, form=form, subject=name, where=where, **lists)
+    return page(
+        request, "chat_templates/index.html", checks_page, status, form=form, subject=name, where=where, **lists
+    )
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -91,12 +95,19 @@ def conversation(request: HttpRequest) -> HttpResponse:
         where = chosen_project(request, preferred=before.project if before else None)
         usual = _again(before) if before else _first(where.chosen)
         form = ConversationForm(where.chosen, initial={"conversation": EXAMPLE, **usual})
-    shown = ConversationPage(form.sentences())
-    return page(request, "chat_templates/conversation.html", shown, 400 if form.errors else 200, form=form, where=where)
+    conversation_page = ConversationPage(form.sentences())
+    return page(
+        request,
+        "chat_templates/conversation.html",
+        conversation_page,
+        400 if form.errors else 200,
+        form=form,
+        where=where,
+    )
 
 
 def _first(project: Project) -> dict[str, Any]:
-    return {"tokenizer": next((one.name for one in tokenizers_with_template(tokenizers_of(project))), "")}
+    return {"tokenizer": next((tokenizer.name for tokenizer in tokenizers_with_template(tokenizers_of(project))), "")}
 
 
 def _asked_before(request: HttpRequest, code: str) -> TemplateCheck | None:
@@ -107,37 +118,37 @@ def _asked_before(request: HttpRequest, code: str) -> TemplateCheck | None:
 
 def _again(check: TemplateCheck) -> dict[str, Any]:
     """The initial values of a form with the question of a check."""
-    asked = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
-    return {**filled_in(check.tokenizer, check.chat_template), **asked}
+    question = {name: json.dumps(value, indent=1, ensure_ascii=False) for name, value in check.question.items()}
+    return {**filled_in(check.tokenizer, check.chat_template), **question}
 
 
 @reads_check
 def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The ids that every strategy puts between the completions of a check's own conversation."""
     project = project_name(request, check.project_id)
-    shown = CheckConversationPage.of(check, project, strategies=(check.report or {}).get("strategies"))
-    return page(request, "chat_templates/strategies.html", shown, **drawn_conversation(check))
+    conversation_page = CheckConversationPage.of(check, project, strategies=(check.report or {}).get("strategies"))
+    return page(request, "chat_templates/strategies.html", conversation_page, **drawn_conversation(check))
 
 
 def _address(check: TemplateCheck, probe: str = "") -> str:
     """The check's page, at a probe when one is named."""
     address = reverse("check", args=[check.code])
-    named = probe[:PROBE_NAME]
-    return f"{address}#probe-{named}" if named.replace("_", "").isalnum() else address
+    probe_name = probe[:PROBE_NAME]
+    return f"{address}#probe-{probe_name}" if probe_name.replace("_", "").isalnum() else address
 
 
 def ask_check(
     request: HttpRequest, form: TemplateCheckForm, project: Project, repair: bool = True
 ) -> TemplateCheck | None:
     """Send the check of a valid form to a worker. Returns None, and fills in the form's errors, on failure."""
-    asked = form.cleaned_data
+    fields = form.cleaned_data
     tokenizer = _tokenizer(form, project)
     text = form.template_text(tokenizer) if not form.errors else ""
     if form.errors:
         return None
     own = tokenizer is not None and tokenizer.chat_template is not None and tokenizer.chat_template.text == text
     upload = form.files.get("chat_template_file")
-    label = f"{tokenizer.name}'s own" if own and tokenizer else str(upload) if upload else asked["label"]
+    label = f"{tokenizer.name}'s own" if own and tokenizer else str(upload) if upload else fields["label"]
     try:
         chat_template = register_chat_template(text, label, project)
     except ValueError as error:
@@ -146,10 +157,10 @@ def ask_check(
     check, to_do = template_checks.ask(
         tokenizer,
         chat_template,
-        asked["tools"],
-        asked["kwargs"],
+        fields["tools"],
+        fields["kwargs"],
         request.user,
-        asked["conversation"],
+        fields["conversation"],
         repair,
         project,
     )
@@ -160,14 +171,14 @@ def ask_check(
 
 def _tokenizer(form: TemplateCheckForm, project: Project) -> Tokenizer | None:
     """The tokenizer of a form; an uploaded or fetched one is registered. None without one, or on an error."""
-    asked = form.cleaned_data
-    if asked["tokenizer_file"]:
-        return register_upload(form, "tokenizer_file", asked["tokenizer_file"], project)
-    if not asked.get("hub_id"):
-        chosen: Tokenizer | None = asked["tokenizer"]
+    fields = form.cleaned_data
+    if fields["tokenizer_file"]:
+        return register_upload(form, "tokenizer_file", fields["tokenizer_file"], project)
+    if not fields.get("hub_id"):
+        chosen: Tokenizer | None = fields["tokenizer"]
         return chosen
     try:
-        return hub_tokenizer(asked["hub_id"], asked["revision"], project)
+        return hub_tokenizer(fields["hub_id"], fields["revision"], project)
     except (ValueError, OSError) as error:
         form.add_error("hub_id", unreadable(error))
         return None
@@ -178,8 +189,8 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The verdict of a check, or its progress."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
-    shown = CheckPage.of(check, project_name(request, check.project_id))
-    return page(request, "chat_templates/detail.html", shown, **drawn(check))
+    check_page = CheckPage.of(check, project_name(request, check.project_id))
+    return page(request, "chat_templates/detail.html", check_page, **drawn(check))
 
 
 @reads_check

@@ -122,14 +122,14 @@ def _share(n: int, of: int) -> float:
 def histogram(summary: RunSummary) -> dict[str, Any] | None:
     """The geometry of a run's reward bins; None when no trajectory has a reward."""
     bins = summary.reward_bins
-    if not any(one.n for one in bins):
+    if not any(bar.n for bar in bins):
         return None
     bars = tuple(
-        RewardBar(*box, one.start, one.stop, one.n, query=f"min={one.start:.9g}&max={one.stop:.9g}")
-        for one, box in zip(bins, REWARDS.columns([one.n for one in bins]), strict=True)
+        RewardBar(*box, bar.start, bar.stop, bar.n, query=f"min={bar.start:.9g}&max={bar.stop:.9g}")
+        for bar, box in zip(bins, REWARDS.columns([bar.n for bar in bins]), strict=True)
     )
     low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
-    is_exact = all(one.start == one.stop for one in bins)  # a bar for each value: no axis, so no place for the mean
+    is_exact = all(bar.start == bar.stop for bar in bins)  # a bar for each value: no axis, so no place for the mean
     mean_x = None
     if mean is not None and high > low and not is_exact:
         mean_x = round((mean - low) / (high - low) * REWARDS.width, 2)
@@ -226,10 +226,10 @@ def drawn_map(turns: tuple[MapTurn, ...], n_tokens: int, address: str) -> tuple[
     """
     pieces = minimap(turns, n_tokens)
     links = [
-        f'<a href="{escape(address.format(one.start, max(one.stop, one.start + 1)))}" tabindex="-1">'
-        f"<title>{escape(one.label)}</title>"
-        f'<rect class="map-{escape(one.kind)}" x="{one.x}" y="{one.y}" width="{one.width}" height="{one.height}"/></a>'
-        for one in pieces
+        f'<a href="{escape(address.format(piece.start, max(piece.stop, piece.start + 1)))}" tabindex="-1">'
+        f"<title>{escape(piece.label)}</title>"
+        f'<rect class="map-{escape(piece.kind)}" x="{piece.x}" y="{piece.y}" width="{piece.width}" height="{piece.height}"/></a>'
+        for piece in pieces
     ]
     return mark_safe("".join(links)), trained_path(pieces)
 
@@ -238,9 +238,9 @@ def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[n
     """At most ``most`` equal stretches of ``values`` ``[n]``: their edges, and the mean of each; NaN = no value."""
     n = int(values.size)
     edges = np.unique(np.linspace(0, n, min(most, n) + 1).astype(np.int64))
-    known = np.isfinite(values)
-    sums = np.add.reduceat(np.where(known, values, 0.0).astype(np.float64), edges[:-1])
-    counts = np.add.reduceat(known.astype(np.int64), edges[:-1])
+    is_known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(is_known, values, 0.0).astype(np.float64), edges[:-1])
+    counts = np.add.reduceat(is_known.astype(np.int64), edges[:-1])
     return edges, np.where(counts, sums / np.maximum(counts, 1), np.nan)
 
 

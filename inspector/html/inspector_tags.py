@@ -130,28 +130,30 @@ def kind_words(kind: str) -> str:
 @register.filter
 def finding_title(kind: str) -> str:
     """`bos_mismatch` as `BOS doubled or missing`. A kind of a later version keeps the words of its slug."""
-    known = KINDS.get(kind)
-    return known.title if known else kind_words(kind).capitalize()
+    finding_kind = KINDS.get(kind)
+    return finding_kind.title if finding_kind else kind_words(kind).capitalize()
 
 
 @register.filter
 def kinds_besides(counts: Mapping[str, int], kind: str) -> str:
     """The findings of the other kinds, as `Chat template drift 3; BOS doubled or missing 1`."""
-    return "; ".join(f"{finding_title(one)} {number(count)}" for one, count in counts.items() if one != kind)
+    return "; ".join(
+        f"{finding_title(other_kind)} {number(count)}" for other_kind, count in counts.items() if other_kind != kind
+    )
 
 
 @register.filter
 def finding_meaning(kind: str) -> str:
     """One sentence that says what happened; empty for a kind of a later version."""
-    known = KINDS.get(kind)
-    return known.meaning if known else ""
+    finding_kind = KINDS.get(kind)
+    return finding_kind.meaning if finding_kind else ""
 
 
 @register.filter
 def finding_consequence(kind: str) -> str:
     """What it does to training; empty for a kind of a later version."""
-    known = KINDS.get(kind)
-    return known.consequence if known else ""
+    finding_kind = KINDS.get(kind)
+    return finding_kind.consequence if finding_kind else ""
 
 
 @register.filter
@@ -163,8 +165,8 @@ def shown_in_gallery(trajectory: StoredTrajectory) -> FindingKind | Example | No
 
 def kind_shown(trajectory: StoredTrajectory) -> str:
     """The kind of finding that a trajectory of the gallery is there to show; empty for any other trajectory."""
-    shown = shown_in_gallery(trajectory)
-    return shown.kind if isinstance(shown, Example) else shown.slug if shown else ""
+    gallery_kind = shown_in_gallery(trajectory)
+    return gallery_kind.kind if isinstance(gallery_kind, Example) else gallery_kind.slug if gallery_kind else ""
 
 
 @register.filter
@@ -182,9 +184,9 @@ def any_has(items: Iterable[Any], name: str) -> bool:
 @register.filter
 def plural(count: Any, noun: str) -> str:
     """`3 trajectories`, `1 step`: a count with its noun. Write an irregular plural as `trajectory,trajectories`."""
-    one, _, many = noun.partition(",")
+    singular, _, many = noun.partition(",")
     amount = int(count or 0)
-    return f"{amount:,} {one if amount == 1 else many or one + 's'}"
+    return f"{amount:,} {singular if amount == 1 else many or singular + 's'}"
 
 
 @register.filter
@@ -250,9 +252,9 @@ def share_button(context: Context, target: Model, query: str | None = None, page
 
 def _shared_query(query: str, page: str) -> str:
     """The query of a share link, with the page that it opens. What does not fit is left out, the last first."""
-    named = [("page", page)] * bool(page) + [pair for pair in parse_qsl(query.removeprefix("?")) if pair[0] != "page"]
-    while len(shared := urlencode(named)) > MAX_SHARED_QUERY:
-        named.pop()
+    pairs = [("page", page)] * bool(page) + [pair for pair in parse_qsl(query.removeprefix("?")) if pair[0] != "page"]
+    while len(shared := urlencode(pairs)) > MAX_SHARED_QUERY:
+        pairs.pop()
     return shared
 
 
@@ -266,10 +268,10 @@ def team_member(context: Context) -> str:
 @register.simple_tag(takes_context=True)
 def people(context: Context) -> dict[str, bool]:
     """Which pages of people the reader may open."""
-    held = access(context["request"])
+    reader = access(context["request"])
     return {
-        "is_server_admin": held.is_server_admin,
-        "sees_audit": held.is_server_admin or Role.ADMIN in held.roles.values(),
+        "is_server_admin": reader.is_server_admin,
+        "sees_audit": reader.is_server_admin or Role.ADMIN in reader.roles.values(),
     }
 
 

@@ -42,9 +42,9 @@ def _character(match: re.Match[str]) -> str:
     char = match[0]
     if char[0] == " ":
         return f"<b>{char}</b>"
-    known = _FIXED.get(char)
-    if known is not None:
-        return known
+    fixed = _FIXED.get(char)
+    if fixed is not None:
+        return fixed
     # <bdi> limits a bidi control to its own element. Joiners and selectors become visible and have no effect.
     return f"<bdi class=c data-x={ord(char):04X}>{char}</bdi>"
 
@@ -84,19 +84,19 @@ def bytes_html(data: bytes) -> str:
 
 def characters(data: bytes) -> list[tuple[int, bytes, str | None]]:
     """``data`` cut into (offset, bytes, character). The character is None for a byte that belongs to no character."""
-    found: list[tuple[int, bytes, str | None]] = []
+    pieces: list[tuple[int, bytes, str | None]] = []
     at = 0
     while at < len(data):
         lead = data[at]
         length = 1 if lead < 0x80 else 2 if 0xC2 <= lead < 0xE0 else 3 if 0xE0 <= lead < 0xF0 else 4
         chunk = data[at : at + length]
         try:
-            found.append((at, chunk, chunk.decode()))
+            pieces.append((at, chunk, chunk.decode()))
         except UnicodeDecodeError:
             chunk = data[at : at + 1]
-            found.append((at, chunk, None))
+            pieces.append((at, chunk, None))
         at += len(chunk)
-    return found
+    return pieces
 
 
 def bytes_text_html(data: bytes, spaces: bool = False) -> str:
@@ -132,4 +132,4 @@ def split_fragments(pieces: Sequence[bytes]) -> list[Fragment]:
         for token in range(first, last):
             opens[token] = True
             closes[token + 1] = True
-    return [Fragment(*drawn) for drawn in zip(html, opens, closes, strict=True)]
+    return [Fragment(*parts) for parts in zip(html, opens, closes, strict=True)]

@@ -37,8 +37,8 @@ def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tup
         if start < stop:
             margin = min(start, MARGIN), min(len(tokens) - stop, MARGIN)
             part = tokens.slice(tokens.start + start - margin[0], tokens.start + stop + margin[1])
-            drawn = painter.window(part, margin=margin)
-            html.append(drawn if equal else f"<{tag}>{drawn}</{tag}>")
+            window = painter.window(part, margin=margin)
+            html.append(window if equal else f"<{tag}>{window}</{tag}>")
     return mark_safe("".join(html))
 
 
@@ -58,12 +58,12 @@ def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind
     ):
         html = [head]
         for start, stop, equal in spans:
-            if drawn := _boxes(painter, ids[start : min(stop, MAX_BOXES)]):
-                html.append(drawn if equal else f"<{tag}>{drawn}</{tag}>")
+            if boxes := _boxes(painter, ids[start : min(stop, MAX_BOXES)]):
+                html.append(boxes if equal else f"<{tag}>{boxes}</{tag}>")
         if not len(ids):
             html.append(f"<{tag}><em>nothing</em></{tag}>")
-        rest = len(ids) - MAX_BOXES
-        html.append(f" <em>and {rest:,} more</em>" if rest > 0 else "")
+        n_more = len(ids) - MAX_BOXES
+        html.append(f" <em>and {n_more:,} more</em>" if n_more > 0 else "")
         sides.append(mark_safe("".join([*html, tail])))
     return sides[0], sides[1]
 

@@ -117,14 +117,14 @@ def foreign_tokens(tokens: Tokens, marks: Marks) -> NDArray[np.bool_]:
 def gap_html(words: str, text: str, url: str) -> str:
     """A link at a place where tokens are missing: ``words`` and the start of their hostile ``text``."""
     cut = visible_text(text[:MAX_GAP_TEXT]) + "…" * (len(text) > MAX_GAP_TEXT)
-    said = escape(f"{words}: {cut}" if cut else words)
-    return f'<a class=gap href="{escape(url)}" data-gap="{said}" aria-label="{said}. Show both sides."></a>'
+    label = escape(f"{words}: {cut}" if cut else words)
+    return f'<a class=gap href="{escape(url)}" data-gap="{label}" aria-label="{label}. Show both sides."></a>'
 
 
 def pin_html(number: int, title: str) -> str:
     """The place of a finding in a saved file: a link to its card, with its number."""
-    said = escape(f"Finding {number}: {title}. Show its card.")
-    return f'<a class=pin id=place-{number} href="#finding-{number}" data-n={number} aria-label="{said}"></a>'
+    label = escape(f"Finding {number}: {title}. Show its card.")
+    return f'<a class=pin id=place-{number} href="#finding-{number}" data-n={number} aria-label="{label}"></a>'
 
 
 def logprob_classes(logprobs: NDArray[np.float32] | None, n: int) -> NDArray[np.int64]:
@@ -179,8 +179,8 @@ def _before_end(element: str, gap: str) -> str:
 
 def _after_start(element: str, gap: str) -> str:
     """The element with the gap as its first part. No attribute of a token or a run holds a ``>``."""
-    tag, _, rest = element.partition(">")
-    return f"{tag}>{gap}{rest}"
+    tag, _, inner = element.partition(">")
+    return f"{tag}>{gap}{inner}"
 
 
 @dataclass(eq=False)
@@ -209,25 +209,25 @@ class TokenPainter:
         spans = [(a - tokens.start, b - tokens.start) for a, b in spans]
         starts, (first, end) = {a for a, b in spans if a < b}, (spans[0][0], spans[-1][1])
         state = self._states(tokens, marks, logprob=True)
-        told = np.zeros(len(tokens), dtype=np.bool_)
-        told[first:end] = _said(state[first:end])
-        told[list(starts)] = True
-        state |= told.astype(np.int64) << _SAID
+        is_spoken = np.zeros(len(tokens), dtype=np.bool_)
+        is_spoken[first:end] = _said(state[first:end])
+        is_spoken[list(starts)] = True
+        state |= is_spoken.astype(np.int64) << _SAID
         keys = (tokens.ids.astype(np.int64) << _STATE_BITS | state).tolist()
         memo = self._memo
-        drawn = list(map(memo.get, keys))
-        if None in drawn:
+        elements = list(map(memo.get, keys))
+        if None in elements:
             memo = self._fill(keys)
-            drawn = list(map(memo.get, keys))
-        if self._partial and None in drawn:
-            self._draw_split(keys, drawn)
+            elements = list(map(memo.get, keys))
+        if self._partial and None in elements:
+            self._draw_split(keys, elements)
         for offset, gap in marks.gaps.items():
             at = offset - tokens.start
             if at in starts:  # no token of its window stands before it
-                drawn[at] = _after_start(drawn[at] or "", gap)
+                elements[at] = _after_start(elements[at] or "", gap)
             elif first < at <= end:
-                drawn[at - 1] = _before_end(drawn[at - 1] or "", gap)
-        return ["".join(drawn[a:b]) for a, b in spans]  # type: ignore[arg-type]
+                elements[at - 1] = _before_end(elements[at - 1] or "", gap)
+        return ["".join(elements[a:b]) for a, b in spans]  # type: ignore[arg-type]
 
     def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:
         n = len(tokens)
@@ -276,9 +276,9 @@ class TokenPainter:
         """Id -> its bytes; None without a tokenizer, or for an id outside the vocabulary."""
         if self.table is None:
             return dict.fromkeys(ids.tolist())
-        known = ids[(ids >= 0) & (ids < self.table.vocab_size)]
+        known_ids = ids[(ids >= 0) & (ids < self.table.vocab_size)]
         texts: dict[int, bytes | None] = dict.fromkeys(ids.tolist())
-        texts.update(zip(known.tolist(), self.table.token_bytes(known.astype(np.int32)), strict=True))
+        texts.update(zip(known_ids.tolist(), self.table.token_bytes(known_ids.astype(np.int32)), strict=True))
         # A hole in the vocabulary has no bytes. None draws its id, so that no token is hidden.
         return {token_id: data or None for token_id, data in texts.items()}
 
@@ -286,18 +286,18 @@ class TokenPainter:
         """The bytes of each id; None without a tokenizer, or for an id outside the vocabulary."""
         if self.table is None:
             return [None] * len(ids)
-        known = (ids >= 0) & (ids < self.table.vocab_size)
-        found: list[bytes | None] = list(self.table.token_bytes(np.where(known, ids, 0).astype(np.int32)))
-        for i in np.flatnonzero(~known).tolist():
-            found[i] = None
-        return found
+        is_known = (ids >= 0) & (ids < self.table.vocab_size)
+        token_bytes: list[bytes | None] = list(self.table.token_bytes(np.where(is_known, ids, 0).astype(np.int32)))
+        for i in np.flatnonzero(~is_known).tolist():
+            token_bytes[i] = None
+        return token_bytes
 
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""
         if self.table is None:
             return np.zeros(len(ids), dtype=np.bool_)
-        known = (ids >= 0) & (ids < len(self.table.special))
-        return np.asarray(self.table.special)[np.where(known, ids, 0)].astype(np.bool_) & known
+        is_known = (ids >= 0) & (ids < len(self.table.special))
+        return np.asarray(self.table.special)[np.where(is_known, ids, 0)].astype(np.bool_) & is_known
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token. False without a tokenizer."""
@@ -363,25 +363,25 @@ class TokenPainter:
         # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
         gaps = {offset: gap for offset, gap in marks.gaps.items() if first <= offset <= end}
-        block_starts = {a for (a, _), held in zip(parts, cuts, strict=True) for a in (a, *held)}
+        block_starts = {a for (a, _), inner_cuts in zip(parts, cuts, strict=True) for a in (a, *inner_cuts)}
         edges = {*(np.flatnonzero(differs) + first + 1).tolist(), *block_starts, *gaps}
         starts = np.asarray(sorted(at for at in edges if at < end), dtype=np.int64)
-        said = _said(state[starts - first]).tolist()
-        drawn: list[str] = []
+        labels = _said(state[starts - first]).tolist()
+        html: list[str] = []
         begin = first
-        for a, b, told in zip(starts.tolist(), [*starts[1:].tolist(), end], said, strict=True):
-            if a in block_starts and drawn:
-                yield Block(begin, a, "".join(drawn))
-                begin, drawn = a, []
+        for a, b, label in zip(starts.tolist(), [*starts[1:].tolist(), end], labels, strict=True):
+            if a in block_starts and html:
+                yield Block(begin, a, "".join(html))
+                begin, html = a, []
             at = a - first
-            names = _state_classes(int(state[at]) | (told or a in block_starts) << _SAID) + " x" * bool(special[at])
+            names = _state_classes(int(state[at]) | (label or a in block_starts) << _SAID) + " x" * bool(special[at])
             # At the start of a block there is no run before the gap.
-            before, after = "" if drawn else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
-            drawn.append(
+            before, after = "" if html else gaps.get(a, ""), "" if b in block_starts else gaps.get(b, "")
+            html.append(
                 f"<span{_class_attribute(names.strip())} data-a={a}>{before}{text.run_html(a, b)}{after}</span>"
             )
-        if drawn:
-            yield Block(begin, end, "".join(drawn))
+        if html:
+            yield Block(begin, end, "".join(html))
 
 
 @dataclass(frozen=True)
@@ -440,7 +440,7 @@ def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
     ends_line = ((lengths > 0) & (data[text.ends[1:] - 1] == ord("\n"))).tobytes()
     # A token that starts with a continuation byte belongs to the character before it.
     continues = ((lengths > 0) & (data[text.ends[:-1]] & 0xC0 == 0x80)).tobytes()
-    found = []
+    cut_places = []
     for a, b in parts:
         cuts: list[int] = []
         at, end = a - text.start + size, b - text.start
@@ -451,5 +451,5 @@ def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
                 break
             cuts.append(text.start + at)
             at += size
-        found.append(cuts)
-    return found
+        cut_places.append(cuts)
+    return cut_places

@@ -195,8 +195,11 @@ def search_page(
         part = search(access(request), question, run, cursor, limit, SECONDS, project)
     runs = []
     if question.by == "metadata" and run is None and not cursor:
-        held = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
-        runs = [FoundRun(one.code, one.name, reverse("run", args=[one.code])) for one in held.items]
+        runs_part = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
+        runs = [
+            FoundRun(stored_run.code, stored_run.name, reverse("run", args=[stored_run.code]))
+            for stored_run in runs_part.items
+        ]
     return SearchPage(
         run.code if run is not None else None, question.by, question.text or question.filters.kind,
         _results(part.results), part.complete, part.next or None, part.done, part.total, part.notes, runs,
@@ -206,8 +209,8 @@ def search_page(
 
 def _results(found: Sequence[Found]) -> list[SearchResult]:
     """One query for muted kinds, and none where no finding was found."""
-    muted = muted_in_runs(list({one.run.pk: one.run for one in found if one.kind}.values()))
-    return [SearchResult.of(one, one.kind in muted.get(one.run.pk, ())) for one in found]
+    muted = muted_in_runs(list({hit.run.pk: hit.run for hit in found if hit.kind}.values()))
+    return [SearchResult.of(hit, hit.kind in muted.get(hit.run.pk, ())) for hit in found]
 
 
 def nothing_asked(run: Run | None) -> SearchPage:

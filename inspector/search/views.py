@@ -50,12 +50,12 @@ def in_run(request: HttpRequest, code: str) -> HttpResponse:
 def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
     filters, cursor = filters_of(request), request.GET.get("cursor", "")
     project = request.GET.get("project", "")[:64] if run is None else ""
-    shown, problem, status, busy = nothing_asked(run), "", 200, False
+    answer_page, problem, status, busy = nothing_asked(run), "", 200, False
     stopped = bool(request.GET.get("stop"))
     try:
         question = asked_of(request.GET, filters)
         if question is not None and not (stopped and cursor):
-            shown, part = search_page(request, question, run, cursor, project=project)
+            answer_page, part = search_page(request, question, run, cursor, project=project)
             stopped = part.too_slow
     except SearchBusy:
         if wants_json(request):
@@ -64,29 +64,29 @@ def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
     except ValueError as refusal:  # also a pattern that makes no sense
         problem, status = str(refusal), 422
     if wants_json(request):
-        return json_page({"error": problem} if problem else shown, status)
-    following = shown.next or (cursor if busy or stopped else "")
+        return json_page({"error": problem} if problem else answer_page, status)
+    following = answer_page.next or (cursor if busy or stopped else "")
     waits = busy or bool(following)
-    n = (whole_number(request.GET.get("shown")) or 0) + len(shown.results)
-    kept = [(name, request.GET[name]) for name in OWN if request.GET.get(name)]
-    kept += [pair for pair in filters.pairs() if pair[0] != "sort"]
+    n = (whole_number(request.GET.get("shown")) or 0) + len(answer_page.results)
+    fields = [(name, request.GET[name]) for name in OWN if request.GET.get(name)]
+    fields += [pair for pair in filters.pairs() if pair[0] != "sort"]
     more: dict[str, Any] = {
         "problem": problem,
         "busy": busy,
-        "here": f"?{urlencode(kept)}",
-        "following": f"?{urlencode([*kept, ('cursor', following), ('shown', n)])}" if waits else "",
-        "goes_on": waits and not stopped and n // SHOWN == (n - len(shown.results)) // SHOWN,
+        "here": f"?{urlencode(fields)}",
+        "following": f"?{urlencode([*fields, ('cursor', following), ('shown', n)])}" if waits else "",
+        "goes_on": waits and not stopped and n // SHOWN == (n - len(answer_page.results)) // SHOWN,
         "was_going_on": bool(request.GET.get("on")),
         "cursor": following,
         "n_shown": n,
-        "first": n - len(shown.results) + 1,
-        "begun": bool(shown.by or cursor or busy),
+        "first": n - len(answer_page.results) + 1,
+        "begun": bool(answer_page.by or cursor or busy),
     }
     if is_fragment(request, "search-more"):
-        return page(request, "search/_part.html", shown, run=run, **more)
+        return page(request, "search/_part.html", answer_page, run=run, **more)
     return page(
-        request, "search/index.html", shown, status, run=run, filter=filters, kinds=KINDS,
-        by=shown.by or request.GET.get("by") or "text", q=request.GET.get("q", "")[:2000],
+        request, "search/index.html", answer_page, status, run=run, filter=filters, kinds=KINDS,
+        by=answer_page.by or request.GET.get("by") or "text", q=request.GET.get("q", "")[:2000],
         finding_kinds=_finding_kinds(run), narrowed=_narrowed(filters), projects=projects_to_filter(request),
         project=project, **more,
     )  # fmt: skip

@@ -36,15 +36,15 @@ def _fault_of_web(port: str) -> str:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/health", headers={"Host": host.lstrip(".")})
     try:
         with urllib.request.urlopen(request, timeout=5) as answer:
-            said = json.load(answer)
+            health = json.load(answer)
     except urllib.error.HTTPError as error:
         try:
-            said = json.load(error)
+            health = json.load(error)
         except ValueError:
             return f"The web server answers {error.code} for the host {host}. Name it in ALLOWED_HOSTS."
     except (OSError, ValueError) as error:
         return f"The web server does not answer on port {port}: {error}"
-    lacks = [said.get(part, "It says nothing of itself.") for part in ("database", "redis")]
+    lacks = [health.get(part, "It says nothing of itself.") for part in ("database", "redis")]
     return " ".join(sentence for sentence in lacks if sentence != "ok")
 
 
@@ -61,11 +61,11 @@ def _fault_of_worker(role: str) -> str:
     from inspector.server.workers import connect, list_workers
 
     try:
-        found = list_workers(connect())
+        workers = list_workers(connect())
     except redis.RedisError as error:
         return f"Redis does not answer ({type(error).__name__}). Look at REDIS_URL."
     here = socket.gethostname()
-    if any(worker.is_alive and is_of(role, worker.name, here) for worker in found):
+    if any(worker.is_alive and is_of(role, worker.name, here) for worker in workers):
         return ""
     return f"No {role} of {here} has had a heartbeat lately."
 

@@ -38,8 +38,8 @@ class MsgpackSerializer:
 def recall(key: str, kind: type[T]) -> T | None:
     """The dataclass of a key. None when there is none, when it has another shape, and without Redis."""
     try:
-        held = cache.get(key)
-        return None if held is None else msgspec.convert(held, kind)
+        data = cache.get(key)
+        return None if data is None else msgspec.convert(data, kind)
     except Exception as error:
         log.warning("not read from the cache key=%s: %s", key, error)
         return None

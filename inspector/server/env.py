@@ -65,13 +65,13 @@ class EnvironmentReader:
 
     def folders(self, name: str, default: Sequence[Path] = ()) -> list[Path]:
         """Comma-separated absolute paths, apart from the root of the file system."""
-        found = [Path(os.path.expanduser(part)) for part in self.listed(name)] or list(default)
-        if any(not path.is_absolute() or path.resolve() == Path("/") for path in found) and self.text(name):
+        folders = [Path(os.path.expanduser(part)) for part in self.listed(name)] or list(default)
+        if any(not path.is_absolute() or path.resolve() == Path("/") for path in folders) and self.text(name):
             self.problem(
                 f"{name} holds a path that does not begin at the root, or is the root itself.",
                 f"List folders, separated by commas: {name}=/models,/srv/checkpoints.",
             )
-        return [path for path in found if path.is_absolute() and path.resolve() != Path("/")]
+        return [path for path in folders if path.is_absolute() and path.resolve() != Path("/")]
 
     def choice(self, name: str, default: str, choices: Sequence[str]) -> str:
         """One of `choices`."""

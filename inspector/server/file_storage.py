@@ -26,15 +26,15 @@ WAY_OUT = (
 
 def file_storage(env: EnvironmentReader) -> dict[str, Any]:
     """The storage that the environment names; a folder in the data folder where it names none that can be read."""
-    named = env.text(NAME)
-    if named.startswith("s3://"):
-        if (options := _bucket(env, named)) is not None:
+    place = env.text(NAME)
+    if place.startswith("s3://"):
+        if (options := _bucket(env, place)) is not None:
             return {"BACKEND": "rollouts.store.files.bucket.BucketStorage", "OPTIONS": options}
-    elif "://" in named:
-        env.problem(f"{NAME} begins with {named.partition(':')[0][:20]!r}, which is not served.", WAY_OUT)
-    elif named:
+    elif "://" in place:
+        env.problem(f"{NAME} begins with {place.partition(':')[0][:20]!r}, which is not served.", WAY_OUT)
+    elif place:
         with suppress(ValueError, RuntimeError, OSError):  # such as a user who is unknown
-            folder = Path(named).expanduser()
+            folder = Path(place).expanduser()
             if folder.is_absolute() and folder.resolve() != Path("/"):
                 return {"BACKEND": FOLDER, "OPTIONS": {"location": str(folder.resolve())}}
         env.problem(f"{NAME} is a path that does not begin at the root, or is the root itself.", WAY_OUT)

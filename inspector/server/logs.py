@@ -68,8 +68,10 @@ class JsonLineFormatter(JsonFormatter):
         if "error" in fields:
             fields["error"] = fields.pop("error")  # the traceback comes last
         # Django writes the address of what it did not find, and a traceback may name one.
-        kept = {key: without_secrets(value) if isinstance(value, str) else value for key, value in fields.items()}
-        return {key: value for key, value in kept.items() if isinstance(value, str | int | float | bool | None)}
+        clean_fields = {
+            key: without_secrets(value) if isinstance(value, str) else value for key, value in fields.items()
+        }
+        return {key: value for key, value in clean_fields.items() if isinstance(value, str | int | float | bool | None)}
 
 
 class TextLineFormatter(JsonLineFormatter):
@@ -93,8 +95,8 @@ class RequestLogMiddleware:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        asked = request.headers.get("X-Request-Id", "")
-        request_id = asked if _REQUEST_ID.match(asked) else uuid.uuid4().hex[:16]
+        client_id = request.headers.get("X-Request-Id", "")
+        request_id = client_id if _REQUEST_ID.match(client_id) else uuid.uuid4().hex[:16]
         token = _request_id.set(request_id)
         started = time.perf_counter()
         try:

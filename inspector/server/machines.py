@@ -117,7 +117,7 @@ def withdraw(connection: redis.Redis, name: str) -> None:
 
 def list_machines(connection: redis.Redis) -> list[Machine]:
     """Every process that has told lately, by name. Raises ``redis.RedisError``."""
-    found = []
+    machines = []
     entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
     for name, raw in entries.items():
         try:
@@ -127,13 +127,13 @@ def list_machines(connection: redis.Redis) -> list[Machine]:
         if machine is None or time.time() - machine.seen_at > LIVES_SECONDS:
             connection.hdel(KEY, name)
         else:
-            found.append(machine)
-    return sorted(found, key=lambda machine: machine.name)
+            machines.append(machine)
+    return sorted(machines, key=lambda machine: machine.name)
 
 
 def differences(machines: Sequence[Machine]) -> list[Difference]:
     """What machines should share and do not, and what is wrong with one of them. The harmful ones come first."""
-    found = [
+    found_differences = [
         *_split(machines, "The database", lambda one: one.database, "Give all of them the same DATABASE_URL."),
         *_split(machines, "The file storage", lambda one: one.files, "Give all of them the same INSPECTOR_FILES."),
         *_split(
@@ -141,28 +141,34 @@ def differences(machines: Sequence[Machine]) -> list[Difference]:
         ),
         *_split(machines, "The program", lambda one: one.code, "Install the same version and start them again."),
     ]
-    hosts = {one.host for one in machines}
-    if len(hosts) > 1 and any(one.database_kind == "sqlite" for one in machines):
+    hosts = {machine.host for machine in machines}
+    if len(hosts) > 1 and any(machine.database_kind == "sqlite" for machine in machines):
         sentence = f"SQLite is a file of one machine, and processes run on {_listed(hosts)}. Use PostgreSQL."
-        found.append(Difference(sentence, True))
-    foreign = {(one.files_of, one.database) for one in machines if one.files_of}
-    found += [Difference(said, True) for pair in sorted(foreign) if (said := storage_mark.sentence_of(*pair))]
-    for one in machines:
-        if one.clock_seconds is not None and abs(one.clock_seconds) > MAX_CLOCK_SECONDS:
-            way = "ahead of" if one.clock_seconds > 0 else "behind"
-            sentence = f"The clock of {one.host} ({one.name}) is {abs(one.clock_seconds):.1f} s {way} the database's."
-            found.append(Difference(f"{sentence} Let NTP set the clocks of both machines.", True))
-        if one.free_bytes < MIN_FREE_BYTES:
-            sentence = f"The disk of the data folder of {one.name} has {one.free_bytes >> 20} MB left. Make room."
-            found.append(Difference(sentence, True))
-    found += _split(
+        found_differences.append(Difference(sentence, True))
+    foreign = {(machine.files_of, machine.database) for machine in machines if machine.files_of}
+    found_differences += [
+        Difference(foreign_sentence, True)
+        for pair in sorted(foreign)
+        if (foreign_sentence := storage_mark.sentence_of(*pair))
+    ]
+    for machine in machines:
+        if machine.clock_seconds is not None and abs(machine.clock_seconds) > MAX_CLOCK_SECONDS:
+            way = "ahead of" if machine.clock_seconds > 0 else "behind"
+            sentence = f"The clock of {machine.host} ({machine.name}) is {abs(machine.clock_seconds):.1f} s {way} the database's."
+            found_differences.append(Difference(f"{sentence} Let NTP set the clocks of both machines.", True))
+        if machine.free_bytes < MIN_FREE_BYTES:
+            sentence = (
+                f"The disk of the data folder of {machine.name} has {machine.free_bytes >> 20} MB left. Make room."
+            )
+            found_differences.append(Difference(sentence, True))
+    found_differences += _split(
         machines, "Python", lambda one: one.python.rpartition(".")[0], "Install the same minor version.", harmful=False
     )
     for package in PACKAGES:
-        having = [one for one in machines if package in one.packages]
+        having = [machine for machine in machines if package in machine.packages]
         way_out = "Renders and encodings may differ between them; install the same version."
-        found += _split(having, package, lambda one: one.packages[package], way_out, harmful=False)  # noqa: B023
-    return found
+        found_differences += _split(having, package, lambda one: one.packages[package], way_out, harmful=False)  # noqa: B023
+    return found_differences
 
 
 @cache
@@ -181,13 +187,13 @@ def code_version() -> str:
 
 @cache
 def _packages() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _storage_identity() -> str:
@@ -205,12 +211,12 @@ def _split(
     machines: Iterable[Machine], what: str, of: Callable[[Machine], str], way_out: str, label: str = "",
     harmful: bool = True,
 ) -> list[Difference]:  # fmt: skip
-    held: dict[str, list[str]] = defaultdict(list)
-    for one in machines:
-        held[of(one)].append(one.name)
-    if len(held) < 2:
+    hosts_by_value: dict[str, list[str]] = defaultdict(list)
+    for machine in machines:
+        hosts_by_value[of(machine)].append(machine.name)
+    if len(hosts_by_value) < 2:
         return []
-    parts = "; ".join(f"{_listed(names)}: {label}{value}" for value, names in sorted(held.items()))
+    parts = "; ".join(f"{_listed(names)}: {label}{value}" for value, names in sorted(hosts_by_value.items()))
     return [Difference(f"{what} differs. {parts}. {way_out}", harmful)]
 
 

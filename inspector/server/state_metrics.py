@@ -43,8 +43,8 @@ class StateCollector(Collector):
             log.warning("no metrics of the database: %s", type(error).__name__)
         try:
             connection = workers.connect()
-            found = [worker for worker in workers.list_workers(connection) if worker.is_alive]
-            yield from _workers(found, workers.queue_lengths(connection, served_queues()))
+            alive = [worker for worker in workers.list_workers(connection) if worker.is_alive]
+            yield from _workers(alive, workers.queue_lengths(connection, served_queues()))
         except redis.RedisError as error:
             up["redis"] = 0
             log.warning("no metrics of Redis: %s", type(error).__name__)
@@ -116,6 +116,6 @@ def _summed(pairs: Iterable[tuple[tuple[str, ...], float]]) -> dict[tuple[str, .
 
 def _family(name: str, about: str, labels: list[str], values: Mapping[Any, float]) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"inspector_{name}", about, labels=labels)
-    for held, value in sorted(values.items()):
-        family.add_metric(list(held), value)
+    for label_values, value in sorted(values.items()):
+        family.add_metric(list(label_values), value)
     return family

@@ -141,8 +141,8 @@ class Supervisor:
     def stop(self) -> None:
         """Stop all children together except the first one; then the first one, on which the others depend."""
         requests = max(self.stop_requests, 1)
-        first, rest = self.children[:1], self.children[1:]
-        for group in (rest, first):
+        first, others = self.children[:1], self.children[1:]
+        for group in (others, first):
             for child in reversed(group):
                 child.send(signal.SIGTERM)
             started = time.monotonic()

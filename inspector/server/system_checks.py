@@ -59,12 +59,12 @@ def check_data_folder(**_: Any) -> Iterable[CheckMessage]:
 def check_files(**_: Any) -> Iterable[CheckMessage]:
     """A folder that INSPECTOR_FILES names can be written. `manage.py doctor` asks a bucket."""
     entry = settings.STORAGES["default"]
-    if entry["BACKEND"] != FOLDER or not (named := entry["OPTIONS"].get("location")):
+    if entry["BACKEND"] != FOLDER or not (location := entry["OPTIONS"].get("location")):
         return
-    existing = next(path for path in (Path(named), *Path(named).parents) if path.exists())
+    existing = next(path for path in (Path(location), *Path(location).parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield Error(
-            f"The folder {named} of INSPECTOR_FILES cannot be written.",
+            f"The folder {location} of INSPECTOR_FILES cannot be written.",
             hint="Make it writable, or set INSPECTOR_FILES to a folder that is.",
             id="inspector.E010",
         )
@@ -77,11 +77,11 @@ def check_owner_of_files(databases: Sequence[str] | None = None, **_: Any) -> It
         return
     try:
         owner = storage_mark.marked()
-        said = storage_mark.sentence_of(owner, database_identity()) if owner else ""
+        sentence = storage_mark.sentence_of(owner, database_identity()) if owner else ""
     except (DatabaseError, StorageDown, OSError):
         return  # other checks say so
-    if said:
-        yield Error(said, id="inspector.E011")
+    if sentence:
+        yield Error(sentence, id="inspector.E011")
 
 
 @register()

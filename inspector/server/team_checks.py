@@ -28,40 +28,40 @@ def team_errors(host: str = "127.0.0.1") -> list[CheckMessage]:
     """What a server in team mode lacks that listens on ``host``; empty for one that serves this machine alone."""
     if not settings.TEAM_MODE or not is_public(host):
         return []
-    found: list[CheckMessage] = []
+    errors: list[CheckMessage] = []
     if not os.environ.get("SECRET_KEY", "").strip():
-        found.append(Error(
+        errors.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but SECRET_KEY is not set.",
             hint="Set SECRET_KEY to a random text of 50 characters, the same on every web server.",
             id="inspector.E020",
         ))  # fmt: skip
     names = [name for name in settings.ALLOWED_HOSTS if name not in LOCAL_HOSTS]
     if not names or "*" in names:
-        found.append(Error(
+        errors.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but ALLOWED_HOSTS does not name this server.",
             hint="Set ALLOWED_HOSTS to the names that people type into the browser, such as inspector.example; not *.",
             id="inspector.E021",
         ))  # fmt: skip
     if not settings.HTTPS:
-        found.append(Error(
+        errors.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but INSPECTOR_HTTPS is off: passwords would be readable.",
             hint="Put a proxy that speaks HTTPS in front, and set INSPECTOR_HTTPS=1.",
             id="inspector.E022",
         ))  # fmt: skip
     origins = [urlsplit(origin) for origin in settings.CSRF_TRUSTED_ORIGINS]
-    if not any(one.scheme == "https" and one.hostname for one in origins):
-        found.append(Error(
+    if not any(allowed_origin.scheme == "https" and allowed_origin.hostname for allowed_origin in origins):
+        errors.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but CSRF_TRUSTED_ORIGINS names no https address.",
             hint="Set CSRF_TRUSTED_ORIGINS to the address in the browser, such as https://inspector.example.",
             id="inspector.E023",
         ))  # fmt: skip
-    return found
+    return errors
 
 
 def refuse_unsafe_team(host: str = "127.0.0.1") -> None:
     """Raise ``UnsafeTeamServer`` when a server that listens on ``host`` must not start."""
-    if found := team_errors(host):
-        sentences = [f"{one.msg} {one.hint} ({one.id})" for one in found]
+    if errors := team_errors(host):
+        sentences = [f"{error.msg} {error.hint} ({error.id})" for error in errors]
         raise UnsafeTeamServer("\n".join(["The server does not start.", *sentences]))
 
 

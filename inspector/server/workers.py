@@ -71,15 +71,15 @@ def withdraw(connection: redis.Redis, name: str) -> None:
 
 def list_workers(connection: redis.Redis) -> list[WorkerState]:
     """Every worker seen in the last hour, by name. Raises ``redis.RedisError``."""
-    found = []
+    workers = []
     entries: dict[bytes, bytes] = connection.hgetall(KEY)  # type: ignore[assignment]
     for name, raw in entries.items():
         state = _read(raw)
         if state is None or time.time() - state.seen_at > FORGOTTEN_SECONDS:
             connection.hdel(KEY, name)
         else:
-            found.append(state)
-    return sorted(found, key=lambda state: state.name)
+            workers.append(state)
+    return sorted(workers, key=lambda state: state.name)
 
 
 def _read(raw: bytes) -> WorkerState | None:

@@ -60,22 +60,25 @@ def alternatives_page(
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    told = beside.beside_token(beside.parts_with_alternatives(trajectory, row, steps), offset)
-    if told is None:
+    alternatives = beside.beside_token(beside.parts_with_alternatives(trajectory, row, steps), offset)
+    if alternatives is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
-    found = [_token(painter, one, value) for one, value in zip(told.ids.tolist(), told.logprobs.tolist(), strict=True)]
-    ids = [one.id for one in found]
+    tokens = [
+        _token(painter, alternative_id, value)
+        for alternative_id, value in zip(alternatives.ids.tolist(), alternatives.logprobs.tolist(), strict=True)
+    ]
+    ids = [alternative_id.id for alternative_id in tokens]
     return TokenAlternatives(
         row.index,
         offset,
-        None if told.logprob is None else _token(painter, token_id, told.logprob),
+        None if alternatives.logprob is None else _token(painter, token_id, alternatives.logprob),
         ids.index(token_id) + 1 if token_id in ids else None,
-        found,
-        told.columns.get(beside.ENTROPY),
-        told.columns.get(beside.AT_LEAST),
-        told.columns.get(beside.BEHIND),
+        tokens,
+        alternatives.columns.get(beside.ENTROPY),
+        alternatives.columns.get(beside.AT_LEAST),
+        alternatives.columns.get(beside.BEHIND),
         "",
     )
 

@@ -69,23 +69,23 @@ def comments(request: HttpRequest, code: str) -> HttpResponse:
 
 @reads_trajectory
 def _list(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    held = discussion_of(request, trajectory).comments
-    if held is None:
+    comments = discussion_of(request, trajectory).comments
+    if comments is None:
         raise Http404("A share link shows no comments. Log in to read them.")
     if wants_json(request):
-        return json_page(CommentsPage(trajectory.code, held))
+        return json_page(CommentsPage(trajectory.code, comments))
     return redirect(f"{reverse('trajectory', args=[trajectory.code])}#comments")
 
 
 @writes_trajectory
 def _write(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     try:
-        made = add_comment(trajectory, request.user, request.POST.get("text", ""), place_of(request.POST))
+        comment = add_comment(trajectory, request.user, request.POST.get("text", ""), place_of(request.POST))
     except CommentRefused as refusal:
         return _refused(request, trajectory, refusal, reverse("comments", args=[trajectory.code]))
     if wants_json(request):
-        return json_page(CommentValues.of(made, request), 201)
-    return redirect(comment_address(made, trajectory))
+        return json_page(CommentValues.of(comment, request), 201)
+    return redirect(comment_address(comment, trajectory))
 
 
 @never_cache
@@ -96,52 +96,52 @@ def comment(request: HttpRequest, code: str, comment: str) -> HttpResponse:
 
 
 def _found(trajectory: StoredTrajectory, code: str) -> Comment:
-    found = find_comment(trajectory, code)
-    if found is None:
+    comment = find_comment(trajectory, code)
+    if comment is None:
         raise Http404("There is no such comment on this trajectory. It may have been deleted.")
-    return found
+    return comment
 
 
 @reads_trajectory
 def _go(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> HttpResponse:
     if discussion_of(request, trajectory).comments is None:
         raise Http404("A share link shows no comments. Log in to read them.")
-    found = _found(trajectory, comment)
+    stored_comment = _found(trajectory, comment)
     if wants_json(request):
-        return json_page(CommentValues.of(found, request))
-    return redirect(comment_address(found, trajectory))
+        return json_page(CommentValues.of(stored_comment, request))
+    return redirect(comment_address(stored_comment, trajectory))
 
 
 @writes_trajectory
 def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> HttpResponse:
-    found, asked = _found(trajectory, comment), request.POST.get("do", "")
-    values = CommentValues.of(found, request)
+    stored_comment, action = _found(trajectory, comment), request.POST.get("do", "")
+    values = CommentValues.of(stored_comment, request)
     try:
-        if asked == "edit":
+        if action == "edit":
             if not values.may_edit:
-                sentence = f"Only {found.author_name} changes this text. Write a comment of your own."
+                sentence = f"Only {stored_comment.author_name} changes this text. Write a comment of your own."
                 return error_page(request, 403, "This comment is not yours", sentence, run=trajectory.run.code)
-            version = whole_number(request.POST.get("version")) or found.version
-            edit_comment(found, request.POST.get("text", ""), version)
-        elif asked == "resolve":
-            resolve_comment(found, request.user)
-        elif asked == "reopen":
-            reopen_comment(found)
-        elif asked == "delete":
+            version = whole_number(request.POST.get("version")) or stored_comment.version
+            edit_comment(stored_comment, request.POST.get("text", ""), version)
+        elif action == "resolve":
+            resolve_comment(stored_comment, request.user)
+        elif action == "reopen":
+            reopen_comment(stored_comment)
+        elif action == "delete":
             if not values.may_delete:
                 require(request, trajectory, Role.ADMIN)
-            delete_comment(found)
+            delete_comment(stored_comment)
         else:
             raise CommentRefused("do", "Say what is to be done: edit, resolve, reopen or delete.")
     except CommentRefused as refusal:
         return _refused(request, trajectory, refusal, values.url, find_comment(trajectory, comment))
-    if asked == "delete":
+    if action == "delete":
         if wants_json(request):
-            return json_page({"deleted": found.code})
-        return redirect(comment_address(found, trajectory).partition("#")[0] + "#comments")
+            return json_page({"deleted": stored_comment.code})
+        return redirect(comment_address(stored_comment, trajectory).partition("#")[0] + "#comments")
     if wants_json(request):
         return json_page(CommentValues.of(_found(trajectory, comment), request))
-    return redirect(comment_address(found, trajectory))
+    return redirect(comment_address(stored_comment, trajectory))
 
 
 def _refused(

@@ -118,9 +118,9 @@ def html_of(text: str) -> SafeString:
 
 def place_asked(query: str) -> tuple[int, int] | None:
     """Row and token of the place that one came from: the address of the tokens page, without ``?``."""
-    held = {name: values[0] for name, values in parse_qs(query).items()}
-    first = held.get("t", "").partition("-")[0]
-    row = held.get("row", "0")
+    fields = {name: values[0] for name, values in parse_qs(query).items()}
+    first = fields.get("t", "").partition("-")[0]
+    row = fields.get("row", "0")
     return (int(row), int(first)) if first.isdecimal() and row.isdecimal() and len(first + row) < 20 else None
 
 
@@ -128,8 +128,8 @@ def step_of_place(steps: Sequence[StepSummary], at: tuple[int, int] | None) -> i
     """The step that read or sampled a token of a row; None when no step did."""
     if at is None:
         return None
-    held = (s for s in steps if s.row == at[0] and at[1] < s.prompt_length + s.completion_length)
-    return min((step.index for step in held), default=None)
+    summaries = (s for s in steps if s.row == at[0] and at[1] < s.prompt_length + s.completion_length)
+    return min((step.index for step in summaries), default=None)
 
 
 class ChatPainter:
@@ -163,36 +163,38 @@ class ChatPainter:
     def step(self, index: int, said: Sequence[Said], reply: Said | None, note: str, numbers: Mapping[int, int],
              echo: Said | None) -> DrawnStep:  # fmt: skip
         """A step. ``said``: its new messages; ``echo``: the message among them that repeats the parent's reply."""
-        drawn = DrawnStep(index)
+        drawn_step = DrawnStep(index)
         summary = self.steps.get(index)
-        fresh = [one for one in said if one is not echo]
+        fresh = [fresh_message for fresh_message in said if fresh_message is not echo]
         if echo is not None:
-            drawn.notes.append("The request repeats the reply of the step before, which is shown there.")
+            drawn_step.notes.append("The request repeats the reply of the step before, which is shown there.")
         ranges = self._ranges(index, fresh)
-        media = self._media_tokens(index, sum(media_of(t) is not None for one in fresh for t in one.texts))
+        media = self._media_tokens(
+            index, sum(media_of(t) is not None for fresh_message in fresh for t in fresh_message.texts)
+        )
         parent = summary.parent if summary else None
         pending = self.calls.get(-1 if parent is None else parent, [])
         n_placed = 0
-        for number, one in enumerate(fresh):
-            message = self._message(index, one, numbers, media)
+        for number, fresh_message in enumerate(fresh):
+            message = self._message(index, fresh_message, numbers, media)
             if ranges:
                 message.place = self._place(index, *ranges[number], sampled=False)
-            call = _answered(one, pending) if one.is_result else None
+            call = _answered(fresh_message, pending) if fresh_message.is_result else None
             if call is not None:
                 message.note = f"read by step {index}"
                 call.results.append(message)
                 n_placed += 1
             else:
-                drawn.messages.append(message)
+                drawn_step.messages.append(message)
         if n_placed:
             word = "result" if n_placed == 1 else "results"
-            drawn.notes.append(f"It read {n_placed} tool {word}, shown under the call above.")
+            drawn_step.notes.append(f"It read {n_placed} tool {word}, shown under the call above.")
         if summary and not ranges:
             start = summary.shared_length if summary.parent is not None else 0
-            drawn.place = self._place(index, start, summary.prompt_length, sampled=False)
-        self._reply(drawn, summary, reply, note, numbers)
-        drawn.is_empty = not (drawn.messages or drawn.notes or drawn.reply)
-        return drawn
+            drawn_step.place = self._place(index, start, summary.prompt_length, sampled=False)
+        self._reply(drawn_step, summary, reply, note, numbers)
+        drawn_step.is_empty = not (drawn_step.messages or drawn_step.notes or drawn_step.reply)
+        return drawn_step
 
     def _reply(
         self, drawn: DrawnStep, summary: StepSummary | None, reply: Said | None, note: str, numbers: Mapping[int, int]
@@ -221,27 +223,30 @@ class ChatPainter:
                 lost = unheld_tokens(ids, self.painter.special(ids), self.painter.table.joined, reply.held)
                 linked = drawn.reply.place is not None and bool(drawn.reply.place.url)
                 drawn.reply.unheld = [
-                    (html_of(one.text), self._url(summary.row, start + one.start, start + one.stop) if linked else "")
-                    for one in lost[:MAX_UNHELD]
+                    (
+                        html_of(stretch.text),
+                        self._url(summary.row, start + stretch.start, start + stretch.stop) if linked else "",
+                    )
+                    for stretch in lost[:MAX_UNHELD]
                 ]
 
     def _message(self, step: int, said: Said, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
         texts = []
-        for one in said.texts:
-            found = media_of(one)
-            if found is None:
+        for text in said.texts:
+            medium = media_of(text)
+            if medium is None:
                 fold = said.is_result or said.role in ("system", "developer")
-                texts.append(_text(one, said.role, fold))
+                texts.append(_text(text, said.role, fold))
                 continue
-            number = numbers.get(id(one))
+            number = numbers.get(id(text))
             at = [self.trajectory.code, step, number]
-            url = reverse("trajectory-media", args=at) if number is not None and found.n_bytes else ""
-            texts.append(Text(media=found, media_url=url, media_tokens=media_tokens))
+            url = reverse("trajectory-media", args=at) if number is not None and medium.n_bytes else ""
+            texts.append(Text(media=medium, media_url=url, media_tokens=media_tokens))
         return DrawnMessage(
             said.role,
             f"result of {said.name}" if said.is_result and said.name else said.name,
             texts,
-            [_text(one, "reasoning", True, 0) for one in said.reasoning],
+            [_text(text, "reasoning", True, 0) for text in said.reasoning],
             [DrawnCall(call.id, html_of(call.name), _arguments(call.arguments)) for call in said.calls],
             [(name, html_of(_json(value))) for name, value in said.others.items()],
             said.is_error,
@@ -249,15 +254,15 @@ class ChatPainter:
 
     def _ranges(self, index: int, said: Sequence[Said]) -> list[tuple[int, int]]:
         """The tokens of each message that a step read, by the role headers in its ids; empty when they do not fit."""
-        summary, held = self.steps.get(index), self.arrays.get(index)
-        if summary is None or held is None or not said or self.painter.table is None:
+        summary, step_arrays = self.steps.get(index), self.arrays.get(index)
+        if summary is None or step_arrays is None or not said or self.painter.table is None:
             return []
-        start, ids = summary.shared_length, held.tokens.delta_ids
+        start, ids = summary.shared_length, step_arrays.tokens.delta_ids
         turns = role_turns(ids, self.painter.special(ids), self.painter.table.token_bytes)
         if turns and turns[-1].role == "assistant" and said[-1].role != "assistant":
             turns = turns[:-1]  # the generation prompt
         turns = turns[-len(said) :]
-        roles = [(turn.role, one.role) for turn, one in zip(turns, said, strict=False)]
+        roles = [(turn.role, message.role) for turn, message in zip(turns, said, strict=False)]
         alike = all(
             a == b or (a, b) in (("user", "tool"), ("tool", "function"), ("system", "developer")) for a, b in roles
         )
@@ -266,13 +271,13 @@ class ChatPainter:
         return [(start + turn.start, start + turn.stop) for turn in turns]
 
     def _media_tokens(self, index: int, n: int) -> str:
-        held = self.arrays.get(index)
-        if not n or held is None or self.painter.table is None:
+        step_arrays = self.arrays.get(index)
+        if not n or step_arrays is None or self.painter.table is None:
             return ""
-        ids = held.tokens.delta_ids
+        ids = step_arrays.tokens.delta_ids
         names = self.painter.table.token_bytes(ids[self.painter.special(ids)])
-        found = sum(any(word in name.lower() for word in _MEDIA_NAMES) for name in names)
-        return f"{found:,} media tokens in what the step read" if found else ""
+        n_placeholders = sum(any(word in name.lower() for word in _MEDIA_NAMES) for name in names)
+        return f"{n_placeholders:,} media tokens in what the step read" if n_placeholders else ""
 
     def _place(self, index: int, start: int, stop: int, sampled: bool) -> MessagePlace | None:
         summary = self.steps[index]
@@ -281,20 +286,20 @@ class ChatPainter:
         n = stop - start
         row = self.follows.get(summary.row)
         trained = "" if row is None else "all trained" if sampled and index in row.steps else "not trained"
-        held = [
+        places_in_row = [
             (item, self._url(item.row if item.row is not None else summary.row, *item.places[0]))
             for item in self.findings
             if item.places and self._is_of(item, index, row, start, stop)
         ]
         words = f"{n:,} token{'s' * (n != 1)}"
-        url, shown = (self._url(summary.row, start, stop) if row else ""), summary.row
-        if row is None and (found := self._in_trained_row(index, start, stop)):
-            shown, start, stop, trained = found
-            words += "" if stop - start == n else f", {stop - start:,} in row {shown}"
-            url = self._url(shown, start, stop)
+        url, row_shown = (self._url(summary.row, start, stop) if row else ""), summary.row
+        if row is None and (trained_place := self._in_trained_row(index, start, stop)):
+            row_shown, start, stop, trained = trained_place
+            words += "" if stop - start == n else f", {stop - start:,} in row {row_shown}"
+            url = self._url(row_shown, start, stop)
         at = self.at
-        is_here = bool(url) and at is not None and at[0] == shown and start <= at[1] < stop
-        return MessagePlace(words, trained, url, held, is_here)
+        is_here = bool(url) and at is not None and at[0] == row_shown and start <= at[1] < stop
+        return MessagePlace(words, trained, url, places_in_row, is_here)
 
     def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:
         """Row, start and stop of the tokens that stand in a trained row for those of a step, and how many are trained.
@@ -306,12 +311,12 @@ class ChatPainter:
             return None
         if self.whole is None:
             (self.whole,) = load_trajectories([self.trajectory])
-        held = self.whole.rows[self.with_arrays.index(row.index)]
-        found = place_in_row(self.whole.steps, held, index, start, stop)
-        if found is None:
+        trained_row = self.whole.rows[self.with_arrays.index(row.index)]
+        place = place_in_row(self.whole.steps, trained_row, index, start, stop)
+        if place is None:
             return None
-        n, of = int(held.loss_mask[found[0] : found[1]].sum()), found[1] - found[0]
-        return row.index, *found, "all trained" if n == of > 0 else f"{n:,} trained" if n else "not trained"
+        n, of = int(trained_row.loss_mask[place[0] : place[1]].sum()), place[1] - place[0]
+        return row.index, *place, "all trained" if n == of > 0 else f"{n:,} trained" if n else "not trained"
 
     @staticmethod
     def _is_of(item: FindingItem, index: int, row: RowSummary | None, start: int, stop: int) -> bool:

@@ -55,12 +55,12 @@ class CommentValues(Page):
     @classmethod
     def of(cls, comment: Comment, request: HttpRequest) -> CommentValues:
         """A comment whose trajectory and run are loaded, for the user of a request."""
-        held, project = access(request), comment.trajectory.run.project_id
+        reader, project = access(request), comment.trajectory.run.project_id
         is_own = comment.author_id is not None and comment.author_id == reader_of(request)
         return replace(
             cls.to_read(comment),
-            may_edit=is_own and held.may(project, Role.MEMBER),
-            may_delete=held.may(project, Role.MEMBER if is_own else Role.ADMIN),
+            may_edit=is_own and reader.may(project, Role.MEMBER),
+            may_delete=reader.may(project, Role.MEMBER if is_own else Role.ADMIN),
         )
 
     @classmethod
@@ -95,11 +95,11 @@ class Discussion:
 
     @property
     def open(self) -> list[CommentValues]:
-        return [one for one in self.comments or [] if one.resolved_at is None]
+        return [comment for comment in self.comments or [] if comment.resolved_at is None]
 
     @property
     def resolved(self) -> list[CommentValues]:
-        return [one for one in self.comments or [] if one.resolved_at is not None]
+        return [comment for comment in self.comments or [] if comment.resolved_at is not None]
 
 
 def discussion_of(request: HttpRequest, trajectory: StoredTrajectory, is_part: bool = False) -> Discussion:
@@ -117,10 +117,10 @@ def _read(request: HttpRequest, trajectory: StoredTrajectory, is_part: bool) -> 
     reader = reader_of(request)
     if reader is None:
         return Discussion(None, False, None, muted)
-    held = comments_of(trajectory)
+    stored = comments_of(trajectory)
     may_comment = access(request).may(trajectory.run.project_id, Role.MEMBER)
-    seen = None if is_part else is_seen(trajectory, reader)
-    return Discussion([CommentValues.of(one, request) for one in held], may_comment, seen, muted)
+    is_seen_now = None if is_part else is_seen(trajectory, reader)
+    return Discussion([CommentValues.of(comment, request) for comment in stored], may_comment, is_seen_now, muted)
 
 
 def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajectory) -> str:
@@ -134,10 +134,10 @@ def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajecto
 def comment_marks(comments: Sequence[CommentValues], row: int) -> dict[int, str]:
     """Row offset -> the HTML of the sign of the open comments that begin there."""
     by_start: dict[int, list[CommentValues]] = {}
-    for one in comments:
-        if one.row == row and one.start is not None and one.resolved_at is None:
-            by_start.setdefault(one.start, []).append(one)
+    for comment in comments:
+        if comment.row == row and comment.start is not None and comment.resolved_at is None:
+            by_start.setdefault(comment.start, []).append(comment)
     return {
-        start: comment_mark([one.author for one in here], f"#comment-{here[0].code}")
+        start: comment_mark([comment.author for comment in here], f"#comment-{here[0].code}")
         for start, here in by_start.items()
     }

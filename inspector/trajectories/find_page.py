@@ -40,25 +40,25 @@ def find_text(table: ByteTable, ids: NDArray[np.int32], wanted: str) -> tuple[in
     """The number of places of ``wanted`` in the text of ``ids`` ``[n]``, and the tokens of the first ``MAX_PLACES``."""
     text, ends = table.joined(ids)
     text, needle = text.lower(), wanted.encode().lower()
-    found: list[int] = []
+    places: list[int] = []
     at = text.find(needle)
-    while at >= 0 and len(found) < MAX_PLACES:
-        found.append(at)
+    while at >= 0 and len(places) < MAX_PLACES:
+        places.append(at)
         at = text.find(needle, at + len(needle))
-    n = len(found) + (text.count(needle, at) if at >= 0 else 0)
-    first = np.searchsorted(ends, found, side="right")
-    last = np.searchsorted(ends, [place + len(needle) - 1 for place in found], side="right")
+    n = len(places) + (text.count(needle, at) if at >= 0 else 0)
+    first = np.searchsorted(ends, places, side="right")
+    last = np.searchsorted(ends, [place + len(needle) - 1 for place in places], side="right")
     return n, [(int(a), int(b) + 1) for a, b in zip(first, last, strict=True)]
 
 
-def find_page(trajectory: StoredTrajectory, row: RowSummary | None, wanted: str) -> FoundPlaces:
+def find_page(trajectory: StoredTrajectory, row: RowSummary | None, text: str) -> FoundPlaces:
     """Every place of a text in a row. Reads the ids of the whole row."""
-    wanted = wanted[:MAX_WANTED]
+    text = text[:MAX_WANTED]
     if row is None:
-        return FoundPlaces(0, wanted, 0, [], "There is no row.")
+        return FoundPlaces(0, text, 0, [], "There is no row.")
     painter, missing = data.painter_of(trajectory.run.tokenizer)
-    if painter.table is None or not wanted:
-        return FoundPlaces(row.index, wanted, 0, [], missing or "No text was named: add ?q=TEXT.")
+    if painter.table is None or not text:
+        return FoundPlaces(row.index, text, 0, [], missing or "No text was named: add ?q=TEXT.")
     tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
-    n, places = find_text(painter.table, tokens.ids, wanted)
-    return FoundPlaces(row.index, wanted, n, places, "")
+    n, places = find_text(painter.table, tokens.ids, text)
+    return FoundPlaces(row.index, text, n, places, "")

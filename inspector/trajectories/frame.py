@@ -154,12 +154,12 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "facts": header_fields(trajectory, run, siblings.group_url),
         "tabs": [
             PageLink(
-                one.label,
-                reverse(one.url_name, args=[trajectory.code]) + (beside if one.build else _with(keep, place)),
-                one.slug == tab.slug,
+                page_tab.label,
+                reverse(page_tab.url_name, args=[trajectory.code]) + (beside if page_tab.build else _with(keep, place)),
+                page_tab.slug == tab.slug,
             )
-            for one in tabs
-            if one.is_offered(trajectory)
+            for page_tab in tabs
+            if page_tab.is_offered(trajectory)
         ],
         "siblings": siblings,
         # The visitor of a share link to this trajectory alone sees no other.
@@ -211,9 +211,9 @@ def _trained_note(trajectory: StoredTrajectory) -> tuple[str, str]:
     """How many sampled tokens the rows train as they were sampled, how many others they train, and its tone."""
     if trajectory.n_lost is None or is_active(trajectory):
         return "", ""
-    kept = trajectory.n_sampled - trajectory.n_lost
-    others = trajectory.n_trained - kept
-    note = f"{kept:,} of {trajectory.n_sampled:,} sampled" + (f", and {others:,} not as sampled" if others else "")
+    n_kept = trajectory.n_sampled - trajectory.n_lost
+    others = trajectory.n_trained - n_kept
+    note = f"{n_kept:,} of {trajectory.n_sampled:,} sampled" + (f", and {others:,} not as sampled" if others else "")
     return note, "bad" if trajectory.n_lost or others else ""
 
 

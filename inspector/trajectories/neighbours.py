@@ -50,28 +50,28 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     ``reader``: the key of the user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a
     filtered and sorted list.
     """
-    wanted = TrajectoryFilter.read(params, reader)
-    before, after = neighbours(trajectory, wanted, wanted.sort)
+    filters = TrajectoryFilter.read(params, reader)
+    before, after = neighbours(trajectory, filters, filters.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
     # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
     stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}
-    query = wanted.query(**stay)
+    query = filters.query(**stay)
     run = trajectory.run
-    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in wanted.pairs() if field != "sort")
-    is_sorted = wanted.sort != "index"
+    words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in filters.pairs() if field != "sort")
+    is_sorted = filters.sort != "index"
     if is_sorted:
-        words = ", ".join(filter(None, [words, f"order: {SORTS.get(wanted.sort, wanted.sort)}"]))
+        words = ", ".join(filter(None, [words, f"order: {SORTS.get(filters.sort, filters.sort)}"]))
     # The parts of a large import are read side by side.
     is_numbered = trajectory.index < PROVISIONAL
-    place = _place(trajectory, wanted) if is_numbered else "numbered when the import has ended"
+    place = _place(trajectory, filters) if is_numbered else "numbered when the import has ended"
     return Siblings(
         previous_url=reverse(name, args=[before.code]) + query if before else "",
         next_url=reverse(name, args=[after.code]) + query if after else "",
         at=place,
-        keep_query=wanted.query(),
+        keep_query=filters.query(),
         filter_text=words,
         clear_url=reverse(name, args=[trajectory.code]),
-        list_url=reverse("run", args=[run.code]) + wanted.query(),
+        list_url=reverse("run", args=[run.code]) + filters.query(),
         group_url=group_url(run.code, trajectory.group) if trajectory.group else "",
     )
 

@@ -83,8 +83,8 @@ class OfflineFile:
 @cache
 def _styles() -> SafeString:
     """The style sheets of the reader as one text. They are ours and hold no ``<``."""
-    found = [finders.find(f"css/{name}.css") for name in STYLES]
-    text = "\n".join(Path(str(path)).read_text(encoding="utf-8") for path in found)
+    paths = [finders.find(f"css/{name}.css") for name in STYLES]
+    text = "\n".join(Path(str(path)).read_text(encoding="utf-8") for path in paths)
     if "<" in text:
         raise ValueError("A style sheet holds a <, which could end the style element of a file.")
     return mark_safe(text)
@@ -98,29 +98,35 @@ def offline_file(
     ``row``: that row alone. ``finding``: that finding alone, with the tokens around it. ``view``, ``lens`` and ``t``
     are those of the tokens page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file.
     """
-    asked = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
+    chosen = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
     rows, steps = parts.rows_and_steps(trajectory)
     findings = data.read_findings(trajectory, steps, rows)
-    found = TokensRead(rows, steps, PagePlace(), findings, [], read_lenses(trajectory, rows, steps))
-    finding = _finding(found, asked.get("finding"))
-    row = _row(found, asked.get("row"))
-    left = AROUND_FINDING if finding else MAX_FILE_TOKENS[_view(asked, finding)]
-    shown, contexts = list[FileRow](), list[dict[str, Any]]()
-    for index in _rows_wanted(found, row, finding):
-        n_tokens = found.rows[index].n_tokens
-        if shown and n_tokens > left:
+    page_read = TokensRead(rows, steps, PagePlace(), findings, [], read_lenses(trajectory, rows, steps))
+    finding = _finding(page_read, chosen.get("finding"))
+    row = _row(page_read, chosen.get("row"))
+    n_left = AROUND_FINDING if finding else MAX_FILE_TOKENS[_view(chosen, finding)]
+    file_rows, contexts = list[FileRow](), list[dict[str, Any]]()
+    for index in _rows_wanted(page_read, row, finding):
+        n_tokens = page_read.rows[index].n_tokens
+        if file_rows and n_tokens > n_left:
             continue
-        drawn = _drawn_row(trajectory, found, index, asked, left, finding, Discussion(list(comments), False))
-        start, stop = drawn["reader"].start, drawn["reader"].stop
-        left -= stop - start
-        shown.append(FileRow(index, start, stop, n_tokens))
-        contexts.append(drawn)
-    shown.sort(key=lambda part: part.row)
+        row_context = _drawn_row(
+            trajectory, page_read, index, chosen, n_left, finding, Discussion(list(comments), False)
+        )
+        start, stop = row_context["reader"].start, row_context["reader"].stop
+        n_left -= stop - start
+        file_rows.append(FileRow(index, start, stop, n_tokens))
+        contexts.append(row_context)
+    file_rows.sort(key=lambda part: part.row)
     contexts.sort(key=lambda drawn: drawn["index"])
     if not contexts:
-        contexts = [trajectory_html(trajectory, found)]
-    entries = _cards(shown, contexts, finding)
-    is_whole = len(shown) == len(found.rows) and finding is None and all(r.stop - r.start == r.n_tokens for r in shown)
+        contexts = [trajectory_html(trajectory, page_read)]
+    entries = _cards(file_rows, contexts, finding)
+    is_whole = (
+        len(file_rows) == len(page_read.rows)
+        and finding is None
+        and all(r.stop - r.start == r.n_tokens for r in file_rows)
+    )
     context = {
         "trajectory": trajectory,
         "run": trajectory.run,
@@ -133,29 +139,29 @@ def offline_file(
         "saved_at": timezone.now(),
         "finding": finding,
         "tokenizer_missing": contexts[0]["tokenizer_missing"],
-        "notices": list(dict.fromkeys(notice for drawn in contexts for notice in drawn["place"].notices)),
+        "notices": list(dict.fromkeys(notice for row_context in contexts for notice in row_context["place"].notices)),
         "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
         "findings": entries,
-        "n_findings": len(found.findings),
+        "n_findings": len(page_read.findings),
         "no_findings": contexts[0]["no_findings"],
         "checks": check_lines(trajectory),
         "nothing_here": contexts[0]["nothing_here"],
-        "rows": contexts if shown else [],
-        "discussion": Discussion(_comments(shown, comments), False),
-        **({} if finding is not None or row is not None else _lanes(trajectory, found, shown)),
-        "left_out": _left_out(found, shown),
+        "rows": contexts if file_rows else [],
+        "discussion": Discussion(_comments(file_rows, comments), False),
+        **({} if finding is not None or row is not None else _lanes(trajectory, page_read, file_rows)),
+        "left_out": _left_out(page_read, file_rows),
         "styles": _styles(),
     }
     name = f"trajectory-{trajectory.code}" + (f"-finding-{finding.number}" if finding else "")
     name += f"-row-{row}" if row is not None and not finding else ""
     html = render_to_string("trajectories/offline.html", context)
-    return OfflineFile(f"{name}.html", html, shown, [entry["item"].number for entry in entries], is_whole)
+    return OfflineFile(f"{name}.html", html, file_rows, [entry["item"].number for entry in entries], is_whole)
 
 
 def _view(asked: Mapping[str, str], finding: FindingItem | None) -> View:
     """The view that was asked for, else the one in which the finding can be seen."""
-    wanted = asked.get("view") or (View.TOKENS if finding is not None and finding.kind in TOKEN_KINDS else "")
-    return View.TOKENS if wanted == View.TOKENS else View.RUNS
+    view = asked.get("view") or (View.TOKENS if finding is not None and finding.kind in TOKEN_KINDS else "")
+    return View.TOKENS if view == View.TOKENS else View.RUNS
 
 
 def _finding(found: TokensRead, number: str | None) -> FindingItem | None:
@@ -164,8 +170,8 @@ def _finding(found: TokensRead, number: str | None) -> FindingItem | None:
     item = next((item for item in found.findings if str(item.number) == number), None)
     if item is None:
         n = len(found.findings)
-        known = f"its findings are numbered from 1 to {n:,}" if n else "it has no findings"
-        raise NotInTrajectory(f"This trajectory has no finding {number[:20]}: {known}.")
+        range_text = f"its findings are numbered from 1 to {n:,}" if n else "it has no findings"
+        raise NotInTrajectory(f"This trajectory has no finding {number[:20]}: {range_text}.")
     return item
 
 
@@ -175,8 +181,8 @@ def _row(found: TokensRead, asked: str | None) -> int | None:
     row = whole_number(asked)
     if row is None or row >= len(found.rows):
         n = len(found.rows)
-        known = f"its rows are numbered from 0 to {n - 1:,}" if n else "it has no rows"
-        raise NotInTrajectory(f"This trajectory has no row {asked[:20]}: {known}.")
+        range_text = f"its rows are numbered from 0 to {n - 1:,}" if n else "it has no rows"
+        raise NotInTrajectory(f"This trajectory has no row {asked[:20]}: {range_text}.")
     return row
 
 
@@ -216,10 +222,10 @@ def _drawn_row(
     start = max(min(at - most // 2, lengths[index] - most), 0)
     place = replace(place, window=start, most=most)
     turns = data.read_turns(trajectory, found.rows[index], found.steps, found.findings)
-    drawn = trajectory_html(trajectory, replace(found, place=place, turns=turns), discussion)
-    drawn["legends"] = [(lens, legend) for lens, legend in drawn["legends"] if lens == place.lens]
-    return drawn | {"index": index, "anchor": f"row-{index}-", "part_text": _part_text(drawn["reader"].start,
-                    drawn["reader"].stop, lengths[index])}  # fmt: skip
+    context = trajectory_html(trajectory, replace(found, place=place, turns=turns), discussion)
+    context["legends"] = [(lens, legend) for lens, legend in context["legends"] if lens == place.lens]
+    return context | {"index": index, "anchor": f"row-{index}-", "part_text": _part_text(context["reader"].start,
+                    context["reader"].stop, lengths[index])}  # fmt: skip
 
 
 def _part_text(start: int, stop: int, n_tokens: int) -> str:
@@ -251,30 +257,30 @@ def _cards(
 def _comments(shown: Sequence[FileRow], comments: Sequence[CommentValues]) -> list[CommentValues]:
     """The comments on the whole trajectory and on tokens of the file, with links to its rows."""
     parts_of = {part.row: part for part in shown}
-    kept = []
-    for one in comments:
-        part = None if one.row is None else parts_of.get(one.row)
-        if one.row is None or (part and one.start is not None and part.start <= one.start < part.stop):
-            kept.append(replace(one, url="#tokens" if part is None else f"#row-{one.row}"))
-    return kept
+    comments_in_rows = []
+    for comment in comments:
+        part = None if comment.row is None else parts_of.get(comment.row)
+        if comment.row is None or (part and comment.start is not None and part.start <= comment.start < part.stop):
+            comments_in_rows.append(replace(comment, url="#tokens" if part is None else f"#row-{comment.row}"))
+    return comments_in_rows
 
 
 def _lanes(trajectory: StoredTrajectory, found: TokensRead, shown: Sequence[FileRow]) -> dict[str, Any]:
     """The variables of the list of lanes, with links to the rows of the file; empty where there is one lane alone."""
     lanes = read_lanes(trajectory, found.rows, found.steps, found.findings)
-    held = {part.row for part in shown}
-    drawn = drawn_lanes(trajectory, lanes, found.rows, PagePlace(), "")
+    row_indices = {part.row for part in shown}
+    lines = drawn_lanes(trajectory, lanes, found.rows, PagePlace(), "")
     here = [
-        replace(one, url=f"#row-{lane.row}" if lane.row in held else "", current=False)
-        for lane, one in zip(lanes, drawn, strict=False)
+        replace(lane_line, url=f"#row-{lane.row}" if lane.row in row_indices else "", current=False)
+        for lane, lane_line in zip(lanes, lines, strict=False)
     ]
     return listed_lanes(trajectory, lanes, found.rows, here) if lanes else {}
 
 
 def _head(trajectory: StoredTrajectory) -> list[HeaderField]:
     """The fields of the head. A model or a tokenizer is named by a hub id or a hash, and no path of a machine."""
-    held = [one for one in header_fields(trajectory, trajectory.run, "") if one.label != "tokenizer"]
-    facts = [replace(one, value=without_paths(one.value)) if one.label == "model" else one for one in held]
+    fields = [field for field in header_fields(trajectory, trajectory.run, "") if field.label != "tokenizer"]
+    facts = [replace(field, value=without_paths(field.value)) if field.label == "model" else field for field in fields]
     return [*facts, HeaderField("tokenizer", *tokenizer_identity(trajectory.run.tokenizer))]
 
 
@@ -289,18 +295,18 @@ def tokenizer_identity(tokenizer: Tokenizer | None) -> tuple[str, str]:
 
 def _versions(trajectory: StoredTrajectory) -> list[int]:
     """The versions of the diagnosis that made the findings; without a finding, the oldest one of the run."""
-    made = parts.versions_of_findings(trajectory)
-    if made or trajectory.checks is None:
-        return made
+    versions = parts.versions_of_findings(trajectory)
+    if versions or trajectory.checks is None:
+        return versions
     return [trajectory.run.diagnosis_version] if trajectory.run.diagnosis_version is not None else []
 
 
 def _left_out(found: TokensRead, shown: Sequence[FileRow]) -> str:
     """The rows that are not in the file, in words; empty when all are."""
-    held = {part.row for part in shown}
-    rest = [row for row in found.rows if row.index not in held]
-    named = ", ".join(f"row {row.index} ({row.n_tokens:,} tokens)" for row in rest[:20])
-    return named + (f" and {len(rest) - 20:,} more" if len(rest) > 20 else "")
+    row_indices = {part.row for part in shown}
+    rows_left = [row for row in found.rows if row.index not in row_indices]
+    row_names = ", ".join(f"row {row.index} ({row.n_tokens:,} tokens)" for row in rows_left[:20])
+    return row_names + (f" and {len(rows_left) - 20:,} more" if len(rows_left) > 20 else "")
 
 
 @reads_trajectory
@@ -314,10 +320,10 @@ def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespo
     forbids. Raises ``Http404``."""
     comments = [] if request.GET.get("comments") == "no" else discussion_of(request, trajectory).comments or []
     try:
-        made = offline_file(trajectory, request.GET, comments)
+        offline = offline_file(trajectory, request.GET, comments)
     except NotInTrajectory as error:
         raise Http404(str(error)) from error
-    response = HttpResponse(made.html, content_type="text/html; charset=utf-8")
-    response["Content-Disposition"] = f'attachment; filename="{made.name}"'
+    response = HttpResponse(offline.html, content_type="text/html; charset=utf-8")
+    response["Content-Disposition"] = f'attachment; filename="{offline.name}"'
     response["Cache-Control"] = "private, no-store"
     return response

@@ -81,14 +81,14 @@ class DrawnReading:
 def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ParsersPage, dict[str, Any]]:
     """The audit of the reply that the address names, else of the first that lost text. At most six queries."""
     lossy = parts.steps_with_finding(trajectory, KIND)
-    asked, notices = request.GET.get("step"), list[str]()
-    step = (whole_number(asked) if asked else None) or 0
-    if not asked and lossy:
+    step_text, notices = request.GET.get("step"), list[str]()
+    step = (whole_number(step_text) if step_text else None) or 0
+    if not step_text and lossy:
         step = lossy[0]
     if step and step >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, step = [f"There is no step {step:,} here: {there}."], 0
-    state, made, words = audit_state(trajectory, step)
+    state, audit, words = audit_state(trajectory, step)
     page = ParsersPage(
         **head_of(trajectory),
         step=step,
@@ -97,19 +97,19 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         reply_check=(trajectory.checks or {}).get("reply"),
         state=state,
         why=words or None,
-        audit=made.report if made is not None and state == "done" else None,
+        audit=audit.report if audit is not None and state == "done" else None,
     )
     here = reverse("trajectory-parsers", args=[trajectory.code])
     html: dict[str, Any] = {
         "words": words,
         "notices": notices,
         "is_pending": state in ("queued", "running"),
-        "progress": made.job.progress if made is not None and state == "running" else "",
+        "progress": audit.job.progress if audit is not None and state == "running" else "",
         "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
         "may_write": may_write(request),
         "ask_url": f"{reverse('trajectory-audit', args=[trajectory.code])}?step={step}",
         "conversation_url": f"{reverse('trajectory-record', args=[trajectory.code])}?step={step}#step-{step}",
-        "lossy": [(one, f"{here}?step={one}", one == step) for one in lossy[:50]],
+        "lossy": [(lossy_step, f"{here}?step={lossy_step}", lossy_step == step) for lossy_step in lossy[:50]],
         "n_more": max(len(lossy) - 50, 0),
         "previous_url": f"{here}?step={step - 1}" if step else "",
         "next_url": f"{here}?step={step + 1}" if step + 1 < trajectory.n_steps else "",
@@ -126,26 +126,26 @@ def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, mo
         return "live", None, "A reply is read when the trajectory has ended."
     if reason := parser_audits.missing(trajectory):
         return "missing", None, reason
-    made = parser_audits.current(trajectory, step)
-    if made is None:
+    audit = parser_audits.current(trajectory, step)
+    if audit is None:
         return "unasked", None, "Nobody has had this reply read by every parser yet; it takes a login."
-    job = made.job
-    return job.status, made, job.error if job.status == models.Job.Status.FAILED else waiting_words(job)
+    job = audit.job
+    return job.status, audit, job.error if job.status == models.Job.Status.FAILED else waiting_words(job)
 
 
 def _drawn(trajectory: models.StoredTrajectory, step: int, audit: Mapping[str, Any]) -> dict[str, Any]:
     rows, steps = parts.rows_and_steps(trajectory)
-    link = _Linker(trajectory, rows, next((one for one in steps if one.index == step), None))
+    link = _Linker(trajectory, rows, next((reading for reading in steps if reading.index == step), None))
     message = audit["message"]
-    readings = [(one["kind"], _reading(one, link)) for one in audit["readings"]]
+    readings = [(reading["kind"], _reading(reading, link)) for reading in audit["readings"]]
     return {
         "message": _reading(message, link) if message is not None else None,
         "message_of": audit["message_of"],
         "run_reads": audit["run_reads"],
-        "calls": [drawn for kind, drawn in readings if kind != "reasoning"],
-        "reasoning": [drawn for kind, drawn in readings if kind == "reasoning"],
-        "unusable": [(one["kind"], one["parser"], html_of(one["reason"])) for one in audit["unusable"]],
-        "told": [html_of(one) for one in audit["notes"]],
+        "calls": [call for kind, call in readings if kind != "reasoning"],
+        "reasoning": [call for kind, call in readings if kind == "reasoning"],
+        "unusable": [(reading["kind"], reading["parser"], html_of(reading["reason"])) for reading in audit["unusable"]],
+        "told": [html_of(reading) for reading in audit["notes"]],
         "version": audit["vllm_version"],
         "reply_place": link(audit["tokens"]),
     }
@@ -158,8 +158,8 @@ class _Linker:
         self, trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], step: StepSummary | None
     ) -> None:
         self._base, self._row = base_url(trajectory), None if step is None else step.row
-        held = next((row for row in rows if row.index == self._row), None)
-        self._is_held = held is not None and held.follows_steps
+        row_of_step = next((row for row in rows if row.index == self._row), None)
+        self._is_held = row_of_step is not None and row_of_step.follows_steps
 
     def __call__(self, place: Sequence[int]) -> tuple[str, str]:
         start, stop = place
@@ -170,12 +170,12 @@ class _Linker:
 
 
 def _reading(one: Mapping[str, Any], link: _Linker) -> DrawnReading:
-    shown = sum(piece["kind"] == "call" for piece in one["pieces"])
+    n_calls = sum(piece["kind"] == "call" for piece in one["pieces"])
     differs = one.get("differs")
     return DrawnReading(
         one.get("parsers", []),
         [_part(piece, link, piece["tokens"]) for piece in one["pieces"]],
-        one["n_calls"] - shown,
+        one["n_calls"] - n_calls,
         [_part(lost, link, [lost["tokens"]]) for lost in one["lost"]],
         one["n_lost"],
         [html_of(text) for text in one["added"]],

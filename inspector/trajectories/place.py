@@ -70,22 +70,22 @@ class PagePlace:
         """The query string of this place with ``changes``, ``?`` included. Defaults are left out."""
         moved = {"solo": 0} if changes.keys() & {"row", "mark", "window"} else {}
         place = replace(self, **moved | changes)  # type: ignore[arg-type]
-        named: list[tuple[str, str | int]] = []
+        pairs: list[tuple[str, str | int]] = []
         if place.row or (place.has_fault and not place.mark and not place.window):
-            named.append(("row", place.row))
+            pairs.append(("row", place.row))
         if place.view != View.RUNS:
-            named.append(("view", place.view.value))
+            pairs.append(("view", place.view.value))
         if place.lens != lenses.DEFAULT:
-            named.append(("lens", place.lens))
+            pairs.append(("lens", place.lens))
         if place.mark:
-            named.append(("t", f"{place.mark[0]}-{place.mark[1]}"))
+            pairs.append(("t", f"{place.mark[0]}-{place.mark[1]}"))
         if place.window:
-            named.append(("w", place.window))
+            pairs.append(("w", place.window))
         if place.find:
-            named.append(("find", place.find))
+            pairs.append(("find", place.find))
         if place.solo:
-            named.append(("solo", place.solo))
-        return "?" + urlencode([*named, *place.keep])
+            pairs.append(("solo", place.solo))
+        return "?" + urlencode([*pairs, *place.keep])
 
     def marked(self, start: int, stop: int, **changes: object) -> str:
         """:meth:`query` with the tokens ``[start, stop)`` marked, at least one, in the window that shows them."""
@@ -120,11 +120,11 @@ def read_place(
     """
     notices: list[str] = []
     if fault is not None and fault.row is not None and not any(params.get(name) for name in ("row", "t", "w")):
-        named = {name: params[name] for name in params}  # a QueryDict holds lists
+        fields = {name: params[name] for name in params}  # a QueryDict holds lists
         lens = lenses.lens_of(fault.kind, (columns or {}).get(fault.row, ()))
         view = View.TOKENS if fault.kind in TOKEN_KINDS else View.RUNS
         place = {"row": str(fault.row), "t": "{}-{}".format(*fault.places[0])}
-        params = {"lens": lens, "view": view.value} | {k: v for k, v in named.items() if v} | place
+        params = {"lens": lens, "view": view.value} | {k: v for k, v in fields.items() if v} | place
     row = _whole(params.get("row"), 0)
     if row is None or not 0 <= row < max(len(row_lengths), 1):
         last = max(len(row_lengths) - 1, 0)
@@ -137,11 +137,11 @@ def read_place(
         lens = lenses.DEFAULT
     n_tokens = row_lengths[row] if row_lengths else 0
     mark = None
-    asked = params.get("t", "")
-    if asked:
-        span = read_range(asked)
+    range_text = params.get("t", "")
+    if range_text:
+        span = read_range(range_text)
         if span is None:
-            notices.append(f"“{asked[:40]}” is not a range of tokens. Write it as t=1204-1260.")
+            notices.append(f"“{range_text[:40]}” is not a range of tokens. Write it as t=1204-1260.")
         else:
             first, stop = span
             if first >= n_tokens or stop > n_tokens or stop < first:
@@ -158,15 +158,15 @@ def read_place(
     if n_tokens and window >= n_tokens:
         notices.append(f"Row {row} ends at token {n_tokens:,}; this is its last window.")
         window = max(n_tokens - 1, 0) // WINDOW * WINDOW
-    shown = WINDOW if view == View.TOKENS else MAX_RUN_VIEW_TOKENS
-    if mark and not (params.get("w") and window <= mark[0] < window + shown):
+    n_shown = WINDOW if view == View.TOKENS else MAX_RUN_VIEW_TOKENS
+    if mark and not (params.get("w") and window <= mark[0] < window + n_shown):
         window = opening(view, mark[0], n_tokens)
-    kept = tuple((name, params[name]) for name in keep if params.get(name))
+    other_params = tuple((name, params[name]) for name in keep if params.get(name))
     solo = _whole(params.get("solo"), 0)
     if solo is None:
         notices.append("The turn to show alone is not a number; all turns are shown.")
     find = params.get("find", "")[:MAX_FIND]
-    return PagePlace(row, view, lens, window, mark, find, solo or 0, kept, tuple(notices), fault is not None)
+    return PagePlace(row, view, lens, window, mark, find, solo or 0, other_params, tuple(notices), fault is not None)
 
 
 def opening(view: View, offset: int, n_tokens: int) -> int:

@@ -117,8 +117,8 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     params = request.GET
     at = place_asked(params.get("place", "")[:MAX_PLACE])
     rows_of, summaries = parts.rows_and_steps(trajectory)
-    asked = params.get("step")
-    first = (whole_number(asked) or 0) if asked else (step_of_place(summaries, at) or 0) // STEPS * STEPS
+    step_text = params.get("step")
+    first = (whole_number(step_text) or 0) if step_text else (step_of_place(summaries, at) or 0) // STEPS * STEPS
     notices = []
     if first and first >= trajectory.n_steps:
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
@@ -129,8 +129,8 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _without_data(_read(keys))
     fields = bodies.get(trajectory.extra_id, {})
-    held = [(index, bodies[key]) for index, key in rows]
-    said = [_step(step, bodies) for step in steps]
+    bodies_by_step = [(index, bodies[key]) for index, key in rows]
+    recorded_steps = [_step(step, bodies) for step in steps]
     page = RecordPage(
         **head_of(trajectory),
         lacks=lacks_of(trajectory.run.format),
@@ -138,15 +138,15 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         n_steps=trajectory.n_steps,
         notices=notices,
         fields=_plain(fields),
-        rows=[RecordRow(index, _plain(value)) for index, value in held],
-        steps=_plain(said[:STEPS]),
+        rows=[RecordRow(index, _plain(value)) for index, value in bodies_by_step],
+        steps=_plain(recorded_steps[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
     return page, {
         "fields": _fields(fields),
-        "rows": [RecordRow(index, _fields(value)) for index, value in held],
+        "rows": [RecordRow(index, _fields(value)) for index, value in bodies_by_step],
         # A script asks for the values alone.
-        "steps": [] if wants_json(request) else _drawn(trajectory, rows_of, summaries, said, at),
+        "steps": [] if wants_json(request) else _drawn(trajectory, rows_of, summaries, recorded_steps, at),
         "previous_url": f"{here}?step={max(first - STEPS, 0)}" if first else "",
         "rest_url": f"{here}?step={first + STEPS}" if first + STEPS < trajectory.n_steps else "",
         "rest": first + STEPS,
@@ -159,26 +159,28 @@ def recorded_step(trajectory: models.StoredTrajectory, index: int) -> dict[str, 
     A text that is too long is ``{"clipped": START, "characters": N}``.
     """
     (step,) = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
-    said = _step(step, _read(step[key] for key in _BODIES))
-    found: dict[str, Any] = _plain({name: value for name, value in said.items() if name not in ("index", *STEP_FIELDS)})
-    return found
+    recorded = _step(step, _read(step[key] for key in _BODIES))
+    plain: dict[str, Any] = _plain(
+        {name: value for name, value in recorded.items() if name not in ("index", *STEP_FIELDS)}
+    )
+    return plain
 
 
 def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
     """Stored values by key. One query reads the part of each text that the page shows."""
-    wanted = sorted({key for key in keys if key})
-    most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(wanted), 1))
-    found = parts.content_starts(wanted, most)
-    return {key: json.loads(start) if n <= most else _Clipped(start, n) for key, n, start in found}
+    hashes = sorted({key for key in keys if key})
+    most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(hashes), 1))
+    starts = parts.content_starts(hashes, most)
+    return {key: json.loads(start) if n <= most else _Clipped(start, n) for key, n, start in starts}
 
 
 def _step(step: Mapping[str, Any], bodies: Mapping[str | None, Any]) -> dict[str, Any]:
-    found = {"index": step["index"], **{name: step[name] for name in STEP_FIELDS if step[name] not in ("", None)}}
+    fields = {"index": step["index"], **{name: step[name] for name in STEP_FIELDS if step[name] not in ("", None)}}
     for name, key in (("messages", "messages_new_id"), ("tools", "tools_id"), ("kwargs", "template_kwargs_id"),
                       ("reply", "reply_id"), ("text", "text_id"), ("fields", "extra_id")):  # fmt: skip
         if step[key] and bodies[step[key]] not in ({}, []):
-            found[name] = bodies[step[key]]
-    return found
+            fields[name] = bodies[step[key]]
+    return fields
 
 
 def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
@@ -188,12 +190,12 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
         if key and isinstance(value, _Clipped) and value.n <= MEDIA_CHARACTERS and '"type"' in value.start
     ]  # fmt: skip
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(bodies), 1))
-    found = {key: without_data(value) for key, value in bodies.items()}
+    cleaned = {key: without_data(value) for key, value in bodies.items()}
     for key, _, whole in parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():
         value = without_data(json.loads(whole))
         if len(json.dumps(value, ensure_ascii=False)) <= most:
-            found[key] = value
-    return found
+            cleaned[key] = value
+    return cleaned
 
 
 def _drawn(
@@ -213,36 +215,36 @@ def _drawn(
         parent, messages = parents.get(step["index"]), read[step["index"]][0]
         if parent is not None and messages and messages[0].role == "assistant" and not messages[0].is_result:
             sent_back[parent] = messages[0]
-    said: dict[int, Said] = {}
-    drawn = []
+    messages_by_key: dict[int, Said] = {}
+    chat_steps = []
     for step in steps[:STEPS]:
         index = step["index"]
         messages, fields = read[index]
         reply, note = _reply(step, sent_back.get(index))
         if reply is not None:
-            said[index] = reply
+            messages_by_key[index] = reply
         parent = parents.get(index)
-        before = said.get(parent) if parent is not None else None
+        before = messages_by_key.get(parent) if parent is not None else None
         repeats = before is not None and bool(messages) and messages[0].same_as(before)
         numbers = media_numbers([step.get(name) for name in ("messages", "reply", "fields")])
-        one = chat.step(index, messages, reply, note, numbers, messages[0] if repeats else None)
+        chat_step = chat.step(index, messages, reply, note, numbers, messages[0] if repeats else None)
         others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
         if "reply" in step and "text" in step:
             others.insert(0, _part("text", step["text"]))
         facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
-        drawn.append(RecordStep(index, one, others, facts))
-    return drawn
+        chat_steps.append(RecordStep(index, chat_step, others, facts))
+    return chat_steps
 
 
 def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
     """The new messages of a step, and its fields without those that hold the messages."""
     fields = step.get("fields", {})
-    said = _said(step.get("messages"))
+    messages = _said(step.get("messages"))
     for name in _SAID:
-        if isinstance(fields, dict) and name in fields and not said:
-            said = _said(fields[name])
+        if isinstance(fields, dict) and name in fields and not messages:
+            messages = _said(fields[name])
             fields = {key: value for key, value in fields.items() if key != name}
-    return said, fields
+    return messages, fields
 
 
 def _said(value: Any) -> list[Said]:
@@ -253,11 +255,11 @@ def _said(value: Any) -> list[Said]:
 
 def _reply(step: Mapping[str, Any], sent_back: Said | None) -> tuple[Said | None, str]:
     """What a step said, and where that is known from."""
-    held = step.get("reply")
-    if isinstance(held, _Clipped):
-        return Said("assistant", [held.start], others={CUT: _cut(held)}), ""
-    if (found := reply_in(held)) is not None:
-        return found, ""
+    reply_body = step.get("reply")
+    if isinstance(reply_body, _Clipped):
+        return Said("assistant", [reply_body.start], others={CUT: _cut(reply_body)}), ""
+    if (reply := reply_in(reply_body)) is not None:
+        return reply, ""
     if "text" in step:
         text = step["text"]
         whole = text.start if isinstance(text, _Clipped) else text if isinstance(text, str) else json.dumps(text)
@@ -282,8 +284,8 @@ def _part(name: str, value: Any) -> RecordPart:
     if isinstance(value, _Clipped):
         note = _cut(value)
         value = value.start
-    elif isinstance(value, list) and value and all(_is_text_part(one) for one in value):
-        value = "\n".join(str(one["text"]) for one in value)
+    elif isinstance(value, list) and value and all(_is_text_part(text_part) for text_part in value):
+        value = "\n".join(str(text_part["text"]) for text_part in value)
     elif not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
     return RecordPart(name, html_of(value), note)

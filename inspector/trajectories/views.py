@@ -127,18 +127,18 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
         # The live page asks every two seconds. Without a change there is nothing to swap.
         return HttpResponse(status=204)
     part = _part(request)
-    found = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=not part.has_map)
+    page_read = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=not part.has_map)
     discussion = discussion_of(request, trajectory, part != PagePart.PAGE)
     if wants_json(request):
-        return json_page(tokens_page.trajectory_page(trajectory, found, discussion))
+        return json_page(tokens_page.trajectory_page(trajectory, page_read, discussion))
     if part != PagePart.PAGE:
         # Another window or lens, or the next part of a row: header and lists stay as they are.
-        html = tokens_page.trajectory_html(trajectory, found, discussion, part)
+        html = tokens_page.trajectory_html(trajectory, page_read, discussion, part)
         return page(request, "trajectories/_reader.html", html)
     if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
         query = request.GET.urlencode()
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
-    html = _frame(request, trajectory, tabs.TOKENS) | tokens_page.trajectory_html(trajectory, found, discussion)
+    html = _frame(request, trajectory, tabs.TOKENS) | tokens_page.trajectory_html(trajectory, page_read, discussion)
     if html["reader"].stop - html["reader"].start < IN_PARTS:
         return page(request, "trajectories/detail.html", html)
     return page_in_parts(  # type: ignore[return-value]
@@ -166,8 +166,8 @@ def seen(request: HttpRequest, code: str) -> HttpResponse:
     if wants_json(request):
         return json_page({"trajectory": code, "seen": is_now})
     if request.headers.get("HX-Request") == "true":
-        shown = {"trajectory": trajectory, "discussion": Discussion([], False, is_now)}
-        return render(request, "trajectories/_seen.html", shown)
+        context = {"trajectory": trajectory, "discussion": Discussion([], False, is_now)}
+        return render(request, "trajectories/_seen.html", context)
     query = request.POST.get("query", "")[:500]
     return redirect(reverse("trajectory", args=[code]) + (f"?{query}" if query else ""))
 
@@ -176,8 +176,8 @@ def seen(request: HttpRequest, code: str) -> HttpResponse:
 @conditional
 def card(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The fields of the tokens in a window, which the page fetches for its cards. Scripts read the page's twin."""
-    found = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=True)
-    return json_page(tokens_page.card_page(trajectory, found))
+    page_read = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=True)
+    return json_page(tokens_page.card_page(trajectory, page_read))
 
 
 @reads_trajectory
@@ -229,9 +229,9 @@ def _not_kept(view: View) -> View:
 def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """Send a worker for the replay of a trajectory, unless it is there or under way."""
     if not is_active(trajectory) and not replays.missing(trajectory):
-        made, is_new = replays.ask(trajectory, again=True, user=request.user)
+        replay, is_new = replays.ask(trajectory, again=True, user=request.user)
         if is_new:
-            send(made.job)
+            send(replay.job)
     return redirect(f"{reverse('trajectory-strategies', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))
 
 
@@ -240,11 +240,11 @@ def parsers_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRes
     """Send a worker to read a reply with every parser, unless one is at it; with ``do=cancel``, ask it to stop."""
     step = whole_number(request.GET.get("step", "")) or 0
     if request.POST.get("do") == "cancel":
-        made = parser_audits.current(trajectory, step)
-        if made is not None:
-            cancel_job(made.job)
+        audit = parser_audits.current(trajectory, step)
+        if audit is not None:
+            cancel_job(audit.job)
     elif step < trajectory.n_steps and not is_active(trajectory) and not parser_audits.missing(trajectory):
-        made, is_new = parser_audits.ask(trajectory, step, request.user)
+        audit, is_new = parser_audits.ask(trajectory, step, request.user)
         if is_new:
-            send(made.job)
+            send(audit.job)
     return redirect(f"{reverse('trajectory-parsers', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))

@@ -58,13 +58,13 @@ def align_same_bytes(
     """
     if b"".join(left_bytes) != b"".join(right_bytes):
         raise ValueError("left and right do not hold the same bytes; use align_ids")
-    left, right = byte_offsets(left_bytes), byte_offsets(right_bytes)
-    cuts = np.intersect1d(left, right)
+    left_offsets, right_offsets = byte_offsets(left_bytes), byte_offsets(right_bytes)
+    cuts = np.intersect1d(left_offsets, right_offsets)
     if left_ids is None or right_ids is None:
         pieces: dict[bytes, int] = {}
         left_ids, right_ids = _numbered(left_bytes, pieces), _numbered(right_bytes, pieces)
     # A token without bytes (an id outside the vocabulary) joins the token after it; at the end, the one before it.
-    left_cuts, right_cuts = np.searchsorted(left, cuts), np.searchsorted(right, cuts)
+    left_cuts, right_cuts = np.searchsorted(left_offsets, cuts), np.searchsorted(right_offsets, cuts)
     left_cuts[-1:], right_cuts[-1:] = len(left_ids), len(right_ids)
     if len(cuts) == 1 and (len(left_ids) or len(right_ids)):
         left_cuts, right_cuts = np.array([0, len(left_ids)]), np.array([0, len(right_ids)])
@@ -152,8 +152,8 @@ def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
     starts = np.flatnonzero(opens)
     stops = np.append(starts[1:], len(a)) - 1
     blocks = [(int(a[s]), int(b[s]), int(a[e] - a[s]) + _GRAM) for s, e in zip(starts, stops, strict=True)]
-    kept = [block for block in _increasing(blocks) if np.array_equal(*_slices(left, right, block))]
-    return kept
+    anchors = [block for block in _increasing(blocks) if np.array_equal(*_slices(left, right, block))]
+    return anchors
 
 
 def _slices(left: Ids, right: Ids, block: tuple[int, int, int]) -> tuple[Ids, Ids]:
@@ -200,17 +200,17 @@ def _increasing(blocks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, 
 
 def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -> list[AlignedGroup]:
     groups: list[AlignedGroup] = []
-    left = right = 0
+    left_at = right_at = 0
     for a, b, length in [*blocks, (n_left, n_right, 0)]:
-        if a > left or b > right:
-            groups.append(AlignedGroup(left, a, right, b, False))
+        if a > left_at or b > right_at:
+            groups.append(AlignedGroup(left_at, a, right_at, b, False))
         if length:
             if groups and groups[-1].equal:
                 last = groups.pop()
                 groups.append(AlignedGroup(last.left_start, a + length, last.right_start, b + length, True))
             else:
                 groups.append(AlignedGroup(a, a + length, b, b + length, True))
-        left, right = a + length, b + length
+        left_at, right_at = a + length, b + length
     return groups
 
 
@@ -238,7 +238,7 @@ def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> li
 
 def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
     """Where each step's completion stands in the row: ``(start, stop, step)``. None when a completion is not there."""
-    found = []
+    places = []
     cursor = 0
     for index in row.step_indices:
         if index >= len(steps):
@@ -252,9 +252,9 @@ def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]
             if place < 0:
                 return None
             start = cursor + place // row.ids.itemsize
-        found.append((start, start + n, index))
+        places.append((start, start + n, index))
         cursor = start + n
-    return found
+    return places
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,17 +285,17 @@ def trained_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> TrainedTokens:
     foreign: list[Mask | None] = []
     verbatim: list[bool] = []
     for row in rows:
-        named = row.step_indices
-        if not named or max(named) >= len(steps) or len(row.loss_mask) != len(row.ids):
+        step_indices = row.step_indices
+        if not step_indices or max(step_indices) >= len(steps) or len(row.loss_mask) != len(row.ids):
             foreign.append(None)
             verbatim.append(False)
             continue
         places = sampled_places(steps, row)
         verbatim.append(places is not None)
         mask = row.loss_mask.copy()
-        for index, offsets, held in _same_tokens(steps, row, places):
-            times[index][offsets] += row.loss_mask[held]
-            mask[held] = False
+        for index, offsets, is_trained in _same_tokens(steps, row, places):
+            times[index][offsets] += row.loss_mask[is_trained]
+            mask[is_trained] = False
         foreign.append(mask)
     return TrainedTokens(times, foreign, verbatim)
 
@@ -327,11 +327,11 @@ def _aligned(steps: Sequence[Step], indices: Sequence[int], row: Row, start: int
     trained = start + np.flatnonzero(row.loss_mask[start:stop])
     sampled = np.concatenate([NO_IDS, *(steps[index].completion_ids for index in indices)])
     equal = [group for group in align_ids(sampled, row.ids[trained]) if group.equal]
-    left = np.concatenate([np.arange(0), *(np.arange(group.left_start, group.left_stop) for group in equal)])
-    held = np.concatenate([np.arange(0), *(trained[group.right_start : group.right_stop] for group in equal)])
+    left_places = np.concatenate([np.arange(0), *(np.arange(group.left_start, group.left_stop) for group in equal)])
+    is_trained = np.concatenate([np.arange(0), *(trained[group.right_start : group.right_stop] for group in equal)])
     first = 0
     for index in indices:
         last = first + len(steps[index].completion_ids)
-        here = (left >= first) & (left < last)
-        yield index, left[here] - first, held[here]
+        here = (left_places >= first) & (left_places < last)
+        yield index, left_places[here] - first, is_trained[here]
         first = last

@@ -37,16 +37,16 @@ def packed(entries: Sequence[Sequence[tuple[int, float]]], k: int | None = None)
     ``k``: keep so many, the likeliest; None = all. An entry that no token can be drawn by is left out. None = no token
     has an entry. Raises ``OverflowError`` for an id outside int32.
     """
-    kept = [[one for one in found if one[1] > _NEVER] for found in entries]
-    most = max(map(len, kept), default=0)
+    possible = [[pair for pair in entry if pair[1] > _NEVER] for entry in entries]
+    most = max(map(len, possible), default=0)
     if not most:
         return None
     most = min(most, k or most)
     ids = np.zeros((len(entries), most), dtype=np.int64)
     logprobs = np.full((len(entries), most), -np.inf, dtype=np.float32)
-    for row, found in enumerate(kept):
-        ordered = sorted(found, key=lambda one: (-one[1], one[0]))[:most]
-        ids[row, : len(ordered)] = [one for one, _ in ordered]
+    for row, pairs in enumerate(possible):
+        ordered = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:most]
+        ids[row, : len(ordered)] = [token_id for token_id, _ in ordered]
         logprobs[row, : len(ordered)] = [value for _, value in ordered]
     return ids_array(ids.reshape(-1)), logprobs.reshape(-1)
 
@@ -80,8 +80,8 @@ def problem(step: Step) -> str:
 
 def count(step: Step) -> int:
     """K, the alternatives of each sampled token; 0 = none are recorded."""
-    found = unpacked(step.alternative_ids, step.alternative_logprobs, len(step.completion_ids))
-    return 0 if found is None else found.ids.shape[1]
+    entries = unpacked(step.alternative_ids, step.alternative_logprobs, len(step.completion_ids))
+    return 0 if entries is None else entries.ids.shape[1]
 
 
 def behind_likeliest(found: Alternatives, logprobs: Floats) -> Floats:
@@ -91,9 +91,9 @@ def behind_likeliest(found: Alternatives, logprobs: Floats) -> Floats:
     """
     n = len(found.ids)
     behind: Floats = np.full(n, np.nan, dtype=np.float32)
-    known = min(n, len(logprobs))
+    n_known = min(n, len(logprobs))
     with np.errstate(invalid="ignore"):
-        behind[:known] = found.logprobs[:known, 0] - logprobs[:known]
+        behind[:n_known] = found.logprobs[:n_known, 0] - logprobs[:n_known]
     behind[~np.isfinite(behind)] = np.nan
     return np.maximum(behind, 0)
 
@@ -107,9 +107,9 @@ def entropy_at_least(found: Alternatives) -> Floats:
     logprobs = found.logprobs.astype(np.float64)
     is_there = np.isfinite(logprobs)
     p = np.where(is_there, np.exp(np.where(is_there, logprobs, 0.0)), 0.0)
-    known = np.where(is_there, -p * np.where(is_there, logprobs, 0.0), 0.0).sum(axis=1)
+    terms = np.where(is_there, -p * np.where(is_there, logprobs, 0.0), 0.0).sum(axis=1)
     least = np.min(np.where(is_there, logprobs, 0.0), axis=1)
     # Where fewer are there than there is room for, no other token can be drawn.
-    rest = np.where(is_there.all(axis=1), np.clip(1.0 - p.sum(axis=1), 0.0, 1.0), 0.0)
-    bound = np.maximum(known - rest * least, 0.0)
+    remainder = np.where(is_there.all(axis=1), np.clip(1.0 - p.sum(axis=1), 0.0, 1.0), 0.0)
+    bound = np.maximum(terms - remainder * least, 0.0)
     return np.where(is_there.any(axis=1), bound, np.nan).astype(np.float32)

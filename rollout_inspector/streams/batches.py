@@ -15,12 +15,12 @@ def batched(items: Iterable[T], limit: int, weight: Callable[[T], int] = lambda 
     before.
     """
     batch: list[T] = []
-    held = 0
+    weight_so_far = 0
     for item in items:
         batch.append(item)
-        held += weight(item)
-        if held >= limit:
+        weight_so_far += weight(item)
+        if weight_so_far >= limit:
             yield batch
-            batch, held = [], 0
+            batch, weight_so_far = [], 0
     if batch:
         yield batch

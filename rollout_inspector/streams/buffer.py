@@ -53,9 +53,9 @@ class Buffer:
         if self._parts:
             start = self._starts_at(-1)
             _, origin, is_trained, logprobs = self._parts.pop()
-            kept = slice(0, length - start)
-            origin = origin if isinstance(origin, int) else origin[kept]
-            self._parts.append((length, origin, is_trained, None if logprobs is None else logprobs[kept]))
+            kept_slice = slice(0, length - start)
+            origin = origin if isinstance(origin, int) else origin[kept_slice]
+            self._parts.append((length, origin, is_trained, None if logprobs is None else logprobs[kept_slice]))
         self._n = length
         self._ids = self._ids[:length].copy()  # views that were returned keep their content
 

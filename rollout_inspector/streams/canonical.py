@@ -40,7 +40,10 @@ def canonical_check_batch(
 ) -> list[list[Drift]]:
     """:func:`canonical_check` of each stream, with one call of the encoder. ``data``: the streams' bytes, if known."""
     anchor = _anchor(codec)
-    texts = [one.decode("utf-8", "replace") for one in (bytes_of_each(streams, codec) if data is None else data)]
+    texts = [
+        text_bytes.decode("utf-8", "replace")
+        for text_bytes in (bytes_of_each(streams, codec) if data is None else data)
+    ]
     encoded = codec.encode_batch([anchor.text + text for text in texts])
     return [
         _drifts(ids, _without_anchor(again, anchor, text, codec), codec)

@@ -68,11 +68,11 @@ REQUEST_FIELDS = (
 """Every field of ``Request`` except its messages. All are JSON bodies."""
 
 
-COLUMNS = tuple(one.name for one in STEP_FIELDS if one.kind in ("text", "number", "whole"))
+COLUMNS = tuple(field.name for field in STEP_FIELDS if field.kind in ("text", "number", "whole"))
 """The fields that are columns of the stored step."""
-ARRAYS = tuple(one.name for one in STEP_FIELDS if one.kind in ("ids", "optional_ids", "floats"))
+ARRAYS = tuple(field.name for field in STEP_FIELDS if field.kind in ("ids", "optional_ids", "floats"))
 """The fields that are arrays beside the stored step (``StepTokens``)."""
-BODIES = tuple(one for one in STEP_FIELDS if one.column)
+BODIES = tuple(field for field in STEP_FIELDS if field.column)
 """The fields that are JSON bodies, each stored once for all steps that have it (``Content``)."""
 
 

@@ -39,14 +39,14 @@ def holds_all(decoded: str, texts: Iterable[str]) -> bool:
 
     Then :func:`unheld` finds nothing in it, and this is cheaper. False says nothing: a word may be spelled otherwise.
     """
-    rest = decoded
+    remainder = decoded
     for text in texts:
-        start = rest.find(text)
+        start = remainder.find(text)
         stop = start + len(text)
-        if start < 0 or _cuts_a_word(rest, start) or _cuts_a_word(rest, stop):
+        if start < 0 or _cuts_a_word(remainder, start) or _cuts_a_word(remainder, stop):
             return False
-        rest = f"{rest[:start]} < {rest[stop:]}"  # no tag reaches over this mark
-    return _words(_TAG.sub(" ", rest)) <= _OF_THE_FORM
+        remainder = f"{remainder[:start]} < {remainder[stop:]}"  # no tag reaches over this mark
+    return _words(_TAG.sub(" ", remainder)) <= _OF_THE_FORM
 
 
 def _cuts_a_word(text: str, at: int) -> bool:
@@ -58,19 +58,19 @@ def unheld_tokens(completion_ids: Ids, is_special: Mask, joined: Joined, held: s
 
     ``is_special`` ``[C]``: its control tokens, which are no part of the text. ``held``: all texts of the message.
     """
-    kept = np.flatnonzero(~is_special)
-    data, ends = joined(completion_ids[kept])
+    plain = np.flatnonzero(~is_special)
+    data, ends = joined(completion_ids[plain])
     # A byte that is no UTF-8 is one character here, so that characters lead back to bytes.
     text = data.decode("utf-8", "surrogateescape")
-    found, at, n_bytes = list[Stretch](), 0, 0
+    stretches, at, n_bytes = list[Stretch](), 0, 0
     for start, stop in unheld(text, held):
         n_bytes += len(text[at:start].encode("utf-8", "surrogateescape"))
-        said = text[start:stop].encode("utf-8", "surrogateescape")
+        stretch_bytes = text[start:stop].encode("utf-8", "surrogateescape")
         first = int(np.searchsorted(ends, n_bytes, side="right"))
-        n_bytes, at = n_bytes + len(said), stop
+        n_bytes, at = n_bytes + len(stretch_bytes), stop
         last = int(np.searchsorted(ends, n_bytes, side="left"))
-        found.append(Stretch(said.decode("utf-8", "replace"), int(kept[first]), int(kept[last]) + 1))
-    return found
+        stretches.append(Stretch(stretch_bytes.decode("utf-8", "replace"), int(plain[first]), int(plain[last]) + 1))
+    return stretches
 
 
 def unheld(decoded: str, held: str) -> list[tuple[int, int]]:
@@ -82,20 +82,20 @@ def unheld(decoded: str, held: str) -> list[tuple[int, int]]:
     if decoded.strip() == held.strip():
         return []
     text = _TAG.sub(lambda match: " " * len(match[0]), decoded)
-    known = _words(held)
-    if _words(text) <= known | _OF_THE_FORM:
+    held_words = _words(held)
+    if _words(text) <= held_words | _OF_THE_FORM:
         return []  # most replies: no word has to be looked at in its place
     words = [match for match in _WORD.finditer(text) if match[0].lower() not in _OF_THE_FORM]
-    missing = [not _is_known(text, match, known) for match in words]
+    missing = [not _is_known(text, match, held_words) for match in words]
     if words and all(missing):
         return [(words[0].start(), words[-1].end())]
-    found, first = list[tuple[int, int]](), 0
+    spans, first = list[tuple[int, int]](), 0
     for at in range(len(words) + 1):
         if at == len(words) or not missing[at]:
             if at - first >= SHORTEST:
-                found.append((words[first].start(), words[at - 1].end()))
+                spans.append((words[first].start(), words[at - 1].end()))
             first = at + 1
-    return found
+    return spans
 
 
 def _words(text: str) -> set[str]:

@@ -149,10 +149,10 @@ def find_lanes(
     :func:`with_messages` finds what the messages tell.
     """
     causes = causes or {}
-    held = {step.index: step for step in sorted(steps, key=lambda one: one.index)}
-    if not any(step.prompt_length or step.completion_length for step in held.values()):
+    steps_by_index = {step.index: step for step in sorted(steps, key=lambda one: one.index)}
+    if not any(step.prompt_length or step.completion_length for step in steps_by_index.values()):
         return []
-    chains = _chains(held, rows)
+    chains = _chains(steps_by_index, rows)
     lane_of = {step: n for n, chain in enumerate(chains) for step in chain}
     row_of = {step: row for row in reversed(rows) for step in row.steps}
     in_row: dict[int, set[int]] = {}
@@ -161,18 +161,18 @@ def find_lanes(
             in_row.setdefault(row.index, set()).add(lane_of[step])
     lanes: list[Lane] = []
     for n, chain in enumerate(chains):
-        first, last = held[chain[0]], held[chain[-1]]
-        leaves = _leaving(first, held, lane_of)
+        first, last = steps_by_index[chain[0]], steps_by_index[chain[-1]]
+        leaves = _leaving(first, steps_by_index, lane_of)
         cause = causes.get(first.index, "")
-        repeats = _same_prompt(first, held) if cause in ("duplicate_call", *NO_CAUSE) else None
+        repeats = _same_prompt(first, steps_by_index) if cause in ("duplicate_call", *NO_CAUSE) else None
         kind = _kind(n, cause, repeats, is_fork=0 < first.parent_length == first.shared_length)
         own = next((row_of[step] for step in chain if step in row_of), None)
-        n_sampled = sum(held[step].completion_length for step in chain)
+        n_sampled = sum(steps_by_index[step].completion_length for step in chain)
         alone = own is not None and len(in_row[own.index]) == 1
         lanes.append(
             Lane(
                 n, kind, cause, tuple(chain), None if own is None else own.index, leaves,
-                _depth(kind, leaves, lanes, held), repeats if kind is LaneKind.DUPLICATE else None,
+                _depth(kind, leaves, lanes, steps_by_index), repeats if kind is LaneKind.DUPLICATE else None,
                 None, None, None,
                 last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
                 0 if own is None else own.n_trained if alone else None,
@@ -263,7 +263,7 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
     """
     steps = sorted(step for lane in lanes for step in lane.steps)
     latest = list(accumulate((lane.steps[-1] for lane in lanes), max))
-    found, taken = [_with_replies(lane, told) for lane in lanes], set[int]()
+    joined, used = [_with_replies(lane, told) for lane in lanes], set[int]()
     for lane in lanes[1:]:
         first = lane.steps[0]
         # A branch beside a conversation that goes on is no compaction of it.
@@ -272,31 +272,38 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
             continue
         for other in lanes[max(lane.index - MAX_LOOKED, 0) : lane.index][::-1]:
             step = other.steps[-1]
-            if step > first or step in taken or step not in told:
+            if step > first or step in used or step not in told:
                 continue
             if holds(told[first], told[step], asks_for_summary(told[step])):
                 summary = Summary(step, "accepted", first)
-                taken.add(step)
-                found[lane.index] = replace(lane, kind=LaneKind.COMPACTION, summary=summary)
+                used.add(step)
+                joined[lane.index] = replace(lane, kind=LaneKind.COMPACTION, summary=summary)
                 if other.kind is LaneKind.BRANCH:
-                    found[other.index] = replace(found[other.index], kind=LaneKind.SUMMARY, summary=summary)
+                    joined[other.index] = replace(joined[other.index], kind=LaneKind.SUMMARY, summary=summary)
                 break
     for lane in lanes:
         step = lane.steps[-1]
-        side = found[lane.index].kind is LaneKind.BRANCH
-        if step in taken or step not in told or not (side or len(lane.steps) > 1) or not has_summary(told[step]):
+        side = joined[lane.index].kind is LaneKind.BRANCH
+        if step in used or step not in told or not (side or len(lane.steps) > 1) or not has_summary(told[step]):
             continue
         later = steps[bisect_right(steps, step) :]
         if not later or any(index in told and holds(told[index], told[step], True) for index in later):
             continue
         summary = Summary(step, "discarded" if all(index in told for index in later) else None, None)
         if side:
-            found[lane.index] = replace(found[lane.index], kind=LaneKind.SUMMARY, summary=summary)
+            joined[lane.index] = replace(joined[lane.index], kind=LaneKind.SUMMARY, summary=summary)
             continue
-        after = next((one for one in found if one.steps[0] > step and one.cause in (*REWRITES, "branch")), None)
+        after = next(
+            (
+                lane_after
+                for lane_after in joined
+                if lane_after.steps[0] > step and lane_after.cause in (*REWRITES, "branch")
+            ),
+            None,
+        )
         if after is not None and after.summary is None:
-            found[after.index] = replace(after, kind=LaneKind.COMPACTION, summary=summary)
-    return [_with_reader(lane, told, steps) for lane in found]
+            joined[after.index] = replace(after, kind=LaneKind.COMPACTION, summary=summary)
+    return [_with_reader(lane, told, steps) for lane in joined]
 
 
 def _with_reader(lane: Lane, told: Mapping[int, Told], steps: Sequence[int]) -> Lane:
@@ -311,5 +318,5 @@ def _with_reader(lane: Lane, told: Mapping[int, Told], steps: Sequence[int]) -> 
 
 
 def _with_replies(lane: Lane, told: Mapping[int, Told]) -> Lane:
-    one, other = told.get(lane.steps[0]), None if lane.repeats is None else told.get(lane.repeats)
-    return lane if one is None or other is None else replace(lane, same_reply=one.says_the_same(other))
+    first, other = told.get(lane.steps[0]), None if lane.repeats is None else told.get(lane.repeats)
+    return lane if first is None or other is None else replace(lane, same_reply=first.says_the_same(other))

@@ -65,8 +65,8 @@ def calls_of(message: Message) -> list[dict[str, Any]]:
 
 def call_ids(message: Message) -> list[str]:
     calls = message.get("tool_calls")
-    found = [str(call["id"]) for call in calls if isinstance(call, Mapping) and call.get("id")] if calls else []
-    return [*found, str(message["tool_call_id"])] if message.get("tool_call_id") else found
+    ids = [str(call["id"]) for call in calls if isinstance(call, Mapping) and call.get("id")] if calls else []
+    return [*ids, str(message["tool_call_id"])] if message.get("tool_call_id") else ids
 
 
 def same(a: Message, b: Message) -> bool:
@@ -76,8 +76,8 @@ def same(a: Message, b: Message) -> bool:
 
 def first_difference(a: Sequence[Message], b: Sequence[Message]) -> int:
     """The index of the first message that differs; the shorter length when one list extends the other."""
-    for index, (one, other) in enumerate(zip(a, b, strict=False)):
-        if not same(one, other):
+    for index, (left_message, other) in enumerate(zip(a, b, strict=False)):
+        if not same(left_message, other):
             return index
     return min(len(a), len(b))
 
@@ -92,7 +92,7 @@ def has_trace(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
     """Whether a content is in the bytes: as it is, as JSON, its start or its end, or at least most of its words."""
     if isinstance(content, str) and content.strip().encode("utf-8", "replace") in data:
         return True  # text that is found unchanged needs no other forms
-    said = None
+    decoded = None
     for forms in content_forms(content, spelled):
         if any(form in data for form in forms):
             continue
@@ -102,8 +102,8 @@ def has_trace(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
         words = set(re.findall(r"[^\W_]{3,}", text)) or set(re.findall(r"[^\W_]{2,}", text))
         if not words:
             return False
-        said = data.decode("utf-8", "replace") if said is None else said
-        if sum(word in said for word in words) * 2 <= len(words):
+        decoded = data.decode("utf-8", "replace") if decoded is None else decoded
+        if sum(word in decoded for word in words) * 2 <= len(words):
             return False
     return True
 

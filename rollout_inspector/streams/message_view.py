@@ -64,14 +64,14 @@ class Said:
     @property
     def held(self) -> str:
         """All words that it holds, in no order."""
-        said = [one for one in self.texts if isinstance(one, str)]
+        texts = [text for text in self.texts if isinstance(text, str)]
         calls = (f"{call.name} {_text(call.arguments)}" for call in self.calls)
-        return "\n".join([*said, *self.reasoning, *calls, *map(_text, self.others.values())])
+        return "\n".join([*texts, *self.reasoning, *calls, *map(_text, self.others.values())])
 
     def same_as(self, other: Said) -> bool:
         """Whether it says what another message says: texts, calls and reasoning, where both have reasoning."""
-        calls = [[(call.name, call.arguments) for call in one.calls] for one in (self, other)]
-        texts = [[t.strip() if isinstance(t, str) else t for t in one.texts] for one in (self, other)]
+        calls = [[(call.name, call.arguments) for call in message.calls] for message in (self, other)]
+        texts = [[t.strip() if isinstance(t, str) else t for t in message.texts] for message in (self, other)]
         thought = not self.reasoning or not other.reasoning or self.reasoning == other.reasoning
         return calls[0] == calls[1] and texts[0] == texts[1] and thought
 
@@ -84,32 +84,32 @@ def read_message(value: Any, role: str) -> list[Said]:
     if kind == "function_call":
         return [Said("assistant", calls=[_call(value, value.get("call_id") or value.get("id"))])]
     if kind == "function_call_output":
-        said = Said("tool", _parts(value.get("output")), result_of=str(value.get("call_id") or ""), is_result=True)
-        return [_marked(said, value)]
+        message = Said("tool", _parts(value.get("output")), result_of=str(value.get("call_id") or ""), is_result=True)
+        return [_marked(message, value)]
     if kind == "reasoning" and "role" not in value:
         return [Said("assistant", reasoning=[_joined(value.get("summary") or value.get("content") or "")])]
-    said = Said(str(value.get("role") or kind or role))
+    message = Said(str(value.get("role") or kind or role))
     results: list[Said] = []
     content = value.get("content")
     for part in content if isinstance(content, list) else [content]:
-        _add(said, results, part)
+        _add(message, results, part)
     for name, item in value.items():
         if item in (None, "", [], {}) or name in ("role", "content", "type", "name", "tool_call_id"):
             continue
         if name in REASONING:
-            said.reasoning.insert(0, _joined(item))
+            message.reasoning.insert(0, _joined(item))
         elif name == "tool_calls" and isinstance(item, list):
-            said.calls += [_call(one, one.get("id")) for one in item if isinstance(one, Mapping)]
+            message.calls += [_call(call, call.get("id")) for call in item if isinstance(call, Mapping)]
         elif name == "function_call" and isinstance(item, Mapping):
-            said.calls.append(_call(item, ""))
+            message.calls.append(_call(item, ""))
         else:
-            said.others[name] = item
-    said.name = str(value.get("name") or "")
-    said.result_of = str(value.get("tool_call_id") or "")
-    said.is_result = said.role in ("tool", "function", "ipython") or bool(said.result_of)
-    if results and not (said.texts or said.calls or said.reasoning):
+            message.others[name] = item
+    message.name = str(value.get("name") or "")
+    message.result_of = str(value.get("tool_call_id") or "")
+    message.is_result = message.role in ("tool", "function", "ipython") or bool(message.result_of)
+    if results and not (message.texts or message.calls or message.reasoning):
         return results
-    return [*results, _marked(said, value) if said.is_result else said]
+    return [*results, _marked(message, value) if message.is_result else message]
 
 
 def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
@@ -120,19 +120,19 @@ def texts_of(message: Mapping[str, Any]) -> Iterator[str]:
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
-        held = function if isinstance(function, Mapping) else {}
+        fields = function if isinstance(function, Mapping) else {}
         for name in ("name", "arguments"):
-            if isinstance(text := held.get(name), str) and (text := text.strip()):
+            if isinstance(text := fields.get(name), str) and (text := text.strip()):
                 yield text
 
 
 def reply_in(value: Any) -> Said | None:
     """A stored reply as one message: its items (reasoning, text, calls) are put together. None = it is empty."""
-    found = messages_in(value, "assistant")
-    if not found:
+    messages = messages_in(value, "assistant")
+    if not messages:
         return None
-    first = found[0]
-    for more in found[1:]:
+    first = messages[0]
+    for more in messages[1:]:
         first.texts += more.texts
         first.reasoning += more.reasoning
         first.calls += more.calls
@@ -143,7 +143,7 @@ def messages_in(value: Any, role: str = "prompt") -> list[Said]:
     """The messages of a stored value: a list of messages, or one."""
     if value is None:
         return []
-    return [said for one in (value if isinstance(value, list) else [value]) for said in read_message(one, role)]
+    return [message for item in (value if isinstance(value, list) else [value]) for message in read_message(item, role)]
 
 
 def _add(said: Said, results: list[Said], part: Any) -> None:
@@ -167,8 +167,8 @@ def _parts(value: Any) -> list[Any]:
     """Texts and media parts of a content; anything else as JSON."""
     if value in (None, "", [], {}):
         return []
-    if isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
-        return [found for one in value for found in _parts(one)]
+    if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
+        return [part for item in value for part in _parts(item)]
     if isinstance(value, Mapping):
         if media_of(value) is not None:
             return [value]
@@ -186,17 +186,19 @@ def _marked(said: Said, value: Mapping[str, Any]) -> Said:
 
 def _call(value: Mapping[str, Any], key: Any) -> SaidCall:
     function = value.get("function")
-    held = function if isinstance(function, Mapping) else value
-    arguments = held.get("arguments")
+    fields = function if isinstance(function, Mapping) else value
+    arguments = fields.get("arguments")
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    return SaidCall(str(key or ""), str(held.get("name") or ""), arguments)
+    return SaidCall(str(key or ""), str(fields.get("name") or ""), arguments)
 
 
 def _joined(value: Any) -> str:
     if isinstance(value, list):
-        return "\n".join(str(one.get("text", _text(one))) if isinstance(one, Mapping) else _text(one) for one in value)
+        return "\n".join(
+            str(item.get("text", _text(item))) if isinstance(item, Mapping) else _text(item) for item in value
+        )
     return _text(value)
 
 
@@ -212,10 +214,10 @@ def media_of(part: Any) -> Media | None:
     if not isinstance(part, Mapping) or part.get("type") not in _MEDIA:
         return None
     kind = next(kind for kind in ("image", "audio", "video") if kind in part["type"])
-    held = part.get(LEFT_OUT)
-    if isinstance(held, Mapping):
-        size = held.get("bytes")
-        return Media(kind, str(held.get("type") or ""), size if isinstance(size, int) else None)
+    record = part.get(LEFT_OUT)
+    if isinstance(record, Mapping):
+        size = record.get("bytes")
+        return Media(kind, str(record.get("type") or ""), size if isinstance(size, int) else None)
     stated, data, link = _brought(part)
     return Media(kind, stated, len(data) * 3 // 4 - data[-2:].count("=") if data else None, link)
 
@@ -241,9 +243,9 @@ def media_parts(value: Any) -> Iterator[Mapping[str, Any]]:
 
 def without_data(value: Any) -> Any:
     """A stored value in which no media part holds data."""
-    found = media_of(value)
-    if found is not None and found.n_bytes is not None:
-        return {"type": value["type"], LEFT_OUT: {"type": found.type, "bytes": found.n_bytes}}
+    medium = media_of(value)
+    if medium is not None and medium.n_bytes is not None:
+        return {"type": value["type"], LEFT_OUT: {"type": medium.type, "bytes": medium.n_bytes}}
     if isinstance(value, dict):
         return {key: without_data(item) for key, item in value.items()}
     return [without_data(item) for item in value] if isinstance(value, list) else value
@@ -251,13 +253,13 @@ def without_data(value: Any) -> Any:
 
 def _brought(part: Mapping[str, Any]) -> tuple[str, str, str]:
     """Stated type, base64 and link of a media part; what it lacks is empty."""
-    held = part.get(part["type"]) or part.get("source") or part.get("image_url") or part.get("image") or ""
-    if isinstance(held, Mapping):
-        stated = str(held.get("media_type") or held.get("format") or "")
-        if isinstance(held.get("data"), str):
-            return stated, held["data"], ""
-        held = held.get("url") or ""
-    text = held if isinstance(held, str) else ""
+    source = part.get(part["type"]) or part.get("source") or part.get("image_url") or part.get("image") or ""
+    if isinstance(source, Mapping):
+        stated = str(source.get("media_type") or source.get("format") or "")
+        if isinstance(source.get("data"), str):
+            return stated, source["data"], ""
+        source = source.get("url") or ""
+    text = source if isinstance(source, str) else ""
     if text.startswith("data:"):
         head, _, data = text[5:].partition(",")
         return head.split(";")[0], data if head.endswith(";base64") else "", ""

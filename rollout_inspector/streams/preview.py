@@ -47,9 +47,9 @@ def preview_of(steps: Sequence[Step], rows: Sequence[Row] = (), pieces: Pieces |
 def first_line(text: str) -> str:
     """The first line that says something, with single spaces, at most ``MAX_LINE`` characters."""
     for line in _CONTROL.sub(" ", text[:MAX_READ]).splitlines():
-        said = " ".join(letters for letters in line.split() if letters)
-        if said:
-            return said if len(said) <= MAX_LINE else f"{said[: MAX_LINE - 1]}…"
+        line_text = " ".join(letters for letters in line.split() if letters)
+        if line_text:
+            return line_text if len(line_text) <= MAX_LINE else f"{line_text[: MAX_LINE - 1]}…"
     return ""
 
 
@@ -64,31 +64,31 @@ def _asked(step: Step) -> str:
 
 def _of_messages(messages: Sequence[Any]) -> str:
     """Of the last user message; where there is none, of the last message at all."""
-    said = [message for message in messages if isinstance(message, Mapping)]
-    asked = next((message for message in reversed(said) if message.get("role") == "user"), None)
-    chosen = asked if asked is not None else said[-1] if said else None
+    mappings = [message for message in messages if isinstance(message, Mapping)]
+    question = next((message for message in reversed(mappings) if message.get("role") == "user"), None)
+    chosen = question if question is not None else mappings[-1] if mappings else None
     return "" if chosen is None else first_line(_text_of(chosen.get("content")))
 
 
 def _answered(step: Step) -> str:
     reply = step.reply
     if reply is not None:
-        if said := first_line(_without_thought(_text_of(reply.get("content")))):
-            return said
+        if text := first_line(_without_thought(_text_of(reply.get("content")))):
+            return text
         for key, form in (("tool_calls", "calls {}"), ("reasoning_content", "thinks: {}"), ("reasoning", "thinks: {}")):
-            if said := _calls(reply[key]) if key == "tool_calls" and reply.get(key) else _text_of(reply.get(key)):
-                return first_line(form.format(said))
+            if text := _calls(reply[key]) if key == "tool_calls" and reply.get(key) else _text_of(reply.get(key)):
+                return first_line(form.format(text))
     return first_line(_without_thought(step.text or ""))
 
 
 def _calls(calls: Any) -> str:
     """``name(arguments)`` of each call."""
-    found = []
+    names = []
     for call in calls if isinstance(calls, list | tuple) else ():
         inner = call.get("function", call) if isinstance(call, Mapping) else None
         if isinstance(inner, Mapping):
-            found.append(f"{inner.get('name', '')}({inner.get('arguments', '')})"[:MAX_LINE])
-    return ", ".join(found[:5])
+            names.append(f"{inner.get('name', '')}({inner.get('arguments', '')})"[:MAX_LINE])
+    return ", ".join(names[:5])
 
 
 def _text_of(content: Any) -> str:
@@ -96,27 +96,27 @@ def _text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list | tuple) else ()
-    said = (
+    text = (
         str(part.get("text") or f"[{str(part.get('type', 'part'))[:20]}]") if isinstance(part, Mapping) else str(part)
         for part in parts
     )
-    return " ".join(said)
+    return " ".join(text)
 
 
 def _without_thought(text: str) -> str:
     """What follows the reasoning; all of it where nothing follows."""
-    _, closed, rest = text.rpartition("</think>")
-    return rest if closed and rest.strip() else text.replace("<think>", " ")
+    _, closed, answer = text.rpartition("</think>")
+    return answer if closed and answer.strip() else text.replace("<think>", " ")
 
 
 def _of_pieces(texts: Sequence[str], last: bool = False) -> str:
     """The first line of the last or of the first stretch between control tokens that is more than a role."""
     for text in reversed(texts) if last else texts:
-        said = _without_thought(text)
-        head, line_end, rest = said.strip().partition("\n")
+        text_said = _without_thought(text)
+        head, line_end, body = text_said.strip().partition("\n")
         if head.strip() in _ROLES:
-            said = rest if line_end else ""
-        if line := first_line(said):
+            text_said = body if line_end else ""
+        if line := first_line(text_said):
             return line
     return ""
 

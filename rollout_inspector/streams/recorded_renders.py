@@ -104,19 +104,19 @@ def kwargs_of_record(step: Step, request: Request, renderer: Renderer, codec: Co
     if DATE in kwargs or NOW in kwargs:
         return [kwargs]
     if NOW in template:
-        formats = list(dict.fromkeys(one or other for one, other in _ASKED.findall(template)))
+        formats = list(dict.fromkeys(form or other for form, other in _ASKED.findall(template)))
         called = time_of_call(step)
         clocks = [{**kwargs, NOW: clock.isoformat()} for clock in _CLOCKS]
-        found = _shown_date(step, request, renderer, codec, clocks, formats)
-        if found is None:
+        dated = _shown_date(step, request, renderer, codec, clocks, formats)
+        if dated is None:
             return [*clocks] if called is None else [{**kwargs, NOW: called.isoformat()}]
         # The time of the call also tells the hour. But the server may have been in another zone.
-        times = [called] if called is not None and called.strftime(found[1]) == found[0] else _times_of(*found)
+        times = [called] if called is not None and called.strftime(dated[1]) == dated[0] else _times_of(*dated)
         return [{**kwargs, NOW: time.isoformat()} for time in times[: len(formats)]]
     if DATE in template:
         dates = [{**kwargs, DATE: clock.strftime(_DATE_FORMATS[0])} for clock in _CLOCKS]
-        if found := _shown_date(step, request, renderer, codec, dates, _DATE_FORMATS):
-            return [{**kwargs, DATE: found[0]}]
+        if dated := _shown_date(step, request, renderer, codec, dates, _DATE_FORMATS):
+            return [{**kwargs, DATE: dated[0]}]
     return [kwargs]
 
 
@@ -154,11 +154,11 @@ def _shown_date(
     # Most templates print the date before the first message, and a short render costs little.
     for messages in (request.messages[:1], request.messages):
         try:
-            one, other = (renderer.render_text(with_objects(messages), request.tools, date, True) for date in dates)
+            first, other = (renderer.render_text(with_objects(messages), request.tools, date, True) for date in dates)
         except RenderFailed:
             continue
-        if one != other and (found := _date_at(recorded, one, other, formats, NOW in dates[0])):
-            return found
+        if first != other and (date_found := _date_at(recorded, first, other, formats, NOW in dates[0])):
+            return date_found
     return None
 
 
@@ -181,10 +181,10 @@ def _date_at(recorded: str, one: str, other: str, formats: Sequence[str], asked:
                     continue
                 place = recorded.find(before) + len(before)
             for stop in range(min(len(recorded), place + MAX_DATE_CHARACTERS), place, -1):
-                shown = recorded[place:stop]
+                date_text = recorded[place:stop]
                 with suppress(ValueError):  # it is no date, or more than a date
-                    if _read(shown, form).strftime(form) == shown:
-                        return shown, form
+                    if _read(date_text, form).strftime(form) == date_text:
+                        return date_text, form
     return None
 
 

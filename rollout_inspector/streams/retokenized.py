@@ -33,9 +33,11 @@ def rows_again(
     A row of more than ``MAX_TOKENS`` tokens is left out, and so are all where the tokenizer fails on a text.
     """
     streams = [row.ids for row in rows] or [steps[chain[-1]].stream for chain in merged]
-    asked = [(index, ids) for index, ids in enumerate(streams) if 0 < len(ids) <= MAX_TOKENS]
+    streams_checked = [(index, ids) for index, ids in enumerate(streams) if 0 < len(ids) <= MAX_TOKENS]
     try:
-        found = canonical_check_batch([ids for _, ids in asked], codec)
+        checks = canonical_check_batch([ids for _, ids in streams_checked], codec)
     except ValueError:  # the codec says so of a text that it cannot encode
         return []
-    return [EncodedAgain(None, index, ids, drifts) for (index, ids), drifts in zip(asked, found, strict=True)]
+    return [
+        EncodedAgain(None, index, ids, drifts) for (index, ids), drifts in zip(streams_checked, checks, strict=True)
+    ]

@@ -50,8 +50,8 @@ def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[by
             start, role = place + 1, "assistant"
         if role is None:
             behind = b"".join(token_bytes(ids[place + 1 : min(end, place + 1 + _HEADER_BYTES // 4)]))[:_HEADER_BYTES]
-            found = _HEADER.match(behind.decode("utf-8", "replace"))
-            role = _ROLES.get(found[1].lower()) if found else None
+            header = _HEADER.match(behind.decode("utf-8", "replace"))
+            role = _ROLES.get(header[1].lower()) if header else None
         if role is None or start >= len(ids):
             continue
         if opened and opened[-1] == (start - 1, role):

@@ -24,11 +24,11 @@ def summary(array: NDArray[Any]) -> dict[str, Any]:
     if array.ndim != 3:
         raise ValueError(f"expert routing has the shape [tokens, layers, experts], not {array.ndim} dimensions")
     n_tokens, n_layers = array.shape[:2]
-    held = array.any(axis=(0, 2)) if n_tokens else np.ones(n_layers, dtype=np.bool_)
-    kept = array[:, held]
-    same = (kept[1:] == kept[:-1]).all(axis=2)
+    has_values = array.any(axis=(0, 2)) if n_tokens else np.ones(n_layers, dtype=np.bool_)
+    layers = array[:, has_values]
+    same = (layers[1:] == layers[:-1]).all(axis=2)
     return {
         "repeats": float(same.mean()) if same.size and array.shape[2] else 0.0,
-        "zero_layers": int(n_layers - np.count_nonzero(held)),
+        "zero_layers": int(n_layers - np.count_nonzero(has_values)),
         "length": int(n_tokens),
     }

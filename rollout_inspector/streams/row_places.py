@@ -60,16 +60,19 @@ def sampled_in_row(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int,
         return []
     _, trained, aligned = groups
     edges = np.cumsum([0, *(len(steps[index].completion_ids) for index in row.step_indices)])
-    found = []
+    places = []
     for group in aligned:
         if not group.equal:
             continue
-        left, right = np.arange(group.left_start, group.left_stop), trained[group.right_start : group.right_stop]
-        step = np.searchsorted(edges, left, side="right") - 1
-        cuts = np.flatnonzero((np.diff(right) != 1) | (np.diff(step) != 0)) + 1
-        for a, b in pairwise([0, *cuts.tolist(), len(left)]):
-            found.append((int(right[a]), row.step_indices[step[a]], int(left[a] - edges[step[a]]), b - a))
-    return found
+        left_places, is_trained = (
+            np.arange(group.left_start, group.left_stop),
+            trained[group.right_start : group.right_stop],
+        )
+        step = np.searchsorted(edges, left_places, side="right") - 1
+        cuts = np.flatnonzero((np.diff(is_trained) != 1) | (np.diff(step) != 0)) + 1
+        for a, b in pairwise([0, *cuts.tolist(), len(left_places)]):
+            places.append((int(is_trained[a]), row.step_indices[step[a]], int(left_places[a] - edges[step[a]]), b - a))
+    return places
 
 
 def sampled_stream(steps: Sequence[Step], row: Row) -> tuple[Ids, Mask] | None:
@@ -107,10 +110,10 @@ def _held_of(before: Ids, prompt: Ids) -> int:
 
 def _trained_groups(steps: Sequence[Step], row: Row) -> tuple[Ids, np.ndarray, list[AlignedGroup]] | None:
     """What the row's steps sampled, the offsets of the trained tokens of the row, and their alignment."""
-    named = row.step_indices
-    if not named or max(named) >= len(steps) or len(row.loss_mask) != len(row.ids):
+    step_indices = row.step_indices
+    if not step_indices or max(step_indices) >= len(steps) or len(row.loss_mask) != len(row.ids):
         return None
-    sampled = np.concatenate([NO_IDS, *(steps[index].completion_ids for index in named)])
+    sampled = np.concatenate([NO_IDS, *(steps[index].completion_ids for index in step_indices)])
     trained = np.flatnonzero(row.loss_mask)
     return sampled, trained, align_ids(sampled, row.ids[trained])
 

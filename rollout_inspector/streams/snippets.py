@@ -49,7 +49,7 @@ def _joined(before: str, behind: str) -> bool:
     if behind == _JOINER or before == _JOINER or unicodedata.category(behind) in ("Mn", "Mc", "Me"):
         return True
     return "\U0001f3fb" <= behind <= "\U0001f3ff" or all(
-        "\U0001f1e6" <= one <= "\U0001f1ff" for one in (before, behind)
+        "\U0001f1e6" <= char <= "\U0001f1ff" for char in (before, behind)
     )
 
 

@@ -36,7 +36,7 @@ class Told:
     @cached_property
     def texts(self) -> list[tuple[str, str]]:
         """Role and plain text of each new message."""
-        return [(str(one.get("role")), _plain(_text(one))) for one in self.new]
+        return [(str(message.get("role")), _plain(_text(message))) for message in self.new]
 
     @cached_property
     def answers(self) -> list[str]:
@@ -50,9 +50,9 @@ class Told:
 
 def asks_for_summary(told: Told) -> bool:
     """Whether the words of a request ask for a summary: in its last message, or in a new system text."""
-    asked = [message for message in told.new[-1:] if message.get("role") in ("user", "system", "developer")]
-    asked += [message for message in told.new[:1] if message.get("role") in ("system", "developer")]
-    texts = (_text(message) for message in asked)
+    instructions = [message for message in told.new[-1:] if message.get("role") in ("user", "system", "developer")]
+    instructions += [message for message in told.new[:1] if message.get("role") in ("system", "developer")]
+    texts = (_text(message) for message in instructions)
     return any(_ASKED.search(text[:_ENDS]) or _ASKED.search(text[-_ENDS:]) for text in texts)
 
 
@@ -61,8 +61,8 @@ def holds(later: Told, told: Told, was_asked: bool) -> bool:
 
     A message of the assistant counts only where the step was asked for a summary: else it is the history itself.
     """
-    wanted = _wanted(told, was_asked)
-    return any(form in text for form in wanted for role, text in later.texts if was_asked or role != "assistant")
+    words = _wanted(told, was_asked)
+    return any(form in text for form in words for role, text in later.texts if was_asked or role != "assistant")
 
 
 def has_summary(told: Told) -> bool:
@@ -87,8 +87,8 @@ def _forms(reply: Message | None) -> Iterator[str]:
 
 
 def _text(message: Message) -> str:
-    said = read_message(message, "")
-    return "\n".join(text for one in said for text in one.texts if isinstance(text, str))
+    messages = read_message(message, "")
+    return "\n".join(text for item in messages for text in item.texts if isinstance(text, str))
 
 
 def _plain(text: str) -> str:

@@ -53,8 +53,8 @@ def origins_of_texts(
             if spans and complete:
                 origins[start:stop] = _TEMPLATE
             for first, last in spans:
-                left = int(offsets.searchsorted(first, side="right")) - 1
-                origins[left : int(offsets.searchsorted(last, side="left"))] = _OBSERVATION
+                first_text = int(offsets.searchsorted(first, side="right")) - 1
+                origins[first_text : int(offsets.searchsorted(last, side="left"))] = _OBSERVATION
         start = stop
     return origins
 

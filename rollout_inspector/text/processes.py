@@ -158,10 +158,10 @@ class LimitedProcess(ChildProcess):
 
     def send(self, data: bytes, deadline: float) -> None:
         """Send a frame until a time of ``time.monotonic``. Raises :class:`Late` or :class:`ProcessEnded`."""
-        rest = memoryview(struct.pack("<I", len(data)) + data)
-        while rest:
+        unsent = memoryview(struct.pack("<I", len(data)) + data)
+        while unsent:
             try:
-                rest = rest[os.write(self._stdin.fileno(), rest) :]
+                unsent = unsent[os.write(self._stdin.fileno(), unsent) :]
             except BlockingIOError:
                 if not self._writable.select(max(0.0, deadline - time.monotonic())):
                     raise Late from None
@@ -170,15 +170,15 @@ class LimitedProcess(ChildProcess):
 
     def receive(self, deadline: float) -> bytes:
         """The next frame, until a time of ``time.monotonic``. Raises :class:`Late` or :class:`ProcessEnded`."""
-        pending, wanted = self._pending, 4
+        pending, n_wanted = self._pending, 4
         while True:
             if len(pending) >= 4:
-                wanted = 4 + struct.unpack_from("<I", pending)[0]
-                if wanted > self.MAX_FRAME:
+                n_wanted = 4 + struct.unpack_from("<I", pending)[0]
+                if n_wanted > self.MAX_FRAME:
                     raise self._ended()
-                if len(pending) >= wanted:
-                    data = bytes(pending[4:wanted])
-                    del pending[:wanted]
+                if len(pending) >= n_wanted:
+                    data = bytes(pending[4:n_wanted])
+                    del pending[:n_wanted]
                     return data
             if not self._readable.select(max(0.0, deadline - time.monotonic())):
                 raise Late

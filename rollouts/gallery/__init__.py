@@ -93,10 +93,10 @@ Well-known templates have these faults."""
 def chat_templates() -> dict[str, str]:
     """Name -> text of the chat templates that steps of the gallery use beside the demo policy's."""
     own = (MODEL_DIR / "chat_template.jinja").read_text(encoding="utf-8")
-    made = dict.fromkeys(_FAULTS, own)
+    templates = dict.fromkeys(_FAULTS, own)
     for name, changes in _FAULTS.items():
         for old, new in changes:
-            if made[name].count(old) != 1:
+            if templates[name].count(old) != 1:
                 raise ValueError(f"The demo policy's chat template does not hold this once: {old}")
-            made[name] = made[name].replace(old, new)
-    return made
+            templates[name] = templates[name].replace(old, new)
+    return templates

@@ -43,11 +43,11 @@ def token_problem(token: str, host: str) -> str:
 
 def named_token(request: web.Request, path: str) -> tuple[str, str]:
     """The token that a request names by header or by address (empty = none), and the path without it."""
-    named = request.headers.get(TOKEN_HEADER, "")
+    token = request.headers.get(TOKEN_HEADER, "")
     if path.startswith(TOKEN_PATH):
-        of_path, slash, rest = path[len(TOKEN_PATH) :].partition("/")
-        return named or unquote(of_path), slash + rest
-    return named, path
+        of_path, slash, path_left = path[len(TOKEN_PATH) :].partition("/")
+        return token or unquote(of_path), slash + path_left
+    return token, path
 
 
 def is_token(named: str, token: str) -> bool:

@@ -44,12 +44,12 @@ STREAM_TYPE = "text/event-stream"
 
 def _headers(found: Mapping[str, str]) -> CIMultiDict[str]:
     """The headers that are passed on: all except the recorder's token and those about a single connection."""
-    named = {name.strip().lower() for name in found.get("Connection", "").split(",")}
-    kept: CIMultiDict[str] = CIMultiDict()
+    connection_names = {name.strip().lower() for name in found.get("Connection", "").split(",")}
+    headers: CIMultiDict[str] = CIMultiDict()
     for name, value in found.items():
-        if name.lower() not in NOT_PASSED and name.lower() not in named:
-            kept.add(name, value)
-    return kept
+        if name.lower() not in NOT_PASSED and name.lower() not in connection_names:
+            headers.add(name, value)
+    return headers
 
 
 def _begun(upstream: aiohttp.ClientResponse) -> web.StreamResponse:
@@ -130,8 +130,8 @@ class Recorder:
         session = request.headers.get(SESSION_HEADER, "")
         if sentence := access.foreign(request):
             return _refuse(403, sentence)
-        named, path = access.named_token(request, path)
-        if not access.is_token(named, self.token):
+        token, path = access.named_token(request, path)
+        if not access.is_token(token, self.token):
             return _refuse(
                 401,
                 f"Name the token in the header {access.TOKEN_HEADER}, or as .../token/TOKEN/v1 in the base URL.",
@@ -139,8 +139,8 @@ class Recorder:
         if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
             return await self._recorder_page(request, unquote(path))
         if path.startswith(SESSION_PATH):
-            name, slash, rest = path[len(SESSION_PATH) :].partition("/")
-            path, session = slash + rest, session or unquote(name)
+            name, slash, path_left = path[len(SESSION_PATH) :].partition("/")
+            path, session = slash + path_left, session or unquote(name)
         plain = unquote(path).replace("\\", "/")
         if not (path.startswith(PASSED[0]) or path in PASSED[1:]) or {".", ".."} & set(plain.split("/")):
             return _refuse(404, f"The recorder passes {', '.join(PASSED)} on to the server, and nothing else.")
@@ -183,24 +183,24 @@ class Recorder:
     async def _record(self, request: web.Request, url: URL, path: str, session: str) -> web.StreamResponse:
         assert self._session is not None and self.writer is not None
         body = await request.read()
-        asked = wire.amend(path, body, self.logprobs)
+        amended = wire.amend(path, body, self.logprobs)
         headers = _headers(request.headers)
-        if asked is not None:
+        if amended is not None:
             headers["Accept-Encoding"] = "identity"
         await self._room.acquire()
         call = Call(session, body)
         try:
             async with self._session.post(
-                url, data=asked.body if asked else body, headers=headers, allow_redirects=False
+                url, data=amended.body if amended else body, headers=headers, allow_redirects=False
             ) as upstream:
                 encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
-                if asked is None or upstream.status != 200 or encoded:
-                    if asked is not None and upstream.status == 200:
+                if amended is None or upstream.status != 200 or encoded:
+                    if amended is not None and upstream.status == 200:
                         call.problem = "the server compressed its answer although it was asked not to."
                     return await self._copy(request, upstream)
                 if upstream.content_type == STREAM_TYPE:
-                    return await self._stream(request, upstream, asked, call)
-                return await self._whole(request, upstream, asked, call)
+                    return await self._stream(request, upstream, amended, call)
+                return await self._whole(request, upstream, amended, call)
         finally:
             # Also runs when the client has gone, which cancels this task: nothing here waits.
             if call.answer or call.problem:
@@ -232,22 +232,22 @@ class Recorder:
             async for piece in upstream.content.iter_any():
                 out = []
                 for event in events.feed(piece):
-                    found = wire.payload(event)
-                    if found is None:
+                    event_payload = wire.payload(event)
+                    if event_payload is None:
                         out.append(event)
                         continue
-                    call.keep(found)
-                    stripped = wire.strip(found, asked)
+                    call.keep(event_payload)
+                    stripped = wire.strip(event_payload, asked)
                     # An unchanged event keeps its bytes.
-                    if stripped is found:
+                    if stripped is event_payload:
                         out.append(event)
                     elif stripped:
                         out.append(b"data: " + stripped + b"\n\n")
                 if out:
                     await response.write(b"".join(out))
             call.broken_off = False
-            if rest := events.end():
-                await response.write(rest)
+            if remainder := events.end():
+                await response.write(remainder)
             await response.write_eof()
         return response
 

@@ -49,16 +49,18 @@ class Conversations:
 
     def _chat(self, step: Step, messages: Sequence[Message], fresh: str) -> str:
         keys = _prefix_keys(messages)
-        found: _Chat | None = None
+        chat: _Chat | None = None
         for n in range(len(messages) - 1, 0, -1):
             candidates = self._chats.get(keys[n - 1])
             if candidates:
-                found = next((one for one in candidates if _quotes(messages[n], one.reply)), candidates[0])
-                candidates.remove(found)
+                chat = next(
+                    (candidate for candidate in candidates if _quotes(messages[n], candidate.reply)), candidates[0]
+                )
+                candidates.remove(chat)
                 if not candidates:
                     del self._chats[keys[n - 1]]
                 break
-        current = _Chat(found.name if found else fresh, step.reply)
+        current = _Chat(chat.name if chat else fresh, step.reply)
         self._chats.setdefault(keys[-1], []).append(current)
         self._chats.move_to_end(keys[-1])
         while len(self._chats) > MAX_REMEMBERED:
@@ -67,11 +69,11 @@ class Conversations:
 
     def _text(self, step: Step, fresh: str) -> str:
         current = _Text(fresh, step)
-        for one in reversed(self._streams):
-            length = stream_length(one.last)
-            if length and len(step.prompt_ids) > length and shared_with_stream(step.prompt_ids, one.last) == length:
-                current.name = one.name
-                self._streams.remove(one)
+        for stream in reversed(self._streams):
+            length = stream_length(stream.last)
+            if length and len(step.prompt_ids) > length and shared_with_stream(step.prompt_ids, stream.last) == length:
+                current.name = stream.name
+                self._streams.remove(stream)
                 break
         self._streams = [*self._streams, current][-MAX_STREAMS:]
         return current.name
@@ -98,5 +100,5 @@ def _gist(message: Message) -> tuple[str, list[tuple[str, str]]]:
     content = message.get("content")
     calls = message.get("tool_calls")
     functions = [call.get("function") for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
-    named = [(str(f.get("name")), canonical_json(f.get("arguments"))) for f in functions if isinstance(f, dict)]
-    return (content or "") if isinstance(content, str) or content is None else canonical_json(content), named
+    named_calls = [(str(f.get("name")), canonical_json(f.get("arguments"))) for f in functions if isinstance(f, dict)]
+    return (content or "") if isinstance(content, str) or content is None else canonical_json(content), named_calls

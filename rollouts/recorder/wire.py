@@ -103,17 +103,17 @@ class Events:
         # Bytes that were searched before are not searched again: the event with a prompt's ids can be long.
         start = max(len(self._rest) - 3, 0)
         self._rest += piece
-        while (found := _BLANK_LINE.search(self._rest, start)) is not None:
-            event = bytes(self._rest[: found.end()])
-            del self._rest[: found.end()]
+        while (blank_line := _BLANK_LINE.search(self._rest, start)) is not None:
+            event = bytes(self._rest[: blank_line.end()])
+            del self._rest[: blank_line.end()]
             start = 0
             yield event
 
     def end(self) -> bytes:
         """The bytes of an event that never ended."""
-        rest = bytes(self._rest)
+        remainder = bytes(self._rest)
         self._rest.clear()
-        return rest
+        return remainder
 
 
 def payload(event: bytes) -> bytes | None:
@@ -152,10 +152,10 @@ def _add_part(choice: dict[str, Any], part: dict[str, Any]) -> None:
         elif name == "token_ids" or name == "text":
             choice[name] = choice[name] + value if name in choice else value
         elif name == "logprobs":
-            held = choice.setdefault("logprobs", {})
+            logprobs = choice.setdefault("logprobs", {})
             for key, items in value.items():
                 if isinstance(items, list):
-                    held[key] = [*held.get(key, []), *items]
+                    logprobs[key] = [*logprobs.get(key, []), *items]
         else:
             choice[name] = value
 
@@ -185,11 +185,11 @@ def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
 
 def recorded_line(session: str, request: bytes, answer: bytes | dict[str, Any], created_at: str) -> bytes:
     """A call as a line of the format of recorded calls. Raises ``msgspec.DecodeError`` if a body is not an object."""
-    asked = _object.decode(request)
-    prompt = bytes(asked.get("prompt", b""))
+    request_body = _object.decode(request)
+    prompt = bytes(request_body.get("prompt", b""))
     if prompt.startswith(b"["):
-        del asked["prompt"]  # the ids of a prompt are already kept as prompt_token_ids
+        del request_body["prompt"]  # the ids of a prompt are already kept as prompt_token_ids
     response = Raw(answer) if isinstance(answer, bytes) else answer
-    line = _encode({"session_id": session, "request": asked, "response": response, "created_at": created_at})
+    line = _encode({"session_id": session, "request": request_body, "response": response, "created_at": created_at})
     # Values that kept their bytes may hold line breaks.
     return (msgspec.json.format(line, indent=-1) if b"\n" in line else line) + b"\n"

@@ -218,10 +218,10 @@ class Writer:
             line = wire.recorded_line(call.session or "?", call.request, answer, call.created_at)
         except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, AttributeError, LookupError) as error:
             raise ValueError(f"its answer is not what an OpenAI-compatible server sends ({error}).") from error
-        found = next(with_routing(recorded_calls.read(Source.of_bytes(line))), Rejected(None, "it is empty."))
-        if isinstance(found, Rejected):
-            raise ValueError(found.reason)
-        steps = [replace(step, engine=self.engine) for step in found.steps]
+        recorded = next(with_routing(recorded_calls.read(Source.of_bytes(line))), Rejected(None, "it is empty."))
+        if isinstance(recorded, Rejected):
+            raise ValueError(recorded.reason)
+        steps = [replace(step, engine=self.engine) for step in recorded.steps]
         name = call.session
         if not name:
             name = self._conversations.name(steps[0], f"conversation-{timezone.now():%Y%m%d-%H%M%S}-{self._n_begun}")
@@ -256,9 +256,9 @@ class Writer:
                 reason = f"The end of session {end.key!r} came without any call of it."
                 add_rejections(self.run, SOURCE, [Rejected(None, reason)])
             return
-        found = diagnosis_for(load_trajectory(record), self.run)
-        settle_trajectory(self.run, replace(end, findings=found.findings, checks=found.checks))
-        keep_retokenized(self.run, [(record.pk, found.again)])
+        diagnosis = diagnosis_for(load_trajectory(record), self.run)
+        settle_trajectory(self.run, replace(end, findings=diagnosis.findings, checks=diagnosis.checks))
+        keep_retokenized(self.run, [(record.pk, diagnosis.again)])
 
     def _report(self) -> None:
         n, calls = self.counts["without_ids"], self.counts["calls"]
@@ -275,10 +275,10 @@ class Writer:
                 self.cancelled.set()
 
     def _end_run(self) -> None:
-        held = Run.objects.filter(pk=self.run.pk).first()
-        if held is not None:
-            status = Run.Status.CANCELLED if held.cancel_requested else Run.Status.DONE
-            end_run(held, status, held.error)
+        run = Run.objects.filter(pk=self.run.pk).first()
+        if run is not None:
+            status = Run.Status.CANCELLED if run.cancel_requested else Run.Status.DONE
+            end_run(run, status, run.error)
 
 
 def _lacks_ids(step: Step) -> bool:

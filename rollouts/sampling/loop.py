@@ -132,12 +132,12 @@ def run_batch(
 
 def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineInfo | None:
     """What the engine is, once it is loaded. None when told to stop first; the loading goes on for the next run."""
-    asked = engine.ask_info()
+    info = engine.ask_info()
     while not should_stop():
         try:
-            return asked.result(POLL_SECONDS)
+            return info.result(POLL_SECONDS)
         except TimeoutError:
-            if asked.done():
+            if info.done():
                 raise
     return None
 
@@ -384,7 +384,7 @@ class _Batch:
 
     def _fail_overdue(self) -> None:
         now = time.monotonic()
-        for live in [one for one in self._live if one.deadline and one.deadline < now]:
+        for live in [entry for entry in self._live if entry.deadline and entry.deadline < now]:
             self._answers.spawn()
             self._end(live, error=f"The environment did not answer within {self.limits.environment_seconds:g} seconds.")
 

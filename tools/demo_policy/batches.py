@@ -40,17 +40,17 @@ def batches(tokenizer: Tokenizer, n: int, size: int, seed: int) -> Iterator[Batc
     """Yields ``n`` batches of ``size`` dialogues. Equal seeds make equal batches."""
     rng = random.Random(f"demo policy batches {seed}")
     cutter = Cutter(tokenizer)
-    made = 0
-    while made < n:
+    n_made = 0
+    while n_made < n:
         prefix_text = system_block(rng.choice(SYSTEMS))
         prefix = np.array(tokenizer.encode(prefix_text).ids, dtype=np.int64)
         encoded = encode_dialogues(tokenizer, [random_dialogue(rng) for _ in range(size * CHUNK_BATCHES)], rng, cutter)
         encoded.sort(key=lambda pair: len(pair[0]))
         starts = list(range(0, len(encoded), size))
         rng.shuffle(starts)
-        for start in starts[: n - made]:
+        for start in starts[: n - n_made]:
             yield _pad(prefix, encoded[start : start + size])
-        made += min(len(starts), n - made)
+        n_made += min(len(starts), n - n_made)
 
 
 def system_block(system: str | None) -> str:

@@ -69,19 +69,19 @@ def evaluate(
         running.append(_Running(environment.start(task), list(task.messages), task.tools, ids))
     completions = truncated = noncanonical = 0
     for _turn in range(max_turns):
-        live = [one for one in running if one.outcome is None]
+        live = [dialogue for dialogue in running if dialogue.outcome is None]
         if not live:
             break
-        for one, completion in zip(live, _generate(model, tokenizer, live, temperature, max_tokens), strict=True):
+        for dialogue, completion in zip(live, _generate(model, tokenizer, live, temperature, max_tokens), strict=True):
             completions += 1
-            one.ids += completion
+            dialogue.ids += completion
             noncanonical += tokenizer(tokenizer.decode(completion), add_special_tokens=False)["input_ids"] != completion
             if completion[-1] != tokenizer.eos_token_id:
                 truncated += 1
-                one.outcome = one.episode.truncated("length")
+                dialogue.outcome = dialogue.episode.truncated("length")
                 continue
-            _advance(tokenizer, one, completion)
-    outcomes = [one.outcome or one.episode.truncated("max_turns") for one in running]
+            _advance(tokenizer, dialogue, completion)
+    outcomes = [dialogue.outcome or dialogue.episode.truncated("max_turns") for dialogue in running]
     reasons = sorted({outcome.stop_reason for outcome in outcomes})
     return Report(
         episodes=n,
@@ -91,16 +91,20 @@ def evaluate(
         truncated=truncated,
         noncanonical=noncanonical,
         stop_reasons={reason: sum(outcome.stop_reason == reason for outcome in outcomes) for reason in reasons},
-        wrong=[_tail(tokenizer.decode(one.ids)) for one, o in zip(running, outcomes, strict=True) if o.reward != 1.0],
+        wrong=[
+            _tail(tokenizer.decode(dialogue.ids))
+            for dialogue, o in zip(running, outcomes, strict=True)
+            if o.reward != 1.0
+        ],
     )
 
 
 def _generate(model: Any, tokenizer: Any, live: list[_Running], temperature: float, max_tokens: int) -> list[list[int]]:
     """One completion per episode, stop token included."""
-    longest = max(len(one.ids) for one in live)
+    longest = max(len(dialogue.ids) for dialogue in live)
     pad = tokenizer.pad_token_id
-    ids = torch.tensor([[pad] * (longest - len(one.ids)) + one.ids for one in live])
-    attention = torch.tensor([[0] * (longest - len(one.ids)) + [1] * len(one.ids) for one in live])
+    ids = torch.tensor([[pad] * (longest - len(dialogue.ids)) + dialogue.ids for dialogue in live])
+    attention = torch.tensor([[0] * (longest - len(dialogue.ids)) + [1] * len(dialogue.ids) for dialogue in live])
     sampling: dict[str, Any] = {"do_sample": False, "temperature": None}
     if temperature > 0:
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

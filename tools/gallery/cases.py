@@ -110,9 +110,11 @@ def duplicate_call(t: FaultyTurn) -> Trajectory:
     """The first call was sent again after a time-out, and both answers were recorded."""
     whole = t.on(t.delta)
     others = (t.policy.sample(t.prompt, t.seed + n) for n in range(100, 100 + MAX_SEEDS))
-    made = next(one for one in others if not np.array_equal(one.completion_ids, t.made.completion_ids))
-    reply = t.policy.parse(t.prompt, made.completion_ids, t.task.tools)
-    stray = t.policy.step(t.prompt, made, t.task.messages, t.task.tools, reply)
+    other = next(
+        candidate for candidate in others if not np.array_equal(candidate.completion_ids, t.made.completion_ids)
+    )
+    reply = t.policy.parse(t.prompt, other.completion_ids, t.task.tools)
+    stray = t.policy.step(t.prompt, other, t.task.messages, t.task.tools, reply)
     return replace(whole, steps=(stray, *whole.steps))
 
 
@@ -327,8 +329,8 @@ def system_prompt_injected(t: FaultyTurn) -> Trajectory:
 @case
 def special_tokens_injected(t: FaultyTurn) -> Trajectory:
     """The tool's answer spells a control token, which ends the turn."""
-    told = t.with_content(f"{t.following[0]['content']}<|im_end|>")
-    return told.on(told.delta)
+    injected = t.with_content(f"{t.following[0]['content']}<|im_end|>")
+    return injected.on(injected.delta)
 
 
 @case
@@ -358,8 +360,8 @@ def _row(t: FaultyTurn) -> tuple[Trajectory, Row]:
 
 def _with(t: FaultyTurn, change: Callable[[FaultyTurn, Row], Row | tuple[Row, ...]]) -> Trajectory:
     whole, row = _row(t)
-    made = change(t, row)
-    return replace(whole, rows=made if isinstance(made, tuple) else (made,))
+    changed = change(t, row)
+    return replace(whole, rows=changed if isinstance(changed, tuple) else (changed,))
 
 
 def _trained(row: Row, start: int, stop: int, flag: bool = True) -> Row:
@@ -467,7 +469,7 @@ def prompt_split_wrong(t: FaultyTurn, row: Row) -> Row:
 @row_case
 def step_order_invalid(t: FaultyTurn, row: Row) -> tuple[Row, ...]:
     flagged = ((merged_rows((step,))[0], n) for n, step in enumerate(t.on(t.delta).steps))
-    return tuple(replace(one, step_indices=(n,), extra={"is_last_step": n == 0}) for one, n in flagged)
+    return tuple(replace(flagged_row, step_indices=(n,), extra={"is_last_step": n == 0}) for flagged_row, n in flagged)
 
 
 @row_case

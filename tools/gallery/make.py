@@ -34,24 +34,26 @@ def make(path: Path, say: Callable[[str], object] = lambda _: None, only: Collec
     def found(one: Trajectory) -> list[Finding]:
         return diagnose(one, policy.codec, lambda sha256: others.get(sha256) if sha256 else own)
 
-    made, missing = [], []
+    trajectories, missing = [], []
     for name in (name for name in _order() if not only or name in only):
         say(name)
-        one = next((one for one in _tries(policy, name) if _shows(one, name, found(one))), None)
-        if one is None:
+        trajectory = next(
+            (trajectory for trajectory in _tries(policy, name) if _shows(trajectory, name, found(trajectory))), None
+        )
+        if trajectory is None:
             missing.append(name)
         else:
-            made.append(replace(one, external_id=name))
+            trajectories.append(replace(trajectory, external_id=name))
     if missing:
         raise LookupError(f"No question was found that shows this and nothing else: {', '.join(missing)}.")
     with path.open("wb") as file:
-        return write(made, file)
+        return write(trajectories, file)
 
 
 def _order() -> list[str]:
     """The clean trajectory, the kinds in the order of their registry, then the trees."""
-    named = {*CASES, *NATURAL}
-    return [CLEAN, *(slug for slug in KINDS if slug in named), *TREES]
+    names = {*CASES, *NATURAL}
+    return [CLEAN, *(slug for slug in KINDS if slug in names), *TREES]
 
 
 def _tries(policy: Policy, name: str) -> Iterator[Trajectory]:
@@ -76,8 +78,10 @@ def _shows(one: Trajectory, name: str, findings: list[Finding]) -> bool:
     kinds = {finding.kind for finding in findings if finding.kind != "not_decidable" or name == finding.kind}
     errors = {finding.kind for finding in findings if finding.severity == Severity.ERROR}
     last = one.steps[-1]
-    said = last.reply or {}  # in a think block that stays open, all of it is reasoning
-    answered = "answer is" in f"{said.get('content')} {said.get('reasoning_content')}" and last.finish_reason == "stop"
+    reply = last.reply or {}  # in a think block that stays open, all of it is reasoning
+    answered = (
+        "answer is" in f"{reply.get('content')} {reply.get('reasoning_content')}" and last.finish_reason == "stop"
+    )
     if name in EXAMPLES:
         return kinds == {EXAMPLES[name].kind} - {""} and answered
     if name in NATURAL:

@@ -60,10 +60,10 @@ class Policy:
         for seed in seeds:
             sampling = Sampling(temperature, max_tokens=max_tokens, stop_token_ids=stops, stop=texts, seed=seed)
             self.engine.add(GenerationRequest(str(seed), prompt, sampling))
-        made: dict[str, Generation] = {}
+        generations: dict[str, Generation] = {}
         while self.engine.has_unfinished():
-            made |= {done.request_id: done for done in self.engine.step()}
-        return [made[str(seed)] for seed in seeds]
+            generations |= {done.request_id: done for done in self.engine.step()}
+        return [generations[str(seed)] for seed in seeds]
 
     def sample(self, prompt: Ids, seed: int, *limits: Any) -> Generation:
         """One completion of a prompt ``[P]``; ``limits`` are those of :meth:`samples`."""
@@ -75,11 +75,11 @@ class Policy:
         way = start(STRATEGIES[strategy], self.context)
         prompt, steps, outcome = way.begin(messages, task.tools, {}), [], None
         for turn in range(MAX_TURNS):
-            made = self.sample(prompt, seed + turn)
-            reply = self.parse(prompt, made.completion_ids, task.tools)
-            way.sampled(made.completion_ids, made.logprobs, reply)
-            steps.append(self.step(prompt, made, messages, task.tools, reply, delta_origin=way.delta_origin))
-            outcome = episode.truncated("length") if made.finish_reason == "length" else episode.step(reply)
+            generation = self.sample(prompt, seed + turn)
+            reply = self.parse(prompt, generation.completion_ids, task.tools)
+            way.sampled(generation.completion_ids, generation.logprobs, reply)
+            steps.append(self.step(prompt, generation, messages, task.tools, reply, delta_origin=way.delta_origin))
+            outcome = episode.truncated("length") if generation.finish_reason == "length" else episode.step(reply)
             if outcome.done:
                 break
             messages = [*messages, reply, *outcome.messages]
@@ -181,7 +181,7 @@ class FaultyTurn:
 
     def joined(self, *parts: Any) -> Ids:
         """Ids and texts, each encoded alone, as one prompt."""
-        return ids_array(np.concatenate([self.encode(one) if isinstance(one, str) else one for one in parts]))
+        return ids_array(np.concatenate([self.encode(part) if isinstance(part, str) else part for part in parts]))
 
     def on(self, delta: Any, **options: Any) -> Trajectory:
         """Two steps, the second on top of what was sampled and a delta."""
@@ -192,12 +192,12 @@ class FaultyTurn:
         messages = self.messages if messages is None else messages
         tools = options.pop("tools", self.task.tools)
         template = options.pop("template", self.template)
-        made = self.policy.sample(prompt, self.seed + 1, options.pop("max_tokens", MAX_TOKENS), 0.0)
-        reply = self.policy.parse(prompt, made.completion_ids, tools)
+        generation = self.policy.sample(prompt, self.seed + 1, options.pop("max_tokens", MAX_TOKENS), 0.0)
+        reply = self.policy.parse(prompt, generation.completion_ids, tools)
         whole, origins = self.first.stream, None
         if np.array_equal(prompt[: len(whole)], whole):
             origins = self.policy.context.origins(prompt[len(whole) :], self.following)
-        last = self.policy.step(prompt, made, messages, tools, reply, template=template, delta_origin=origins)
+        last = self.policy.step(prompt, generation, messages, tools, reply, template=template, delta_origin=origins)
         return self.ended(self.first, last)
 
     def ended(self, *steps: Step) -> Trajectory:

@@ -19,13 +19,13 @@ LEAST_TOLD = 40
 def sub_agent(t: FaultyTurn) -> Trajectory:
     """A sub-agent answers the tool call: it has a prompt of its own, and the first agent reads its last reply."""
     expression = t.reply["tool_calls"][0]["function"]["arguments"]["expression"]
-    asked = [SIDE_SYSTEM, {"role": "user", "content": f"What is {expression}?"}]
-    aside = FaultyTurn(t.policy, replace(t.task, messages=asked), t.seed + 2, temperature=0.0)
+    messages = [SIDE_SYSTEM, {"role": "user", "content": f"What is {expression}?"}]
+    aside = FaultyTurn(t.policy, replace(t.task, messages=messages), t.seed + 2, temperature=0.0)
     if not aside.reply.get("tool_calls"):
         raise LookupError("the sub-agent called no tool")
     answer = _answered(aside, LEAST_TOLD)
-    told = t.with_content(str((answer.reply or {})["content"]))
-    first, last = told.on(told.delta).steps
+    turn = t.with_content(str((answer.reply or {})["content"]))
+    first, last = turn.on(turn.delta).steps
     return t.ended(first, aside.first, answer, last)
 
 
@@ -34,11 +34,16 @@ def _answered(t: FaultyTurn, least: int = 1) -> Step:
     result = str(t.following[0]["content"])
     prompt = t.joined(t.first.stream, t.delta)
     origins = t.policy.context.origins(prompt[len(t.first.stream) :], t.following)
-    for made in t.policy.samples(prompt, range(t.seed, t.seed + MAX_CALLS)):
-        reply = t.policy.parse(prompt, made.completion_ids, t.task.tools)
-        said = str(reply.get("content") or "")
-        if made.finish_reason == "stop" and len(said) >= least and result in said and not reply.get("tool_calls"):
-            return t.policy.step(prompt, made, t.messages, t.task.tools, reply, delta_origin=origins)
+    for generation in t.policy.samples(prompt, range(t.seed, t.seed + MAX_CALLS)):
+        reply = t.policy.parse(prompt, generation.completion_ids, t.task.tools)
+        content = str(reply.get("content") or "")
+        if (
+            generation.finish_reason == "stop"
+            and len(content) >= least
+            and result in content
+            and not reply.get("tool_calls")
+        ):
+            return t.policy.step(prompt, generation, t.messages, t.task.tools, reply, delta_origin=origins)
     raise LookupError("no such answer was sampled")
 
 
@@ -54,5 +59,5 @@ def compaction(t: FaultyTurn) -> Trajectory:
     return t.ended(t.first, summed, *again.on(again.delta).steps)
 
 
-TREES: dict[str, Callable[[FaultyTurn], Trajectory]] = {one.__name__: one for one in (sub_agent, compaction)}
+TREES: dict[str, Callable[[FaultyTurn], Trajectory]] = {tree.__name__: tree for tree in (sub_agent, compaction)}
 """Name of a trajectory -> what makes it, from a question of its own."""

@@ -39,15 +39,17 @@ def check_ids(stored: Sequence[tuple[int, Trajectory]], seen: Witness) -> IdsRep
     sent = {tuple(name.split(".")[:2]): ids for name, ids in seen.sent.items()}
     received = {tuple(name.split(".")[:2]): ids for name, ids in seen.received.items()}
     wrong_prompts = wrong_completions = missing = broken = 0
-    steps = [((str(key), str(index)), step) for key, one in stored for index, step in enumerate(one.steps)]
+    steps = [
+        ((str(key), str(index)), step) for key, trajectory in stored for index, step in enumerate(trajectory.steps)
+    ]
     for place, step in steps:
         if place not in sent or place not in received:
             missing += 1
             continue
         wrong_prompts += not np.array_equal(sent[place], step.prompt_ids)
         wrong_completions += not np.array_equal(received[place], step.completion_ids)
-    for _, one in stored:
-        broken += sum(not link.extends for link in link_steps(one.steps)[1:])
+    for _, trajectory in stored:
+        broken += sum(not link.extends for link in link_steps(trajectory.steps)[1:])
     return IdsReport(
         trajectories=len(stored),
         steps=len(steps),
@@ -96,16 +98,16 @@ def check_logprobs(trajectories: Sequence[Trajectory], score: Score, codec: Code
     differences: list[Floats] = []
     sums: list[float] = []
     retokenized: list[float] = []
-    again = [_retokenized(one, codec) for one in trajectories]
-    scored = score([one.steps[-1].stream for one in trajectories])
+    again = [_retokenized(trajectory, codec) for trajectory in trajectories]
+    scored = score([trajectory.steps[-1].stream for trajectory in trajectories])
     scored_again = score([ids for ids, _ in again])
-    for one, own, (_, places), other in zip(trajectories, scored, again, scored_again, strict=True):
-        for step, place in zip(one.steps, places, strict=True):
+    for trajectory, own, (_, places), other in zip(trajectories, scored, again, scored_again, strict=True):
+        for step, place in zip(trajectory.steps, places, strict=True):
             assert step.logprobs is not None
             start = len(step.prompt_ids)
-            found = own[start : start + len(step.completion_ids)]
-            differences.append(np.abs(found - step.logprobs))
-            sums.append(abs(float(np.sum(found - step.logprobs))))
+            logprobs = own[start : start + len(step.completion_ids)]
+            differences.append(np.abs(logprobs - step.logprobs))
+            sums.append(abs(float(np.sum(logprobs - step.logprobs))))
             if place.changed:
                 total = float(np.sum(other[place.start : place.stop]))
                 retokenized.append(abs(total - float(np.sum(step.logprobs))))
@@ -136,13 +138,13 @@ def _retokenized(trajectory: Trajectory, codec: Codec) -> tuple[Ids, list[_Place
     """
     parts: list[Ids] = []
     places: list[_Place] = []
-    length = taken = 0
+    length = n_taken = 0
     for step in trajectory.steps:
-        before = step.prompt_ids[taken:]
+        before = step.prompt_ids[n_taken:]
         after = codec.encode(codec.decode(step.completion_ids))
         parts += [before, after]
         start = length + len(before)
         length = start + len(after)
         places.append(_Place(start, length, not np.array_equal(after, step.completion_ids)))
-        taken = len(step.prompt_ids) + len(step.completion_ids)
+        n_taken = len(step.prompt_ids) + len(step.completion_ids)
     return np.concatenate(parts), places

@@ -89,8 +89,8 @@ def _shape_logits(model: Any, n_tokens: int, stop_id: int, mean_tokens: int) -> 
     output[stop_id] = 0.0
     # How the constant reaches the output, and how much the other tokens weigh, is measured on random ids.
     ids = torch.randint(0, n_tokens, (4, 64))
-    seen = model.model(ids).last_hidden_state.reshape(-1, hidden).float()
-    constant = float(seen[:, 0].mean())
-    others = float((seen @ output[:n_tokens].float().T).logsumexp(-1).mean())
+    hidden_states = model.model(ids).last_hidden_state.reshape(-1, hidden).float()
+    constant = float(hidden_states[:, 0].mean())
+    others = float((hidden_states @ output[:n_tokens].float().T).logsumexp(-1).mean())
     output[n_tokens:, 0] = -40.0 / constant
     output[stop_id, 0] = (others - math.log(max(1, mean_tokens - 1))) / constant

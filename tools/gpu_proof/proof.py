@@ -147,9 +147,9 @@ def _demo(plans: Plans, say: Say) -> dict[str, Any]:
     run, seconds = _work(form)
     stored = _stored(run)
     ids = check_ids(stored, _owner(DEMO).call(witness_of).result())
-    scores = _scores(DEMO, [one for _, one in stored], plans.tolerance)
-    right = sum((one.reward or 0) >= 1 for _, one in stored) / len(stored)
-    longest = max(len(one.steps) for _, one in stored)
+    scores = _scores(DEMO, [trajectory for _, trajectory in stored], plans.tolerance)
+    right = sum((trajectory.reward or 0) >= 1 for _, trajectory in stored) / len(stored)
+    longest = max(len(trajectory.steps) for _, trajectory in stored)
     return {
         "run": run.code,
         "ids": asdict(ids),
@@ -186,16 +186,16 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
         witness = owner.call(witness_of).result()
         peak, cached = witness.peak_live, witness.cached_tokens
         ids = check_ids(stored, witness)
-        work = [plan(one, plans.seed + repeat) for _, one in stored]
+        work = [plan(trajectory, plans.seed + repeat) for _, trajectory in stored]
         say("Random weights: the same work in a bare loop ...")
         pairs.append((measured, owner.call(partial(bare, work, live)).result()))
     say("Random weights: scoring what was stored ...")
     assert run is not None
-    trajectories = [one for _, one in stored]
+    trajectories = [trajectory for _, trajectory in stored]
     scores = _scores(RANDOM, trajectories, plans.tolerance)
-    turns = sum(len(one.steps) for one in trajectories) / len(trajectories)
+    turns = sum(len(trajectory.steps) for trajectory in trajectories) / len(trajectories)
     # Some trajectories end while the last ones begin, so fewer than asked are in the engine at once.
-    wanted = min(256, math.ceil(min(plans.live, plans.trajectories) * 0.75))
+    n_live = min(256, math.ceil(min(plans.live, plans.trajectories) * 0.75))
     return {
         "vllm": owner.ask_info().result().version,
         "run": run.code,
@@ -218,8 +218,8 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
         "verdicts": [
             _verdict(
                 "load: concurrency",
-                peak >= wanted,
-                f"The engine held up to {peak} trajectories at once; at least {wanted} must be.",
+                peak >= n_live,
+                f"The engine held up to {peak} trajectories at once; at least {n_live} must be.",
             ),
             _verdict("load: turns", turns > 1.5, f"A trajectory has {turns:.2f} steps on average."),
             _ids_verdict("load: ids", ids),
@@ -261,13 +261,13 @@ def _owner(model: str) -> EngineOwner:
 
 def _stored(run: Run) -> list[tuple[int, Trajectory]]:
     records = list(run.trajectories.order_by("index"))
-    return [(record.pk, one) for record, one in zip(records, load_trajectories(records), strict=True)]
+    return [(record.pk, trajectory) for record, trajectory in zip(records, load_trajectories(records), strict=True)]
 
 
 def _scores(model: str, trajectories: Sequence[Trajectory], tolerance: float) -> Any:
     codec = tokenizers.load(served_models()[model].path)
     owner = _owner(model)
-    some = [one for one in trajectories if one.steps][:MAX_SCORED]
+    some = [trajectory for trajectory in trajectories if trajectory.steps][:MAX_SCORED]
     return check_logprobs(some, lambda streams: owner.call(partial(score, streams)).result(), codec, tolerance)
 
 

@@ -11,8 +11,8 @@ BEGIN, END = "<!-- result: begin -->", "<!-- result: end -->"
 def write_report(path: Path, result: dict[str, Any], command: str) -> None:
     """Put the result into the page at ``path``. Raises ``ValueError`` when the page has no place for it."""
     page = path.read_text(encoding="utf-8") if path.exists() else f"{BEGIN}\n{END}\n"
-    head, begin, rest = page.partition(BEGIN)
-    _, end, tail = rest.partition(END)
+    head, begin, behind = page.partition(BEGIN)
+    _, end, tail = behind.partition(END)
     if not begin or not end:
         raise ValueError(f"{path} has no lines {BEGIN} and {END}. The result goes between them.")
     path.write_text(f"{head}{BEGIN}\n{describe(result, command)}{END}{tail}", encoding="utf-8")
@@ -43,7 +43,7 @@ def describe(result: dict[str, Any], command: str) -> str:
     ]
     lines += ["", "| verified | | found |", "|---|---|---|"]
     lines += [
-        f"| {one['name']} | {'passed' if one['passed'] else 'FAILED'} | {one['sentence']} |"
-        for one in result["verdicts"]
+        f"| {verdict['name']} | {'passed' if verdict['passed'] else 'FAILED'} | {verdict['sentence']} |"
+        for verdict in result["verdicts"]
     ]
     return "\n".join(lines) + "\n"

@@ -126,7 +126,7 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     question = replace(question, opened=opened_folds(params), first=first_shown(params))
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     answer = _answer(trajectory, question, rows, steps, painter, notices)
-    asked = {
+    links = {
         **head_of(trajectory),
         "step": question.step.index if question.step else None,
         "row": question.row,
@@ -139,16 +139,16 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
     html = {"choices": choices, "tokenizer_missing": missing}
     if answer is None:
-        return ComparePage(**asked, comparison=None), html
+        return ComparePage(**links, comparison=None), html
     comparison, words = answer
-    page = AnsweredComparePage(**asked, comparison=as_json(comparison, painter), verdict=words.verdict)
+    page = AnsweredComparePage(**links, comparison=as_json(comparison, painter), verdict=words.verdict)
     row = question.row
     if question.step is not None:
         holder = question.step.index if question.against == "retokenized" else question.step.parent
         row = next((step.row for step in steps if step.index == holder), 0)
     side = "right" if question.against == "trained" else "left"
-    drawn = linked(comparison, row or 0, base_url(trajectory), params, side)
-    return page, {**html, "comparison": drawn, "words": words, "causes": by_cause(comparison)}
+    lines = linked(comparison, row or 0, base_url(trajectory), params, side)
+    return page, {**html, "comparison": lines, "words": words, "causes": by_cause(comparison)}
 
 
 def _answer(
@@ -189,12 +189,14 @@ def _with_other(
     code = params.get("with", "")
     if not code or not rows:
         return None
-    other = next((one for one in others if one.code == code), None)
+    other = next((trajectory_choice for trajectory_choice in others if trajectory_choice.code == code), None)
     there = parts.rows_and_steps(other)[0] if other is not None else []
     if other is None or not there:
         notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
         return None
-    left, right = (_row_of(params.get(name), held) for name, held in (("row", rows), ("right_row", there)))
+    left, right = (
+        _row_of(params.get(name), rows_of_side) for name, rows_of_side in (("row", rows), ("right_row", there))
+    )
     return ComparedPair(None, left, "group", other, there=there, right_row=right)
 
 
@@ -210,15 +212,15 @@ def _trained_row(
     """The comparison of a row with what was sampled; None unless asked, or for the first row that was not sampled."""
     own = [row.index for row in rows if sampled_compare.can_compare(row)]
     if params.get("side") == "trained":
-        asked = whole_number(params.get("row"), 18)
-        row = asked if asked in own else next(iter(own), None)
-        if row is None or (asked is not None and row != asked):
+        index = whole_number(params.get("row"), 18)
+        row = index if index in own else next(iter(own), None)
+        if row is None or (index is not None and row != index):
             notices.append("There is no such row beside steps that say what was sampled.")
         return None if row is None else ComparedPair(None, row, "trained")
     if not own or {"row", "step", "side"} & set(params):
         return None
-    found = parts.row_not_sampled(trajectory)
-    return ComparedPair(None, found, "trained") if found in own else None
+    first_row = parts.row_not_sampled(trajectory)
+    return ComparedPair(None, first_row, "trained") if first_row in own else None
 
 
 def _question(
@@ -233,17 +235,17 @@ def _question(
         notices.append(f"There is no row {row} here: rows run from 0 to {max(n_rows - 1, 0)}.")
     if not steps and n_rows:
         return ComparedPair(None, 0, "retokenized")
-    asked = params.get("step", "")
-    index = whole_number(asked)
+    step_text = params.get("step", "")
+    index = whole_number(step_text)
     step = None if index is None else by_index.get(index)
-    if asked and step is None:
-        notices.append(f"There is no step {asked[:20]} here: steps run from 0 to {len(steps) - 1}.")
+    if step_text and step is None:
+        notices.append(f"There is no step {step_text[:20]} here: steps run from 0 to {len(steps) - 1}.")
     if step is None:
         # The reader wants the first break, else the first drift, else the first step.
         broken = next((s for s in steps if s.breaks), None)
         drift = next((s for s in steps if s.index in drifting), None)
         step = broken or drift or (steps[0] if steps else None)
-        if broken is not None and "side" not in params and not asked:
+        if broken is not None and "side" not in params and not step_text:
             against = "prompt"
     if against == "prompt" and step is not None and step.parent is None:
         notices.append(f"Step {step.index} has no step before it: its prompt continues nothing.")
@@ -299,9 +301,9 @@ def _against_prompt(
     stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = np.concatenate([load_step_prompt(parent), parent.tokens.completion_ids])
-    got = load_step_prompt(stored[step.index])
-    groups = align_texts(expected, got)
-    comparison = compare(plain_tokens(expected), plain_tokens(got), groups, painter, tail_is_new=True, **shown)
+    prompt_read = load_step_prompt(stored[step.index])
+    groups = align_texts(expected, prompt_read)
+    comparison = compare(plain_tokens(expected), plain_tokens(prompt_read), groups, painter, tail_is_new=True, **shown)
     if not step.breaks:
         verdict = (
             f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."

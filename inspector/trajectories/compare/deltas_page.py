@@ -157,20 +157,22 @@ def _marked(same: str, other: str, name: str) -> SafeString:
 def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, dict[str, Any]]:
     """The page: a few steps, from the step that the address names."""
     params = request.GET
-    asked = params.get("step", "")
-    step = whole_number(asked)
+    step_text = params.get("step", "")
+    step = whole_number(step_text)
     first = step or 0
-    notices = [f"“{asked[:20]}” is no step."] if asked and step is None else []
+    notices = [f"“{step_text[:20]}” is no step."] if step_text and step is None else []
     stored = parts.continuing_steps(trajectory, first, PAGE + 1)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
-    rest = stored[PAGE].index if len(stored) > PAGE else None
+    next_step = stored[PAGE].index if len(stored) > PAGE else None
     stored = stored[:PAGE]
     templates = _templates(trajectory, stored)
     deltas = [_delta(trajectory, step, painter, templates.get(step.pk)) for step in stored]
     if first and not deltas:
         notices.append(f"No step from {first} on continues an earlier one.")
-    page = DeltasPage(**head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=rest, notices=notices)
-    rest_url = f"?step={rest}" if rest is not None else ""
+    page = DeltasPage(
+        **head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=next_step, notices=notices
+    )
+    rest_url = f"?step={next_step}" if next_step is not None else ""
     return page, {"deltas": deltas, "rest_url": rest_url, "tokenizer_missing": missing}
 
 
@@ -178,9 +180,9 @@ def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.Store
     """The chat template of each step by its key: its own, the run's, or the tokenizer's. At most one more query."""
     run = trajectory.run
     default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
-    wanted = {step.pk: step.chat_template_sha256 or default for step in steps}
-    texts = chat_template_texts(run.project_id, {sha for sha in wanted.values() if sha})
-    return {key: texts[sha] for key, sha in wanted.items() if sha in texts}
+    template_of_step = {step.pk: step.chat_template_sha256 or default for step in steps}
+    texts = chat_template_texts(run.project_id, {sha for sha in template_of_step.values() if sha})
+    return {key: texts[sha] for key, sha in template_of_step.items() if sha in texts}
 
 
 def _body(content: models.Content | None) -> Any:
@@ -203,25 +205,27 @@ def _delta(
     ids: Ids = stored.delta_ids
     messages = new_messages(_body(step.messages_new))
     origin: Origins | None = stored.delta_origin
-    known = origin is not None and len(origin) == len(ids)
-    if origin is None or not known:
+    has_origin = origin is not None and len(origin) == len(ids)
+    if origin is None or not has_origin:
         origin = np.full(len(ids), Origin.OBSERVATION, dtype=np.uint8)
-    shown = ids[:MAX_DELTA_TOKENS]
-    tokens = Tokens(step.shared_length, shown, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown), np.bool_))
+    shown_ids = ids[:MAX_DELTA_TOKENS]
+    tokens = Tokens(
+        step.shared_length, shown_ids, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown_ids), np.bool_)
+    )
     broken = step.shared_length < step.parent_length
     text = text_of(painter, ids)
     renders = _renders(trajectory, step, messages, template)
     agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
     counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]
     place = PagePlace(row=step.row_index, view=View.TOKENS)
-    wanted = () if broken or renders.shared < len(renders.prefix) else renders.added_ids
-    same_ids = wanted == tuple(ids.tolist()) if wanted else None
+    expected_ids = () if broken or renders.shared < len(renders.prefix) else renders.added_ids
+    same_ids = expected_ids == tuple(ids.tolist()) if expected_ids else None
     if agrees and same_ids is not None:
         verdict += " They are the ids of that text too." if same_ids else " But that text encodes to other ids."
     sides = None
     if same_ids is False:
-        left = plain_tokens(np.array(wanted[:MAX_DELTA_TOKENS], dtype=np.int32))
-        sides = marked_tokens(painter, left, plain_tokens(shown))
+        expected_tokens = plain_tokens(np.array(expected_ids[:MAX_DELTA_TOKENS], dtype=np.int32))
+        sides = marked_tokens(painter, expected_tokens, plain_tokens(shown_ids))
     value = TemplateDelta(
         step=step.index,
         after_step=step.parent.index if step.parent else 0,
@@ -231,10 +235,10 @@ def _delta(
         text=text,
         messages=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
         extends=not broken,
-        origins=(", ".join(counts) or "nothing") if known else "not known which of it is template",
+        origins=(", ".join(counts) or "nothing") if has_origin else "not known which of it is template",
         agrees=agrees,
         verdict=verdict,
-        template_ids=wanted,
+        template_ids=expected_ids,
         same_ids=same_ids,
         prefix_render=renders.prefix,
         full_render=renders.full,
@@ -269,8 +273,8 @@ def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple
 
 def _quoted(text: str, nothing: str = "nothing") -> str:
     """A stretch of text in quotation marks, for a sentence."""
-    seen = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-    return f"“{seen}”" if text else nothing
+    printable = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"“{printable}”" if text else nothing
 
 
 def _renders(
@@ -289,8 +293,8 @@ def _renders(
     tools, kwargs = _body(step.tools), _body(step.template_kwargs)
     question = json.dumps([template, run.tokenizer.sha256, messages, tools, kwargs], sort_keys=True, default=str)
     key = "delta-renders-2:" + hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
-    if (held := recall(key, Renders)) is not None:
-        return held
+    if (cached := recall(key, Renders)) is not None:
+        return cached
     renders = _render(run.tokenizer, template, messages, tools, kwargs)
     if not renders.problem:
         keep(key, renders, CACHE_SECONDS)

@@ -28,8 +28,10 @@ MAX_ROWS = 40
 def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
     heading = "This trajectory, against another of the same prompt:"
     return [
-        PairChoice(heading, "", f"?with={one.code}", f"{one.external_id[:40]}{_reward(one)}", "", one == chosen)
-        for one in others
+        PairChoice(
+            heading, "", f"?with={choice.code}", f"{choice.external_id[:40]}{_reward(choice)}", "", choice == chosen
+        )
+        for choice in others
     ]
 
 
@@ -70,7 +72,9 @@ def row_choices(
     rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory, there: Sequence[RowSummary], right_row: int
 ) -> list[PairChoice]:
     """The rows of both that can be chosen; none where each has one alone."""
-    pairs = [(one.index, right_row) for one in rows[:MAX_ROWS]] + [(row, one.index) for one in there[:MAX_ROWS]]
+    pairs = [(row_of_side.index, right_row) for row_of_side in rows[:MAX_ROWS]] + [
+        (row, row_of_side.index) for row_of_side in there[:MAX_ROWS]
+    ]
     heading = "A row of this trajectory, against a row of the other:"
     return [
         PairChoice(

@@ -41,7 +41,7 @@ def against(
         )
         return None
     (value,) = load_trajectories([trajectory])
-    own = dict(zip([one.index for one in rows if not one.follows_steps], value.rows, strict=True))
+    own = dict(zip([group.index for group in rows if not group.follows_steps], value.rows, strict=True))
     stream = sampled_stream(value.steps, own[row])
     if stream is None or len(own[row].loss_mask) != len(own[row].ids):
         notices.append(f"Row {row} names no step, or its loss mask has another length: nothing can be compared.")
@@ -51,8 +51,8 @@ def against(
     row_ids, trained = own[row].ids[:n], np.asarray(own[row].loss_mask[:n], dtype=np.bool_)
     groups = align_ids(ids, row_ids)
     both = sum(
-        int(np.count_nonzero(sampled[one.left_start : one.left_stop] & trained[one.right_start : one.right_stop]))
-        for one in groups if one.equal
+        int(np.count_nonzero(sampled[group.left_start : group.left_stop] & trained[group.right_start : group.right_stop]))
+        for group in groups if group.equal
     )  # fmt: skip
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
     left, right = _drawn(ids, sampled), _drawn(row_ids, trained)

@@ -180,18 +180,18 @@ def linked(
 
 def _from(query: QueryDict, start: int | None) -> str:
     """This page from a token of the left side on; from its start without one."""
-    asked = query.copy()
-    asked.pop("from", None)
-    asked.pop("open", None)
+    address = query.copy()
+    address.pop("from", None)
+    address.pop("open", None)
     if start is not None:
-        asked["from"] = str(start)
-    return f"?{asked.urlencode()}#side-by-side"
+        address["from"] = str(start)
+    return f"?{address.urlencode()}#side-by-side"
 
 
 def _opening(query: QueryDict, start: int) -> str:
-    asked = query.copy()
-    asked.setlist("open", [*query.getlist("open")[-MAX_OPEN + 1 :], str(start)])
-    return f"?{asked.urlencode()}#at-{start}"
+    address = query.copy()
+    address.setlist("open", [*query.getlist("open")[-MAX_OPEN + 1 :], str(start)])
+    return f"?{address.urlencode()}#at-{start}"
 
 
 MAX_OPEN = 40
@@ -200,8 +200,8 @@ MAX_OPEN = 40
 
 def opened_folds(query: QueryDict) -> frozenset[int]:
     """The left offsets of the folds that the address opens."""
-    asked = (whole_number(start, 18) for start in query.getlist("open")[-MAX_OPEN:])
-    return frozenset(start for start in asked if start is not None)
+    starts = (whole_number(start, 18) for start in query.getlist("open")[-MAX_OPEN:])
+    return frozenset(start for start in starts if start is not None)
 
 
 def first_shown(query: QueryDict) -> int:
@@ -211,22 +211,22 @@ def first_shown(query: QueryDict) -> int:
 
 def up_to(n_tokens: int, notices: list[str]) -> int:
     """How many tokens of a side are compared, and a notice where that is not all of them."""
-    if n_tokens > MAX_TOKENS and not any("are compared" in one for one in notices):
+    if n_tokens > MAX_TOKENS and not any("are compared" in notice for notice in notices):
         notices.append(f"The first {MAX_TOKENS:,} tokens of each side are compared; there are {n_tokens:,}.")
     return min(n_tokens, MAX_TOKENS)
 
 
 def without_stray(left: Ids, right: Ids, groups: Sequence[AlignedGroup]) -> list[AlignedGroup]:
     """The groups; an equal stretch of under ``STRAY`` tokens between two differences is part of the difference."""
-    kept = list(groups)
-    for index in range(1, len(kept) - 1):
-        group = kept[index]
+    clean_groups = list(groups)
+    for index in range(1, len(clean_groups) - 1):
+        group = clean_groups[index]
         if group.equal and group.left_stop - group.left_start < STRAY:
-            kept[index] = replace(group, equal=False)
+            clean_groups[index] = replace(group, equal=False)
     # What was inserted before such a stretch and is missing behind it may be the same.
     return merge(
         group if group.equal else replace(group, equal=np.array_equal(left[_left(group)], right[_right(group)]))
-        for group in merge(kept)
+        for group in merge(clean_groups)
     )
 
 
@@ -276,23 +276,23 @@ def compare(
         c, d = right.start + part.right_start, right.start + part.right_stop
         if kind == "fold":
             return AlignedLine(kind, a, b, c, d)
-        one, other = left.slice(a, min(b, a + MAX_SIDE_TOKENS)), right.slice(c, min(d, c + MAX_SIDE_TOKENS))
+        ids, other = left.slice(a, min(b, a + MAX_SIDE_TOKENS)), right.slice(c, min(d, c + MAX_SIDE_TOKENS))
         if kind != "site":
-            return AlignedLine(kind, a, b, c, d, number, "", painter.window(one), painter.window(other))
-        drawn = marked_tokens(painter, one, other)
+            return AlignedLine(kind, a, b, c, d, number, "", painter.window(ids), painter.window(other))
+        boxes = marked_tokens(painter, ids, other)
         return AlignedLine(
-            kind, a, b, c, d, number, causes[number - 1], *drawn, tuple(one.ids.tolist()), tuple(other.ids.tolist())
+            kind, a, b, c, d, number, causes[number - 1], *boxes, tuple(ids.ids.tolist()), tuple(other.ids.tolist())
         )
 
     joined = merge(groups)
     is_new = tail_is_new and bool(joined) and joined[-1].left_start == joined[-1].left_stop == len(left)
-    sites = [one for one in (joined[:-1] if is_new else joined) if not one.equal]
+    sites = [group for group in (joined[:-1] if is_new else joined) if not group.equal]
     causes = _causes(left.ids, right.ids, sites, painter)
     n_before = bisect_left(sites, first - left.start, key=lambda site: site.left_start) if first else 0
     last = min(n_before + MAX_SITES, len(sites))
     lines: list[AlignedLine] = []
     number = 0
-    for part in _with_opened(fold(joined, CONTEXT, FOLD_LEAST), frozenset(one - left.start for one in opened)):
+    for part in _with_opened(fold(joined, CONTEXT, FOLD_LEAST), frozenset(group - left.start for group in opened)):
         if isinstance(part, AlignedGroup) and not part.equal and number < len(sites):
             number += 1
             if number > last:
@@ -320,9 +320,9 @@ def _with_opened(parts: Iterable[AlignedGroup | Fold], opened: frozenset[int]) -
     for part in parts:
         while isinstance(part, Fold) and part.left_start in opened:
             a, b, n = part.left_start, part.right_start, part.n_tokens
-            shown = n if n <= 2 * OPENED else OPENED
-            yield AlignedGroup(a, a + shown, b, b + shown, True)
-            part = Fold(a + shown, part.left_stop, b + shown, part.right_stop)
+            n_shown = n if n <= 2 * OPENED else OPENED
+            yield AlignedGroup(a, a + n_shown, b, b + n_shown, True)
+            part = Fold(a + n_shown, part.left_stop, b + n_shown, part.right_stop)
         if not isinstance(part, Fold) or part.n_tokens:
             yield part
 
@@ -415,8 +415,8 @@ def by_cause(comparison: TokenComparison) -> str:
     """The number of differences and their causes, as a sentence; empty without a difference."""
     if not comparison.n_sites:
         return ""
-    named = ", ".join(f"{n:,} {cause}" for cause, n in comparison.causes.items())
-    return f"{comparison.n_sites:,} difference{'s' * (comparison.n_sites != 1)}: {named}."
+    counts = ", ".join(f"{n:,} {cause}" for cause, n in comparison.causes.items())
+    return f"{comparison.n_sites:,} difference{'s' * (comparison.n_sites != 1)}: {counts}."
 
 
 def text_of(painter: TokenPainter, ids: Ids) -> str:
@@ -426,6 +426,6 @@ def text_of(painter: TokenPainter, ids: Ids) -> str:
 
 def first_places(places: Sequence[int], most: int = 5) -> str:
     """Where the differences begin, as a sentence: a few offsets and the number of the others."""
-    named = ", ".join(f"{place:,}" for place in places[:most])
+    numbers = ", ".join(f"{place:,}" for place in places[:most])
     more = f" and {len(places) - most:,} more" if len(places) > most else ""
-    return f"At token{'s' * (len(places) > 1)} {named}{more}."
+    return f"At token{'s' * (len(places) > 1)} {numbers}{more}."

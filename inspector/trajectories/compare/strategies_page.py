@@ -90,15 +90,15 @@ class StrategiesPage(TrajectoryHead):
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
     """The figures, and the comparison that the address asks for."""
-    state, made, words = _replay_of(trajectory)
+    state, replay, words = _replay_of(trajectory)
     rows, steps = parts.rows_and_steps(trajectory)
-    figures = made.report["strategies"] if made is not None and made.report else []
+    figures = replay.report["strategies"] if replay is not None and replay.report else []
     page = StrategiesPage(
         **head_of(trajectory),
         state=state,
         why=words or None,
         run_strategy=trajectory.run.strategy or None,
-        strategies=[{**one, "about": about_strategy(one["strategy"])} for one in figures],
+        strategies=[{**figure, "about": about_strategy(figure["strategy"])} for figure in figures],
         step_wise=parts.step_wise_scopes(trajectory),
         comparison=None,
     )
@@ -111,25 +111,27 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "is_pending": state in ("queued", "running"),
         "can_ask": state in ("unasked", "failed") and may_write(request),
         "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
-        "lines": [_line(one, trajectory, rows, steps, request.GET) for one in page.strategies],
+        "lines": [_line(figure, trajectory, rows, steps, request.GET) for figure in page.strategies],
         "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
     }
-    asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
-    if asked is None or made is None:
+    pair_asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
+    if pair_asked is None or replay is None:
         return page, html
-    replayed = [(one["strategy"], one["strategy"].replace("_", " ")) for one in figures if not one["refused"]]
-    html |= {"asked": asked, "choices": [(RECORDED, "as recorded"), *replayed]}
-    tokens = _both_rows(made, trajectory, asked, rows, notices)
+    replayed = [
+        (figure["strategy"], figure["strategy"].replace("_", " ")) for figure in figures if not figure["refused"]
+    ]
+    html |= {"asked": pair_asked, "choices": [(RECORDED, "as recorded"), *replayed]}
+    tokens = _both_rows(replay, trajectory, pair_asked, rows, notices)
     if tokens is None:
         return page, html
     left, right = tokens
-    shown: dict[str, Any] = {"opened": opened_folds(request.GET), "first": first_shown(request.GET)}
-    comparison = compare(left, right, align_texts(left.ids, right.ids), painter, **shown)
+    options: dict[str, Any] = {"opened": opened_folds(request.GET), "first": first_shown(request.GET)}
+    comparison = compare(left, right, align_texts(left.ids, right.ids), painter, **options)
     verdict, same = _verdict(comparison, left, right)
-    counts = _counts(asked[0], left), _counts(asked[1], right)
+    counts = _counts(pair_asked[0], left), _counts(pair_asked[1], right)
     compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
-    held = asked[0].row if asked[0].slug == RECORDED else None
-    comparison = linked(comparison, held, base_url(trajectory), request.GET)
+    row = pair_asked[0].row if pair_asked[0].slug == RECORDED else None
+    comparison = linked(comparison, row, base_url(trajectory), request.GET)
     html |= {"comparison": comparison, "verdict": verdict, "tone": "yes" if same else "no"}
     html |= {"left_note": _note(counts[0]), "right_note": _note(counts[1])}
     return replace(page, comparison=compared), html
@@ -142,12 +144,12 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
     reason = replays.missing(trajectory)
     if reason:
         return "missing", None, reason
-    made = replays.current(trajectory)
-    if made is None:
+    replay = replays.current(trajectory)
+    if replay is None:
         return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
-    if made.job.status == models.Job.Status.FAILED:
-        return "failed", made, made.job.error
-    return made.job.status, made, waiting_words(made.job)
+    if replay.job.status == models.Job.Status.FAILED:
+        return "failed", replay, replay.job.error
+    return replay.job.status, replay, waiting_words(replay.job)
 
 
 def _line(
@@ -194,13 +196,16 @@ def _pair(
     rows: Sequence[RowSummary], notices: list[str],
 ) -> tuple[StrategySide, StrategySide] | None:  # fmt: skip
     """The two sides that the address names. The default: the stored rows, and the first strategy that differs."""
-    counts = {RECORDED: len(rows), **{one["strategy"]: one["rows_count"] for one in figures if not one["refused"]}}
+    counts = {
+        RECORDED: len(rows),
+        **{figure["strategy"]: figure["rows_count"] for figure in figures if not figure["refused"]},
+    }
     counts = {slug: count for slug, count in counts.items() if count}
-    others = [one for one in figures if one["strategy"] in counts]
+    others = [figure for figure in figures if figure["strategy"] in counts]
     if not others:
         return None
     left = RECORDED if RECORDED in counts else others[0]["strategy"]
-    right = next((one["strategy"] for one in others if one["differs_at"]), others[0]["strategy"])
+    right = next((figure["strategy"] for figure in others if figure["differs_at"]), others[0]["strategy"])
     sides = []
     for name, default in (("left", left), ("right", right)):
         slug = params.get(name, "") or default
@@ -209,8 +214,8 @@ def _pair(
             notices.append(f"“{slug[:40]}” {why}; {default.replace('_', ' ')} is shown.")
             slug = default
         last = counts[slug] - 1
-        asked = whole_number(params.get(f"{name}_row"))
-        row = last if asked is None else asked
+        row_number = whole_number(params.get(f"{name}_row"))
+        row = last if row_number is None else row_number
         if row > last:
             notices.append(f"{slug.replace('_', ' ')} makes rows 0 to {last}; row {last} is shown.")
             row = last
@@ -227,7 +232,7 @@ def _both_rows(
 ) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and loss masks. None and a notice when one cannot be shown."""
     stored = replays.stored_rows(made, [side.slug for side in asked])
-    found = []
+    row_pair = []
     for side in asked:
         if side.slug == RECORDED:
             facts = rows[side.row]
@@ -241,12 +246,12 @@ def _both_rows(
             notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_TOKENS:,} are compared at once.")
             return None
         if side.slug == RECORDED:
-            found.append(data.read_tokens(trajectory, facts, 0, length))
+            row_pair.append(data.read_tokens(trajectory, facts, 0, length))
         else:
             row = replays.row_of(stored[side.slug], side.row)
             assert row.origin is not None  # row_of fills it in
-            found.append(Tokens(0, row.ids, row.origin, row.loss_mask))
-    return found[0], found[1]
+            row_pair.append(Tokens(0, row.ids, row.origin, row.loss_mask))
+    return row_pair[0], row_pair[1]
 
 
 def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[str, bool]:
@@ -279,5 +284,5 @@ def _note(counts: SideCounts) -> str:
     words = f"{counts.tokens:,} tokens, {counts.trained:,} trained"
     if counts.origins is None:
         return f"{words}; encoded again, so nobody knows which of them were sampled"
-    named = [f"{n:,} {slug}" for slug, n in counts.origins.items() if n and slug != "prompt"]
-    return f"{words}: {', '.join(named)}"
+    counts_text = [f"{n:,} {slug}" for slug, n in counts.origins.items() if n and slug != "prompt"]
+    return f"{words}: {', '.join(counts_text)}"

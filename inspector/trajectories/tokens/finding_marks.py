@@ -104,23 +104,23 @@ def row_marks(
     here = [item for item in findings if item.row == place.row]
     noted, wrong = ([i for i in here if (i.weight == Severity.INFO) == info] for info in (True, False))
     gaps: dict[int, str] = {}
-    for one in filter(None, diffs):
-        if one.item.row != place.row or not one.is_missing_left or not len(one.left):
+    for diff in filter(None, diffs):
+        if diff.item.row != place.row or not diff.is_missing_left or not len(diff.left):
             continue
-        for start, part in _parts(one):
+        for start, part in _parts(diff):
             text = bytes_text(b"".join(piece or b"" for piece in painter.pieces(part.left[:MAX_GAP_TEXT])))
-            gaps.setdefault(min(start, n_tokens), gap_html(_gap_words(part), text, f"#finding-{one.item.number}"))
+            gaps.setdefault(min(start, n_tokens), gap_html(_gap_words(part), text, f"#finding-{diff.item.number}"))
     for item in here if place.most else ():
         offset = min(item.places[0][0], n_tokens)
         gaps[offset] = gaps.get(offset, "") + pin_html(item.number, item.title)
     for offset, sign in (comments or {}).items():
         gaps[min(offset, n_tokens)] = gaps.get(min(offset, n_tokens), "") + sign
-    known = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
+    has_origin = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
     return Marks(
         faults=[span for item in wrong for span in item.places],
         notes=[span for item in noted for span in item.places],
         foreign=[span for item in here if item.kind in NOT_SAMPLED for span in item.places],
-        origins_tell=known,
+        origins_tell=has_origin,
         chosen=place.mark,
         gaps=gaps,
     )

@@ -126,17 +126,21 @@ def read_lanes(
     if is_active(trajectory) or not any(_needs_messages(lane) for lane in lanes):
         return lanes
     if len(steps) <= MAX_READ_STEPS:
-        wanted = set(prompts)
+        step_indices = set(prompts)
     else:
         ends = [lane for lane in lanes if lane.index == 0 or _needs_messages(lane)][: MAX_READ_STEPS // 4]
-        wanted = {step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None}
-    told = {}
-    for index, new, reply in parts.said_of_steps(trajectory, wanted, MAX_READ_CHARACTERS):
-        said, answer = stored_json(new), stored_json(reply)
-        messages = said if isinstance(said, list) else []
+        step_indices = {
+            step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None
+        }
+    messages_of = {}
+    for index, new, reply in parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
+        new_messages, answer = stored_json(new), stored_json(reply)
+        messages = new_messages if isinstance(new_messages, list) else []
         message = answer if isinstance(answer, dict) else None
-        told[index] = Told(tuple(one for one in messages if isinstance(one, dict)), message)
-    return with_messages(lanes, told)
+        messages_of[index] = Told(
+            tuple(message_body for message_body in messages if isinstance(message_body, dict)), message
+        )
+    return with_messages(lanes, messages_of)
 
 
 def _needs_messages(lane: Lane) -> bool:
@@ -196,14 +200,14 @@ def drawn_lanes(
 ) -> list[DrawnLane]:
     """At most 200 lanes as the page draws them. ``own``: the address of the page."""
     n_steps = 1 + max((lane.steps[-1] for lane in lanes), default=0)
-    held = {row.index: row for row in rows}
+    rows_by_index = {row.index: row for row in rows}
     return [
         DrawnLane(
             lane.kind.value,
             _name(lane, lanes),
             label_of(lane),
             words_of(lane, lanes, is_active(trajectory)),
-            "" if lane.row is None else own + _query(place, lane, held[lane.row]),
+            "" if lane.row is None else own + _query(place, lane, rows_by_index[lane.row]),
             lane.row == place.row,
             min(lane.depth, MAX_DEPTH),
             _leaving_path(lane, n_steps),
@@ -268,22 +272,22 @@ def label_of(lane: Lane) -> str:
 
 def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
     """Steps of a lane, why and where it leaves, and its tokens."""
-    said = [_steps_text(lane.steps)]
+    words = [_steps_text(lane.steps)]
     if lane.kind is LaneKind.CONTINUATION:
-        said.append(f"cause: {finding_title(lane.cause)}")
+        words.append(f"cause: {finding_title(lane.cause)}")
     elif lane.kind is LaneKind.UNNAMED:
-        said.append("not diagnosed yet" if is_growing else "no finding names why it leaves")
+        words.append("not diagnosed yet" if is_growing else "no finding names why it leaves")
     elif lane.kind is LaneKind.DUPLICATE:
-        said.append(_duplicate_text(lane))
+        words.append(_duplicate_text(lane))
     if lane.read_by is not None:
-        said.append(f"step {lane.read_by} reads its answer")
+        words.append(f"step {lane.read_by} reads its answer")
     if lane.summary is not None:
-        said.append(_summary_text(lane.summary))
+        words.append(_summary_text(lane.summary))
     if lane.leaves is not None:
-        said.append(_leaving_text(lane.leaves, lanes))
+        words.append(_leaving_text(lane.leaves, lanes))
     trained = "" if lane.n_trained is None else f", {lane.n_trained:,} trained"
-    said.append(f"{_count(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
-    return "; ".join(said)
+    words.append(f"{_count(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
+    return "; ".join(words)
 
 
 def _duplicate_text(lane: Lane) -> str:
@@ -338,12 +342,12 @@ def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Seque
     groups: dict[str, list[Lane]] = {}
     for lane in lanes:
         groups.setdefault(label_of(lane), []).append(lane)
-    return f"{head}: {_listed([_group_text(held) for held in groups.values()])}."
+    return f"{head}: {_listed([_group_text(lanes_of_group) for lanes_of_group in groups.values()])}."
 
 
 def _group_text(held: Sequence[Lane]) -> str:
     lane, n = held[0], len(held)
-    calls = sum(len(one.steps) for one in held)
+    calls = sum(len(lane_of_group.steps) for lane_of_group in held)
     of_calls = f" of {_count(calls, 'call')}"
     number = "one" if n == 1 else f"{n:,}"
     if lane.kind is LaneKind.FIRST:
@@ -353,7 +357,7 @@ def _group_text(held: Sequence[Lane]) -> str:
     if lane.kind is LaneKind.BRANCH:
         return f"{number} branch{'es' * (n > 1)}{of_calls} whose answer no later step is known to read"
     if lane.kind is LaneKind.CONTINUATION:
-        (cause, most), *others = Counter(one.cause for one in held).most_common()
+        (cause, most), *others = Counter(lane_of_group.cause for lane_of_group in held).most_common()
         why = f" after “{finding_title(cause)}”" if not others else f", {most:,} after “{finding_title(cause)}”"
         return f"{number} continuation{'s' * (n > 1)}{of_calls}{why}"
     outcome = None if lane.summary is None else lane.summary.outcome

@@ -29,13 +29,13 @@ def value_note(
     """
     if values is None or scale is None:
         return ""
-    shown = values[reader.start : reader.stop]
-    shown = shown[np.isfinite(shown)]
-    if (np.abs(shown) >= scale.edges[0]).any():
+    finite = values[reader.start : reader.stop]
+    finite = finite[np.isfinite(finite)]
+    if (np.abs(finite) >= scale.edges[0]).any():
         return ""
     here = "in this window" if place.view == View.TOKENS else "in this row"
-    why = f"every value {here} is {'0' if not shown.any() else f'closer to 0 than {scale.edges[0]:g}'}"
-    if not shown.size:
+    why = f"every value {here} is {'0' if not finite.any() else f'closer to 0 than {scale.edges[0]:g}'}"
+    if not finite.size:
         why = lacking or f"it has no value {here}"
     elif place.lens == beside.BEHIND:
         why += ": each sampled token is the likeliest one, as at temperature 0"
@@ -58,9 +58,9 @@ class Strip:
 
 def _strip(lens: str, values: NDArray[np.float32], scale: Scale, what: str, unit: str, here: str) -> Strip:
     edges, means = strip_means(values)
-    known = values[np.isfinite(values)]
+    finite = values[np.isfinite(values)]
     percent = scale is scales.SHARE
-    mean = f"{100 * known.mean():.3g} %" if percent else f"{known.mean():.3g}{f' {unit}' if unit else ''}"
+    mean = f"{100 * finite.mean():.3g} %" if percent else f"{finite.mean():.3g}{f' {unit}' if unit else ''}"
     marks = "full height is 100 %" if percent else f"steps at {', '.join(scale.edge_texts)}"
     return Strip(
         lens,
@@ -104,7 +104,10 @@ def row_map(
     turns: Sequence[Turn], findings: Sequence[FindingItem], place: PagePlace, n: int, address: str
 ) -> dict[str, Any]:
     """The minimap of a row of ``n`` tokens: what stands there in every window. ``address``: see :func:`map_address`."""
-    spans = tuple(MapTurn(one.start, one.stop, one.number, one.role, one.part, one.n_trained or 0) for one in turns)
+    spans = tuple(
+        MapTurn(row_turn.start, row_turn.stop, row_turn.number, row_turn.role, row_turn.part, row_turn.n_trained or 0)
+        for row_turn in turns
+    )
     here = [item for item in findings[:MAX_FINDINGS] if item.row == place.row]
     pieces, trained = drawn_map(spans, n, address)
     counts = f"{len(turns)} turns, {n:,} tokens, {sum(t.n_trained or 0 for t in turns):,} trained"

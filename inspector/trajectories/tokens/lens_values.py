@@ -74,20 +74,22 @@ def lens_values(trajectory: StoredTrajectory, row: RowSummary, name: str, steps:
 
 def _weights(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Sequence[StepSummary]) -> LensValues:
     rule = RULES[name.removeprefix(lenses.WEIGHT)]
-    wanted = [one for one in parts.column_names(trajectory).get(row.index, []) if _weighs(one)]
+    names = [column_name for column_name in parts.column_names(trajectory).get(row.index, []) if _weighs(column_name)]
     tokens = data.read_tokens(trajectory, row, 0, row.n_tokens, steps)
-    held = Row(
-        tokens.ids, tokens.loss_mask, tokens.logprobs, columns=parts.column_values(trajectory, row.index, wanted)
+    row_values = Row(
+        tokens.ids, tokens.loss_mask, tokens.logprobs, columns=parts.column_values(trajectory, row.index, names)
     )
-    found = np.full(row.n_tokens, np.nan, dtype=np.float32)
-    inputs = loss_inputs(held)
+    weights = np.full(row.n_tokens, np.nan, dtype=np.float32)
+    inputs = loss_inputs(row_values)
     if inputs is not None and not inputs.has_column:
-        inputs = loss_inputs(held, advantage_in_group(trajectory))
+        inputs = loss_inputs(row_values, advantage_in_group(trajectory))
     if inputs is None:
-        return LensValues(found, "the loss mask has another length than the ids")
-    found[inputs.offsets] = row_weights(inputs, rule).values
-    lacks = [one for one in inputs.lacks if rule.needs_ratio or one not in ("sampler", "trainer")]
-    return LensValues(found, f"the row lacks {missing_words(lacks)}" if lacks else "")
+        return LensValues(weights, "the loss mask has another length than the ids")
+    weights[inputs.offsets] = row_weights(inputs, rule).values
+    lacks = [
+        column_name for column_name in inputs.lacks if rule.needs_ratio or column_name not in ("sampler", "trainer")
+    ]
+    return LensValues(weights, f"the row lacks {missing_words(lacks)}" if lacks else "")
 
 
 def weights_shown(
@@ -102,16 +104,16 @@ def weights_shown(
 
 def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[LensLink]:
     """The lens switch. The weights are one link, and one for each rule where one of them is shown."""
-    found = [
-        LensLink(one.label, url + place.query(lens=one.slug), one.slug == place.lens, one.slug, one.request)
-        for one in lenses.LENSES
+    lens_choices = [
+        LensLink(lens.label, url + place.query(lens=lens.slug), lens.slug == place.lens, lens.slug, lens.request)
+        for lens in lenses.LENSES
     ]
-    shown = [name for name in columns if name not in _WEIGHTS][:MAX_COLUMN_LINKS]
-    links = [(name, lenses.column_label(name)) for name in shown]
+    column_names = [name for name in columns if name not in _WEIGHTS][:MAX_COLUMN_LINKS]
+    links = [(name, lenses.column_label(name)) for name in column_names]
     if place.lens in _WEIGHTS:
         links += [(name, lenses.column_label(name)) for name in _WEIGHTS]
     elif _WEIGHTS[0] in columns:
         links.append((lenses.WEIGHT + DEFAULT_RULE, "weight"))
-    return found + [
+    return lens_choices + [
         LensLink(label, url + place.query(lens=name), name == place.lens, name, "always") for name, label in links
     ]

@@ -100,9 +100,12 @@ def _compared(trajectory: models.StoredTrajectory, row: RowSummary, tokens: Toke
     """For a row with its own arrays and steps: its trained tokens against the sampled ones. One query."""
     if row.follows_steps or not row.steps or len(tokens.loss_mask) != len(tokens.ids):
         return None
-    held = parts.steps_with_tokens(trajectory, row.steps)
+    stored = parts.steps_with_tokens(trajectory, row.steps)
     # Of a prompt only the length is needed.
-    steps = [Step(np.zeros(one.prompt_length, np.int32), one.tokens.completion_ids) for _, one in sorted(held.items())]
+    steps = [
+        Step(np.zeros(stored_step.prompt_length, np.int32), stored_step.tokens.completion_ids)
+        for _, stored_step in sorted(stored.items())
+    ]
     whole = Row(tokens.ids, np.asarray(tokens.loss_mask), step_indices=tuple(range(len(steps))))
     return trained_tokens(steps, [whole]) if steps else None
 
@@ -119,10 +122,11 @@ def _not_odd(tokens: Tokens, turns: list[Turn]) -> str:
 def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     """The findings of this row and of its steps, a sentence each. One query."""
     by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
-    said = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
+    sentences = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
     muted = muted_in(trajectory.run)
     return [
-        f"{finding_title(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}" for kind, evidence, remedy in said
+        f"{finding_title(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}"
+        for kind, evidence, remedy in sentences
     ]
 
 
@@ -223,11 +227,14 @@ def _verdicts(
         n_trained = sum(end == "trained" for end in stopped)
         answer = "yes" if n_trained == len(stopped) else "not always" if n_trained else "NO"
         stop = f"{answer}: {n_trained} of {len(stopped)} are under the gradient"
-    kept, n_sampled = _kept(tokens, compared)
-    sampled = ("Are sampled tokens trained?", f"{kept:,} of {n_sampled:,}" if n_sampled else "none is known as sampled")
+    n_in_loss, n_sampled = _kept(tokens, compared)
+    sampled = (
+        "Are sampled tokens trained?",
+        f"{n_in_loss:,} of {n_sampled:,}" if n_sampled else "none is known as sampled",
+    )
     if by_headers:
-        said = _verdicts_by_role(tokens, turns)
-        return [("Are stop tokens trained?", stop), *(said if compared is None else [*said[:-1], sampled])]
+        by_role = _verdicts_by_role(tokens, turns)
+        return [("Are stop tokens trained?", stop), *(by_role if compared is None else [*by_role[:-1], sampled])]
     observed = tokens.origin == Origin.OBSERVATION
     wrong = int((tokens.loss_mask & observed).sum())
     total = int(observed.sum())
@@ -246,7 +253,7 @@ def _kept(tokens: Tokens, compared: TrainedTokens | None) -> tuple[int, int]:
 
 def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]]:
     """The answers by role headers, for a row in which nobody recorded what was sampled."""
-    said: list[tuple[str, str]] = []
+    verdicts: list[tuple[str, str]] = []
     for question, part in (
         ("Are tokens of others' turns trained?", "message"),
         ("Are the assistant's turns trained?", "reply"),
@@ -257,16 +264,16 @@ def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]
         answer = f"{trained:,} of {total:,} tokens"
         if part == "message":
             answer = "there are none" if not total else f"{'YES' if trained else 'no'}: {answer}"
-        said.append((question, answer))
+        verdicts.append((question, answer))
     which = "none as they stand" if tokens.origin_known else "not recorded"
-    return [*said, ("Which tokens were sampled?", f"{which}; turns are told by their role headers")]
+    return [*verdicts, ("Which tokens were sampled?", f"{which}; turns are told by their role headers")]
 
 
 def oddities(
     tokens: Tokens, turns: list[Turn], painter: TokenPainter, compared: TrainedTokens | None = None
 ) -> list[str]:
     """A sentence for each thing about the mask that would make a careful engineer stop."""
-    said: list[str] = []
+    sentences: list[str] = []
     mask, origin = tokens.loss_mask, tokens.origin
     foreign = compared.foreign[0] if compared is not None else None
     if not len(tokens):
@@ -276,8 +283,8 @@ def oddities(
     by_headers = any(turn.part == "reply" for turn in turns)
     for turn in turns:
         wrong = np.flatnonzero(mask[turn.start : turn.stop]) if turn.part == "message" else np.zeros(0)
-        if wrong.size and len(said) < 10:
-            said.append(
+        if wrong.size and len(sentences) < 10:
+            sentences.append(
                 f"{wrong.size:,} trained token{'s' * (wrong.size != 1)} of turn {turn.number} ({turn.role}); the first "
                 f"at {turn.start + int(wrong[0]):,}. The policy did not write that turn."
             )
@@ -295,7 +302,7 @@ def oddities(
             continue  # a finding names the tokens that were not sampled
         wrong = np.flatnonzero(mask & (origin == source) & (True if foreign is None else foreign))
         if wrong.size:
-            said.append(
+            sentences.append(
                 f"{wrong.size:,} trained token{'s are' if wrong.size != 1 else ' is'} {words}; "
                 f"the first at {int(wrong[0]):,}. The policy did not sample them: that gradient is not of its actions."
             )
@@ -303,7 +310,7 @@ def oddities(
         replies = [turn for turn in turns if turn.part == "reply"]
         idle = [turn for turn in replies if not turn.n_trained]
         if idle and len(idle) < len(replies):
-            said.append(
+            sentences.append(
                 f"{len(idle)} of {len(replies)} assistant turns are not trained; the first is turn {idle[0].number}."
             )
     masked = np.flatnonzero(~mask & (origin == Origin.SAMPLED))
@@ -312,9 +319,11 @@ def oddities(
     in_whole = sum(t.n_tokens for t in whole)
     if masked.size > in_whole:
         n = masked.size - in_whole
-        said.append(f"{n:,} sampled token{'s' * (n != 1)} inside trained turns {'are' if n != 1 else 'is'} masked.")
+        sentences.append(
+            f"{n:,} sampled token{'s' * (n != 1)} inside trained turns {'are' if n != 1 else 'is'} masked."
+        )
     if whole:
-        said.append(
+        sentences.append(
             f"{len(whole)} completion{'s are' if len(whole) != 1 else ' is'} only context here: "
             f"{in_whole:,} sampled tokens that this row does not train."
         )
@@ -322,16 +331,16 @@ def oddities(
         for turn in turns:
             end = _stop_token(turn, tokens.slice(turn.start, turn.stop), painter)
             if end == "masked" and (turn.number in trained_turns or (turn.part == "reply" and turn.n_trained)):
-                said.append(
+                sentences.append(
                     f"Turn {turn.number} is trained but its stop token is not: the policy does not learn to stop there."
                 )
             elif end == "none" and turn.finish_reason == "stop":
-                said.append(f"Turn {turn.number} ended by “stop”, yet its last token is no control token.")
-            if len(said) > 30:
-                said.append("There are more of this kind.")
+                sentences.append(f"Turn {turn.number} ended by “stop”, yet its last token is no control token.")
+            if len(sentences) > 30:
+                sentences.append("There are more of this kind.")
                 break
     if tokens.logprobs is not None:
         lacking = int(np.isnan(tokens.logprobs[mask]).sum())
         if lacking:
-            said.append(f"{lacking:,} trained tokens have no log-probability.")
-    return said
+            sentences.append(f"{lacking:,} trained tokens have no log-probability.")
+    return sentences

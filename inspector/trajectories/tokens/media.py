@@ -33,9 +33,9 @@ def type_of(data: bytes) -> tuple[str, str]:
 @reads_trajectory
 def media(request: HttpRequest, trajectory: StoredTrajectory, step: int, number: int) -> HttpResponse:
     """The data of one media part. 404 for a link, and for data that is no base64."""
-    held = parts.step_bodies(trajectory, step, BODIES) if step < trajectory.n_steps else []
-    found = [part for body in held if body for part in media_parts(json.loads(body))]
-    data = media_data(found[number]) if number < len(found) else None
+    bodies = parts.step_bodies(trajectory, step, BODIES) if step < trajectory.n_steps else []
+    media_found = [part for body in bodies if body for part in media_parts(json.loads(body))]
+    data = media_data(media_found[number]) if number < len(media_found) else None
     if data is None:
         raise Http404("This step holds no such data.")
     kind, end = type_of(data)

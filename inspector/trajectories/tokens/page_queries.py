@@ -106,9 +106,9 @@ def _placed(
     for item in loose:
         assert item.step is not None
         row = trained_in[item.step]
-        found = place_in_row(value.steps, own[row.index], item.step, item.start, item.stop)
-        if found is not None:
-            places = ((found[0], max(found[1], found[0] + 1)),)
+        place = place_in_row(value.steps, own[row.index], item.step, item.start, item.stop)
+        if place is not None:
+            places = ((place[0], max(place[1], place[0] + 1)),)
             placed[item.number] = replace(item, row=row.index, places=places, is_held=False)
     return [placed.get(item.number, item) for item in items]
 
@@ -153,11 +153,11 @@ MISMATCH = "mismatch"
 
 def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
     """Row index -> names of its lenses from a trainer's columns. One query, which reads no array."""
-    found = parts.column_names(trajectory)
-    for names in found.values():
+    names_of_row = parts.column_names(trajectory)
+    for names in names_of_row.values():
         if any(name in names for name in TRAINER_LOGPROBS):
             names.insert(0, MISMATCH)
-    return found
+    return names_of_row
 
 
 def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str) -> NDArray[np.float32]:
@@ -168,8 +168,8 @@ def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str)
 
 
 def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[np.float32]:
-    held = parts.column_values(trajectory, row.index, TRAINER_LOGPROBS)
-    trainer = next(held[name] for name in TRAINER_LOGPROBS if name in held)
+    trainer_logprobs = parts.column_values(trajectory, row.index, TRAINER_LOGPROBS)
+    trainer = next(trainer_logprobs[name] for name in TRAINER_LOGPROBS if name in trainer_logprobs)
     tokens = read_tokens(trajectory, row, 0, len(trainer))
     difference = np.full(len(tokens), np.nan, dtype=np.float32)
     if tokens.logprobs is not None:

@@ -37,11 +37,13 @@ class Scale:
         """The class of each value ``[n]``; ``NO_LOGPROB`` where it is missing, infinite or not a number."""
         padded = np.full(n, np.nan, dtype=np.float64)
         padded[: min(len(values), n)] = values[:n]
-        known = np.isfinite(padded)
-        steps = np.digitize(np.abs(np.where(known, padded, 0.0)).astype(np.float32), np.asarray(self.edges, np.float32))
+        is_finite = np.isfinite(padded)
+        steps = np.digitize(
+            np.abs(np.where(is_finite, padded, 0.0)).astype(np.float32), np.asarray(self.edges, np.float32)
+        )
         if self.is_signed:
             steps = 4 + np.where(padded < 0, -steps, steps)
-        return np.where(known, steps, NO_LOGPROB)
+        return np.where(is_finite, steps, NO_LOGPROB)
 
     def heights(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Where values ``[n]`` stand in a strip, from -1 to 1: the thresholds lie at equal distances. NaN stays."""

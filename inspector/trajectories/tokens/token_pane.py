@@ -88,26 +88,28 @@ def build_reader(
 ) -> Reader:
     """``tokens`` are those of :func:`wanted_range`. The window limits time and size, not the row."""
     start, stop = place.window, min(place.window + place.size, n_tokens)
-    found = [(turn, max(turn.start, start), min(turn.stop, stop)) for turn in turns]
-    parts: list[Part] = [(turn, a, b) for turn, a, b in found if a < b or (a == b and not turn.n_tokens)]
+    turn_ranges = [(turn, max(turn.start, start), min(turn.stop, stop)) for turn in turns]
+    parts: list[Part] = [(turn, a, b) for turn, a, b in turn_ranges if a < b or (a == b and not turn.n_tokens)]
     # A gap behind the last token is drawn at the end of the row alone.
     marks = replace(marks, gaps={at: gap for at, gap in marks.gaps.items() if start <= at < stop or at == n_tokens})
     if place.view == View.TOKENS:
-        drawn = _token_blocks(parts, tokens, painter, marks)
+        turn_blocks = _token_blocks(parts, tokens, painter, marks)
     else:
         lens = lenses.find(place.lens)
-        drawn = _run_blocks(parts, tokens.slice(start, stop), painter, marks, lens is not None and lens.splits_runs)
+        turn_blocks = _run_blocks(
+            parts, tokens.slice(start, stop), painter, marks, lens is not None and lens.splits_runs
+        )
     foreign = np.concatenate([[0], np.cumsum(foreign_tokens(tokens, marks))])
     turn_url = place.marked_template(view=View.TOKENS)
     sections = []
-    for (turn, a, b), blocks in zip(parts, drawn, strict=False):
+    for (turn, a, b), blocks in zip(parts, turn_blocks, strict=False):
         shown_to = blocks[-1].stop if blocks else b
         n_foreign = int(foreign[shown_to - tokens.start] - foreign[a - tokens.start])
         url = turn_url.format(turn.start, max(turn.stop, turn.start + 1))
         sections.append(TurnSection(turn, a, shown_to, url, tuple(blocks), n_foreign))
-    if len(drawn) < len(parts) or (sections and sections[-1].stop < parts[-1][2]):
+    if len(turn_blocks) < len(parts) or (sections and sections[-1].stop < parts[-1][2]):
         stop = sections[-1].stop  # the rest did not fit into this response
-    shown = "in this window" if place.view == View.TOKENS else "in this row"
+    where = "in this window" if place.view == View.TOKENS else "in this row"
     links: dict[str, str] = {}
     if start > 0:
         before = max(start - WINDOW, 0) if place.view == View.TOKENS else 0
@@ -115,31 +117,31 @@ def build_reader(
     if stop < n_tokens:
         key = "next_url" if place.view == View.TOKENS else "more_url"
         links[key] = place.query(window=stop, mark=None)
-    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=lenses.notes(tokens, shown), **links)
+    return Reader(tuple(sections), start, stop, n_tokens, lens_notes=lenses.notes(tokens, where), **links)
 
 
 def _token_blocks(parts: Sequence[Part], tokens: Tokens, painter: TokenPainter, marks: Marks) -> list[list[Block]]:
     """The blocks of each part, an element per token."""
     spans = [(a, b) for _, a, b in parts]
     cuts = painter.cuts(tokens, spans, BLOCK)
-    blocks = [list(pairwise([a, *held, b])) for (a, b), held in zip(spans, cuts, strict=True)]
+    blocks = [list(pairwise([a, *block_cuts, b])) for (a, b), block_cuts in zip(spans, cuts, strict=True)]
     html = iter(painter.windows(tokens, list(chain(*blocks)), marks) if blocks else ())
-    return [[Block(a, b, next(html)) for a, b in held] for held in blocks]
+    return [[Block(a, b, next(html)) for a, b in block_cuts] for block_cuts in blocks]
 
 
 def _run_blocks(
     parts: Sequence[Part], tokens: Tokens, painter: TokenPainter, marks: Marks, splits: bool
 ) -> list[list[Block]]:
     """The blocks of the first parts, text in runs, until ``RUNS_BYTES`` are written."""
-    drawn: list[list[Block]] = []
+    blocks_of_parts: list[list[Block]] = []
     blocks = painter.blocks(tokens, marks, splits, parts=[(a, b) for _, a, b in parts])
     written = 0
     for _, a, b in parts:
-        drawn.append([])
+        blocks_of_parts.append([])
         while a < b:
             block = next(blocks)
-            drawn[-1].append(block)
+            blocks_of_parts[-1].append(block)
             a, written = block.stop, written + len(block.html.encode())
             if written > RUNS_BYTES:
-                return drawn
-    return drawn
+                return blocks_of_parts
+    return blocks_of_parts

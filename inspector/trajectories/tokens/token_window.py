@@ -130,10 +130,10 @@ def card_columns(
     start = min(start, row.n_tokens)
     stop = min(start + WINDOW, row.n_tokens)
     tokens = data.read_tokens(trajectory, row, start, stop, steps)
-    known = np.unique(tokens.ids)
-    pieces = dict.fromkeys(known.tolist(), b"")
+    ids_present = np.unique(tokens.ids)
+    pieces = dict.fromkeys(ids_present.tolist(), b"")
     if painter.table is not None:
-        pieces = dict(zip(known.tolist(), painter.table.token_bytes(known), strict=True))
+        pieces = dict(zip(ids_present.tolist(), painter.table.token_bytes(ids_present), strict=True))
     logprobs = None
     if tokens.logprobs is not None and np.isfinite(tokens.logprobs).any():
         small = np.round(np.nan_to_num(tokens.logprobs, nan=0.0, posinf=0.0, neginf=0.0) * 1e4).astype(np.int64)
@@ -152,7 +152,7 @@ def card_columns(
     return CardColumns(
         row.index, row.n_tokens, start, stop, tokens.ids.tolist(), logprobs,
         {str(token_id): piece.hex() for token_id, piece in pieces.items() if piece},
-        known[painter.special(known)].tolist(),
+        ids_present[painter.special(ids_present)].tolist(),
         [
             (start + at, origins.get(int(tokens.origin[at]), str(tokens.origin[at])), bool(tokens.loss_mask[at]))
             for at in edges.tolist()
@@ -184,8 +184,8 @@ def window_tokens(
     if table is not None:
         pieces = [piece or None for piece in table.token_bytes(tokens.ids)]
     logprobs = tokens.logprobs if tokens.logprobs is not None else np.full(len(tokens), np.nan, np.float32)
-    found: list[TokenFields] = []
-    named = _findings(findings, tokens.start, tokens.start + len(tokens))
+    fields: list[TokenFields] = []
+    names_by_place = _findings(findings, tokens.start, tokens.start + len(tokens))
     at = 0
     origins = [origin.slug for origin in Origin]
     columns = zip(
@@ -195,7 +195,7 @@ def window_tokens(
         while at < len(turns) - 1 and offset >= turns[at].stop:
             at += 1
         turn = turns[at] if turns else None
-        found.append(
+        fields.append(
             {
                 "index": offset,
                 "id": token_id,
@@ -208,10 +208,10 @@ def window_tokens(
                 "step": turn.step_index if turn else None,
                 "step_place": _step_place(turn, offset),
                 "turn": f"turn {turn.number} · {turn.role}" if turn else None,
-                "findings": named.get(offset, []),
+                "findings": names_by_place.get(offset, []),
             }
         )
-    return found
+    return fields
 
 
 def _add_columns(tokens: list[TokenFields], row: RowSummary, start: int) -> None:
@@ -237,9 +237,9 @@ def _step_place(turn: Turn | None, offset: int) -> str | None:
 
 def _findings(findings: Sequence[FindingItem], start: int, stop: int) -> dict[int, list[str]]:
     """Offset -> the findings that mark it, for the offsets ``[start, stop)`` that a finding marks."""
-    found: dict[int, list[str]] = {}
+    names_by_place: dict[int, list[str]] = {}
     for item in findings:
         for first, last in item.places:
             for offset in range(max(first, start), min(last, stop)):
-                found.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity_words})")
-    return found
+                names_by_place.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity_words})")
+    return names_by_place

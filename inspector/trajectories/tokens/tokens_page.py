@@ -227,8 +227,8 @@ def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
     )
     if found.row is None:
         return card
-    told = beside.parts_with_alternatives(trajectory, found.row, found.steps)
-    spans = beside.spans_with_alternatives(told, card.start, card.stop)
+    parts_of_row = beside.parts_with_alternatives(trajectory, found.row, found.steps)
+    spans = beside.spans_with_alternatives(parts_of_row, card.start, card.stop)
     columns = card.columns | _entropy(found, found.row, card)
     weights = weights_shown(trajectory, found.row, place.lens, found.steps, card.start, card.stop)
     if weights is not None:
@@ -241,7 +241,7 @@ def _entropy(found: TokensRead, row: RowSummary, card: CardColumns) -> dict[str,
     if not row.follows_steps or beside.ENTROPY not in found.columns.get(row.index, ()):
         return {}
     values = beside.columns_beside(row, found.steps, [beside.ENTROPY], card.start, card.stop)[beside.ENTROPY]
-    return {beside.ENTROPY: [float(f"{one:.4g}") if np.isfinite(one) else None for one in values.tolist()]}
+    return {beside.ENTROPY: [float(f"{entropy:.4g}") if np.isfinite(entropy) else None for entropy in values.tolist()]}
 
 
 def _with_columns(
@@ -249,12 +249,12 @@ def _with_columns(
 ) -> TokenWindow:
     """The window, with what engines told beside its tokens, and their weights where the lens shows these."""
     row, lens = found.row, found.place.lens
-    told: dict[str, list[float | None]] = {}
+    columns: dict[str, list[float | None]] = {}
     if row is not None and row.follows_steps and names:
         for name, values in beside.columns_beside(row, found.steps, names, window.start, window.stop).items():
-            told[name] = [value if np.isfinite(value) else None for value in values.tolist()]
+            columns[name] = [value if np.isfinite(value) else None for value in values.tolist()]
     weights = weights_shown(trajectory, row, lens, found.steps, window.start, window.stop)
-    for name, column in (told | ({lens: weights} if weights is not None else {})).items():
+    for name, column in (columns | ({lens: weights} if weights is not None else {})).items():
         for token, value in zip(window.tokens, column, strict=True):
             token.setdefault("columns", {})[name] = value
     return window
@@ -310,10 +310,10 @@ def trajectory_html(
         tokens = replace(tokens, classes=classes[tokens.start : tokens.start + len(tokens)])
     ids = parts.ids_of_findings(trajectory, MAX_FINDINGS) if found.findings else []
     diffs = finding_diffs(found.findings, ids, found.steps)
-    said = comment_marks(discussion.comments or [] if discussion else [], place.row)
-    marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter, said)
+    comment_boxes = comment_marks(discussion.comments or [] if discussion else [], place.row)
+    marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter, comment_boxes)
     reader = build_reader(place, turns, tokens, n_tokens, painter, marks)
-    shown = tokens.slice(reader.start, reader.stop)
+    shown_tokens = tokens.slice(reader.start, reader.stop)
     map_address = legends.map_address(place, n_tokens, own)
     window_query = place.query(view=View.TOKENS, mark=None, window=reader.start, find="", keep=())
     columns = found.columns.get(place.row, [])
@@ -324,12 +324,12 @@ def trajectory_html(
         "map_address": map_address,
         "map": legends.row_map(turns, found.findings, place, n_tokens, map_address) if part.has_map else {},
         "map_now": legends.map_now(place, reader, n_tokens),
-        "strips": list(legends.lens_strips(place, shown, values, scale)),
+        "strips": list(legends.lens_strips(place, shown_tokens, values, scale)),
         # What is drawn over the tokens beside the lens, for the legend.
-        "has_gaps": any(gap != said.get(at) for at, gap in marks.gaps.items()),
-        "has_comments": bool(said),
+        "has_gaps": any(gap != comment_boxes.get(at) for at, gap in marks.gaps.items()),
+        "has_comments": bool(comment_boxes),
         # Each token is a box of its own there, and boxes stand from left to right.
-        "mixes_directions": place.view == View.TOKENS and painter.runs_right_to_left(shown.ids),
+        "mixes_directions": place.view == View.TOKENS and painter.runs_right_to_left(shown_tokens.ids),
         "has_foreign": any(section.n_foreign for section in reader.sections),
         "card_url": f"{own}/card.json{window_query}",
         "alternatives_url": f"{own}/alternatives.json?row={place.row}",
@@ -369,7 +369,7 @@ def trajectory_html(
     return shown_here | {
         "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
         "findings": entries,
-        "muted_findings": [one for one in entries if one["item"].muted],
+        "muted_findings": [entry for entry in entries if entry["item"].muted],
         "muted_rules": [rule for rule in (discussion.muted if discussion else []) if rule.kind in kinds],
         "no_findings": _no_findings(trajectory),
         "checks": check_lines(trajectory),
@@ -429,8 +429,8 @@ def _finding_entries(
         if is_probe:
             where = "the template’s probe"
         stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
-        asked = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
-        compare_url = f"{compare}?{urlencode(asked)}" if item.is_comparable else ""
+        query_of_finding = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
+        compare_url = f"{compare}?{urlencode(query_of_finding)}" if item.is_comparable else ""
         delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
         lens = lenses.lens_of(item.kind, found.columns.get(item.row or 0, ()))
         lens = place.lens if lens == lenses.DEFAULT else lens
@@ -458,11 +458,13 @@ def check_lines(trajectory: StoredTrajectory) -> list[CheckLine] | None:
     """What each check of the diagnosis came to."""
     if trajectory.checks is None:
         return None
-    found = [
-        CheckLine(one.name, one.claim, trajectory.checks[one.name] if one.checked else "not decidable", one.needs)
-        for one in totals([(trajectory.checks, 1)])
+    lines = [
+        CheckLine(
+            total.name, total.claim, trajectory.checks[total.name] if total.checked else "not decidable", total.needs
+        )
+        for total in totals([(trajectory.checks, 1)])
     ]
-    return sorted(found, key=lambda one: OUTCOMES.index(one.outcome))
+    return sorted(lines, key=lambda one: OUTCOMES.index(one.outcome))
 
 
 def _no_findings(trajectory: StoredTrajectory) -> str:

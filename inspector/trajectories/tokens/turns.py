@@ -216,14 +216,14 @@ def worst_finding(
     ``wanted``: the filter of the list that led here. Where it asks for a kind or a severity, the worst of those,
     an info finding too.
     """
-    asked = wanted or {}
-    kind, severity = asked.get("finding", ""), asked.get("severity", "")
-    held = [item for item in findings if item.row is not None and item.places and (row is None or item.row == row)]
+    muted_kinds = wanted or {}
+    kind, severity = muted_kinds.get("finding", ""), muted_kinds.get("severity", "")
+    in_row = [item for item in findings if item.row is not None and item.places and (row is None or item.row == row)]
     if kind or severity:
-        chosen = [i for i in held if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
+        chosen = [i for i in in_row if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
         if chosen:
             return _worst(chosen)
-    return _worst([item for item in held if item.weight != Severity.INFO])
+    return _worst([item for item in in_row if item.weight != Severity.INFO])
 
 
 def _worst(held: Sequence[FindingItem]) -> FindingItem | None:

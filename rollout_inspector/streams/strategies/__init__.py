@@ -13,8 +13,8 @@ from rollout_inspector.streams.strategies.step_wise import StepWise, StepWiseMer
 from rollout_inspector.streams.strategies.two_templates import start
 
 STRATEGIES: dict[str, type[Strategy]] = {
-    one.slug: one
-    for one in (
+    strategy.slug: strategy
+    for strategy in (
         ToolDelta, FixedBase, SingleMessage, Retokenize, MessageDelta, PerMessage, EosSplice, Bridge, StepWise,
         StepWiseMerged, Reconcile,
     )

@@ -155,8 +155,8 @@ class ToolDelta(Appending):
 
     def _before(self, messages: Sequence[Message], arguments: Any) -> list[Message]:
         """Returns the same objects for equal calls, so that a prefetched render is found."""
-        asked = [(m.get("role"), m.get("name"), m.get("tool_call_id")) for m in messages]
-        key = ("dummy", repr(asked), repr(arguments))
+        question = [(m.get("role"), m.get("name"), m.get("tool_call_id")) for m in messages]
+        key = ("dummy", repr(question), repr(arguments))
         return self._context.remember(key, lambda: dummy_conversation(messages, arguments))
 
 
@@ -245,17 +245,17 @@ class SingleMessage(Appending):
             if eos is None:
                 return [row]
             ids, logprobs = ids_array([eos]), None
-        kept = row.logprobs
-        if kept is not None:
+        row_logprobs = row.logprobs
+        if row_logprobs is not None:
             tail = np.full(len(ids), np.nan, dtype=np.float32) if logprobs is None else logprobs
-            kept = np.concatenate([kept, tail])
+            row_logprobs = np.concatenate([row_logprobs, tail])
         origin = Origin.SAMPLED if is_sampled else Origin.INSERTED
         assert row.origin is not None
         return [
             Row(
                 np.concatenate([row.ids, ids]),
                 np.concatenate([row.loss_mask, np.full(len(ids), is_sampled)]),
-                kept,
+                row_logprobs,
                 np.concatenate([row.origin, np.full(len(ids), origin, dtype=np.uint8)]),
                 step_indices=row.step_indices,
             )

@@ -25,7 +25,7 @@ def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
         raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
     if steps[0].request is None:
         raise StrategyRefused("The trajectory was recorded without messages, and a strategy is replayed over them.")
-    found: list[ConversationSegment] = []
+    parts: list[ConversationSegment] = []
     turns: list[ConversationTurn] = []
     start = 0
     for index, step in enumerate(steps):
@@ -36,11 +36,11 @@ def segments(steps: Sequence[Step]) -> list[ConversationSegment]:
         if turn is None:
             first = steps[start].request
             assert first is not None
-            found.append(
+            parts.append(
                 ConversationSegment(start, first.messages, first.tools, first.chat_template_kwargs, tuple(turns))
             )
             start, turns = index + 1, []
-    return found
+    return parts
 
 
 def for_template(segment: ConversationSegment, context: Context) -> list[ConversationSegment]:
@@ -64,30 +64,37 @@ def for_template(segment: ConversationSegment, context: Context) -> list[Convers
     )
     prompt = step.prompt_ids if context.keeps_prompts and len(step.prompt_ids) else None
     messages = tuple(takes(segment.messages))
-    return [replace(segment, messages=messages, kwargs=one, turns=turns, recorded_prompt=prompt) for one in dated]
+    return [
+        replace(segment, messages=messages, kwargs=dated_kwargs, turns=turns, recorded_prompt=prompt)
+        for dated_kwargs in dated
+    ]
 
 
 def _form(segment: ConversationSegment, kwargs: Mapping[str, Any], context: Context) -> Form:
     """The form of arguments that the context's template takes. It is looked for in the first calls that render."""
-    kept: Form | None = context.memo.get("arguments")
-    if kept is None and any(message.get("tool_calls") for message in segment.whole):
+    form: Form | None = context.memo.get("arguments")
+    if form is None and any(message.get("tool_calls") for message in segment.whole):
         rendered = first_rendered(context.renderer, segment.whole, segment.tools, kwargs, False)
         if rendered is not None:
-            kept = context.memo["arguments"] = rendered[0]
-    return kept or with_objects
+            form = context.memo["arguments"] = rendered[0]
+    return form or with_objects
 
 
 def continues(step: Step, following: Step) -> bool:
     """Whether a request consists of the request before, its reply and further messages."""
     if step.request is None or following.request is None:
         return False
-    sent, said = step.request.messages, following.request.messages
-    return len(said) > len(sent) and said[: len(sent)] == sent and said[len(sent)].get("role") == "assistant"
+    sent, following_messages = step.request.messages, following.request.messages
+    return (
+        len(following_messages) > len(sent)
+        and following_messages[: len(sent)] == sent
+        and following_messages[len(sent)].get("role") == "assistant"
+    )
 
 
 def _continued(index: int, step: Step, following: Step) -> ConversationTurn | None:
-    n, said = len(_messages(index, step)), _messages(index + 1, following)
-    return ConversationTurn(step, said[n], said[n + 1 :]) if continues(step, following) else None
+    n, messages = len(_messages(index, step)), _messages(index + 1, following)
+    return ConversationTurn(step, messages[n], messages[n + 1 :]) if continues(step, following) else None
 
 
 def _messages(index: int, step: Step) -> tuple[Message, ...]:

@@ -141,8 +141,11 @@ def spans_to_mask(stops: NDArray[np.int64], text: str, spans: Sequence[tuple[int
     places = [place for span in spans for place in span]
     if n_bytes != len(text):
         places = [len(text[:place].encode("utf-8", "surrogatepass")) for place in places]
-    found = np.array(places, dtype=np.int64).reshape(-1, 2) + extra
-    firsts, lasts = stops.searchsorted(found[:, 0], side="right"), starts.searchsorted(found[:, 1], side="left")
+    boundaries = np.array(places, dtype=np.int64).reshape(-1, 2) + extra
+    firsts, lasts = (
+        stops.searchsorted(boundaries[:, 0], side="right"),
+        starts.searchsorted(boundaries[:, 1], side="left"),
+    )
     for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
         mask[first:last] = True
     return mask
@@ -358,9 +361,9 @@ class EosSplice(KeepsSteps, Rendering):
                 "eos_splice needs the EOS that ends the last reply, and the chat template writes none there. "
                 "Choose another strategy."
             )
-        kept = stream[:-1] if len(stream) and int(stream[-1]) in stops else stream
+        unstopped = stream[:-1] if len(stream) and int(stream[-1]) in stops else stream
         # The template writes the EOS. It is the same id, unless the model stopped at another one.
-        self._last_prompt = np.concatenate([kept, full[places[n_stops - 1] :]])
+        self._last_prompt = np.concatenate([unstopped, full[places[n_stops - 1] :]])
         return self._last_prompt
 
     def rows(self) -> list[Row]:

@@ -85,38 +85,38 @@ def replay_many(
     context = replace(context, as_decoded=_ReprCache())
     renderer = context.renderer
     if not isinstance(renderer, Foresees):
-        for one in trajectories:
-            conversation = _Conversation(one, context)
-            yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
+        for trajectory in trajectories:
+            conversation = _Conversation(trajectory, context)
+            yield [_replayed(trajectory, conversation, strategy, context) for strategy in strategies]
         return
     batches = batched(trajectories, BATCH_STEPS, lambda one: len(one.steps))
     with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
 
         def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Conversation], Future[Any]]:
-            conversations = [_Conversation(one, context) for one in batch]
+            conversations = [_Conversation(trajectory, context) for trajectory in batch]
             asks = [ask for conversation in conversations for ask in _asks(conversation, strategies, context)]
             return batch, conversations, thread.submit(renderer.foresee, asks)
 
-        begun = map(begin, batches)
-        upcoming = next(begun, None)
+        batches_begun = map(begin, batches)
+        upcoming = next(batches_begun, None)
         while upcoming:
             batch, conversations, foreseen = upcoming
             renderer.use(foreseen.result())
-            upcoming = next(begun, None)
-            for one, conversation in zip(batch, conversations, strict=True):
-                yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
+            upcoming = next(batches_begun, None)
+            for trajectory, conversation in zip(batch, conversations, strict=True):
+                yield [_replayed(trajectory, conversation, strategy, context) for strategy in strategies]
 
 
 class _ReprCache(dict[int, tuple[Any, str]]):
     """``repr`` with a cache, because several strategies ask for it of the same recorded message."""
 
     def __call__(self, value: Any) -> str:
-        kept = self.get(id(value))
-        if kept is None:
+        entry = self.get(id(value))
+        if entry is None:
             if len(self) >= MAX_REMEMBERED:
                 self.clear()
-            kept = self[id(value)] = value, repr(value)  # keeps the value, so that its identity is not used again
-        return kept[1]
+            entry = self[id(value)] = value, repr(value)  # keeps the value, so that its identity is not used again
+        return entry[1]
 
 
 class _Conversation:
@@ -131,10 +131,10 @@ class _Conversation:
         if context.refused:
             return
         try:
-            dated = [for_template(one, context) for one in segments(trajectory.steps)]
-            self.segments = [one[0] for one in dated]
-            if any(len(one) > 1 for one in dated):
-                self.under_another_date = [one[-1] for one in dated]
+            dated = [for_template(segment, context) for segment in segments(trajectory.steps)]
+            self.segments = [segment[0] for segment in dated]
+            if any(len(segment) > 1 for segment in dated):
+                self.under_another_date = [segment[-1] for segment in dated]
         except StrategyRefused as refusal:
             self.refused = str(refusal)
 
@@ -143,9 +143,9 @@ def _asks(conversation: _Conversation, strategies: Sequence[New], context: Conte
     """The renders that the strategies will need, none twice. Growing conversations first: texts extend each other."""
     asks: dict[int, Conversation] = {}
     for make in strategies:
-        one = start(make, context)
-        for segment in _followed(one, conversation.segments):
-            for ask in one.foresee(segment):
+        strategy = start(make, context)
+        for segment in _followed(strategy, conversation.segments):
+            for ask in strategy.foresee(segment):
                 asks[id(ask)] = ask
     first = (
         id(conversation.segments[-1].messages[0]) if conversation.segments and conversation.segments[-1].messages else 0
@@ -169,7 +169,7 @@ def _forks(strategy: Strategy) -> TypeGuard[Forks]:
 
 
 def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, context: Context) -> StrategyResult:
-    one = start(make, context)
+    strategy = start(make, context)
     steps = trajectory.steps
     try:
         if not steps:
@@ -180,24 +180,24 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
                 "were sampled. Record calls with return_token_ids."
             )
         differs, frozen = None, 0
-        if _takes_recorded(one):
-            one.take_recorded([_with_matching_logprobs(step) for step in steps])
+        if _takes_recorded(strategy):
+            strategy.take_recorded([_with_matching_logprobs(step) for step in steps])
         elif conversation.refused:
             raise StrategyRefused(conversation.refused)
         else:
-            followed = _followed(one, conversation.segments)
+            followed = _followed(strategy, conversation.segments)
             frozen = followed[0].start
-            differs = _follow(one, followed)
+            differs = _follow(strategy, followed)
             if conversation.under_another_date:
                 other = start(make, context)
                 _follow(other, _followed(other, conversation.under_another_date))
-                if [row.ids.tobytes() for row in one.rows()] != [row.ids.tobytes() for row in other.rows()]:
+                if [row.ids.tobytes() for row in strategy.rows()] != [row.ids.tobytes() for row in other.rows()]:
                     raise StrategyRefused(UNKNOWN_DATE)
-        rows = [_placed(row, frozen) for row in one.rows()]
+        rows = [_placed(row, frozen) for row in strategy.rows()]
     except (StrategyRefused, RenderFailed) as error:
-        return StrategyResult(one.slug, refused=str(error))
+        return StrategyResult(strategy.slug, refused=str(error))
     return StrategyResult(
-        one.slug,
+        strategy.slug,
         tuple(rows),
         trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
         lost_tokens=_lost_tokens(steps, rows),

@@ -115,13 +115,13 @@ class Completion:
     def __post_init__(self) -> None:
         n = len(self.ids)
         stopped = n and int(self.ids[-1]) in self.stop_ids
-        said = self.ids[: n - 1] if stopped else self.ids
-        data, ends = self.codec.joined_bytes(said)
+        ids = self.ids[: n - 1] if stopped else self.ids
+        data, ends = self.codec.joined_bytes(ids)
         text = data.decode("utf-8", "surrogateescape")
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
         sizes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1
-        values = {"n_said": len(said), "text": _BAD.sub("\ufffd", text), "_ends": ends,
+        values = {"n_said": len(ids), "text": _BAD.sub("\ufffd", text), "_ends": ends,
                   "_starts": np.concatenate([[0], np.cumsum(sizes)])}  # fmt: skip
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -135,11 +135,11 @@ class Completion:
 
 def reading_of(message: Mapping[str, Any] | None) -> ParserReading:
     """A message of any source as a reading."""
-    said = reply_in(message) or Said("assistant")
-    texts = [one if isinstance(one, str) else "" for one in said.texts]
-    others = "\n".join(as_text(value) for value in said.others.values())
-    calls = tuple(ReadCall(call.name, call.arguments) for call in said.calls)
-    return ParserReading("\n".join(texts), "\n".join(said.reasoning), calls, others=others)
+    reply = reply_in(message) or Said("assistant")
+    texts = [text if isinstance(text, str) else "" for text in reply.texts]
+    others = "\n".join(as_text(value) for value in reply.others.values())
+    calls = tuple(ReadCall(call.name, call.arguments) for call in reply.calls)
+    return ParserReading("\n".join(texts), "\n".join(reply.reasoning), calls, others=others)
 
 
 def audit(completion: Completion, reading: ParserReading) -> ReadingAudit:
@@ -156,8 +156,8 @@ def audit(completion: Completion, reading: ParserReading) -> ReadingAudit:
         pieces.append(PlacedPart(kind, text, arguments, tokens))
     special = np.isin(completion.ids, np.fromiter(completion.codec.special_ids, np.int64))
     lost = unheld_tokens(completion.ids, special, completion.codec.joined_bytes, reading.held)
-    said = f"{completion.text}\n{_ESCAPE.sub(_unescaped, completion.text)}"
-    added = tuple(reading.held[a:b] for a, b in unheld(reading.held, said)) if reading.held.strip() else ()
+    texts = f"{completion.text}\n{_ESCAPE.sub(_unescaped, completion.text)}"
+    added = tuple(reading.held[a:b] for a, b in unheld(reading.held, texts)) if reading.held.strip() else ()
     n_unread = int((~covered[: completion.n_said]).sum())
     return ReadingAudit(tuple(pieces), tuple(lost[:_MAX_LOST]), len(lost), added[:_MAX_LOST], n_unread)
 
@@ -167,20 +167,20 @@ Spans = list[tuple[int, int]]
 
 def _places(text: str, reading: ParserReading) -> Iterator[tuple[str, str, Any, Spans]]:
     """Kind, text, arguments and characters of each part."""
-    taken: Spans = []
+    spans_so_far: Spans = []
     after = 0
     if reading.reasoning.strip():
         spans = _found(text, reading.reasoning, 0)
         after = spans[-1][1] if spans else 0
-        taken += spans
+        spans_so_far += spans
         yield "reasoning", reading.reasoning, None, spans
     if reading.content.strip():
         spans = _found(text, reading.content, after) or _found(text, reading.content, 0)
-        taken += spans
+        spans_so_far += spans
         yield "content", reading.content, None, spans
     after = 0
     for number, call in enumerate(reading.calls):
-        spans = _call_place(text, call, after, taken) if number < MAX_CALLS else []
+        spans = _call_place(text, call, after, spans_so_far) if number < MAX_CALLS else []
         after = spans[-1][1] if spans else after
         yield "call", call.name, call.arguments, spans
 
@@ -188,22 +188,22 @@ def _places(text: str, reading: ParserReading) -> Iterator[tuple[str, str, Any, 
 def _found(text: str, piece: str, at: int) -> Spans:
     """Where a text stands from ``at`` on: as a whole, or the longest parts of it one after the other."""
     spans: Spans = []
-    rest = piece.strip()
+    text_left = piece.strip()
     for _ in range(MAX_PARTS):
-        if not rest:
+        if not text_left:
             break
-        n = _common(text, rest, at)
-        if n < min(_SHORTEST, len(rest)):
-            rest = rest.partition(" ")[2].lstrip()
+        n = _common(text, text_left, at)
+        if n < min(_SHORTEST, len(text_left)):
+            text_left = text_left.partition(" ")[2].lstrip()
             continue
-        start = text.find(rest[:n], at)
+        start = text.find(text_left[:n], at)
         at = start + n
-        stop = start + len(rest[:n].rstrip())
+        stop = start + len(text_left[:n].rstrip())
         if spans and not text[spans[-1][1] : start].strip():
             spans[-1] = (spans[-1][0], stop)
         else:
             spans.append((start, stop))
-        rest = rest[n:].lstrip()
+        text_left = text_left[n:].lstrip()
     return spans
 
 
@@ -247,8 +247,8 @@ def _call_place(text: str, call: ReadCall, after: int, taken: Sequence[tuple[int
     head, from_ = text[max(before, start - 300) : start], max(before, start - 300)
     opening = _OPENING.search(head)
     if opening is not None:
-        found = opening[0]
-        start = from_ + opening.start() + len(found) - len(found.lstrip())
+        place = opening[0]
+        start = from_ + opening.start() + len(place) - len(place.lstrip())
     closing = _CLOSING.match(text, stop, min(behind, stop + 300))
     if closing is not None:
         stop += len(closing[0].rstrip())
@@ -260,7 +260,7 @@ def _arguments_end(text: str, leaves: Sequence[str], at: int) -> tuple[int, int]
     end, missed = at, 0
     for leaf in leaves:
         forms = {leaf, json.dumps(leaf)[1:-1], json.dumps(leaf, ensure_ascii=False)[1:-1]}
-        places = [(found, found + len(form)) for form in forms if (found := text.find(form, end)) >= 0]
+        places = [(form_start, form_start + len(form)) for form in forms if (form_start := text.find(form, end)) >= 0]
         if places:
             end = min(places)[1]
         else:
@@ -272,17 +272,17 @@ def _leaves(value: Any) -> Iterator[str]:
     """Every name and every value of arguments, as text, in their order; at most a few more than are looked for."""
     stack, n = [value], 0
     while stack and n < 4 * _MAX_LEAVES:
-        one = stack.pop()
+        node = stack.pop()
         n += 1
-        if isinstance(one, Mapping):
-            for key, item in reversed(list(one.items())[:_MAX_LEAVES]):
+        if isinstance(node, Mapping):
+            for key, item in reversed(list(node.items())[:_MAX_LEAVES]):
                 stack += [item, str(key)]
-        elif isinstance(one, list):
-            stack += reversed(one[:_MAX_LEAVES])
-        elif isinstance(one, str):
-            yield one
-        elif one is not None:
-            yield json.dumps(one)
+        elif isinstance(node, list):
+            stack += reversed(node[:_MAX_LEAVES])
+        elif isinstance(node, str):
+            yield node
+        elif node is not None:
+            yield json.dumps(node)
 
 
 def _unescaped(match: re.Match[str]) -> str:

@@ -75,8 +75,8 @@ def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
     except RenderFailed:
         return True  # it wants more than this; nothing speaks against it
     reply = parser(tokenizer.hf, tokenizer.stop_ids)(prompt, tokenizer.encode("Six."), None)
-    said = [reply.get("content"), reply.get("reasoning_content")]
-    return all(text is None or str(text).strip() in ("", "Six.") for text in said)
+    texts = [reply.get("content"), reply.get("reasoning_content")]
+    return all(text is None or str(text).strip() in ("", "Six.") for text in texts)
 
 
 def form_of(tokenizer: Any, renderer: Renderer) -> Way:

@@ -31,18 +31,18 @@ def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None)
     template = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
 
     def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:
-        said = _unstopped(completion_ids, stop_ids)
+        ids = _unstopped(completion_ids, stop_ids)
         if template is not None:
             try:
                 prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
                 message = tokenizer.parse_response(completion_ids.tolist(), template, prefix=prefix)
                 if isinstance(message, Mapping):
-                    stop = tokenizer.decode(completion_ids[len(said) :].tolist())
+                    stop = tokenizer.decode(completion_ids[len(ids) :].tolist())
                     return {"role": "assistant", "content": "", **_without_stop(message, stop)}
             except Exception:
                 # A model may write anything. A parser that fails on it must not end the rollout.
-                return plain_message(tokenizer.decode(said.tolist()))
-        text = tokenizer.decode(said.tolist())
+                return plain_message(tokenizer.decode(ids.tolist()))
+        text = tokenizer.decode(ids.tolist())
         if "</think>" in text and tokenizer.decode(prompt_ids[-_TAIL:].tolist()).rstrip().endswith("<think>"):
             text = f"<think>{text}"  # the template has begun the thought
         return plain_message(text, read or plain, tools)
@@ -123,7 +123,7 @@ def answering(reply: Message, messages: Sequence[Message]) -> list[Message]:
     ids = iter([call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [])
     answered: list[Message] = []
     for message in messages:
-        if message.get("role") == "tool" and (found := next(ids, None)) and not message.get("tool_call_id"):
-            message = {**message, "tool_call_id": found}
+        if message.get("role") == "tool" and (call_id := next(ids, None)) and not message.get("tool_call_id"):
+            message = {**message, "tool_call_id": call_id}
         answered.append(message)
     return answered

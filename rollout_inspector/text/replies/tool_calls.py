@@ -41,7 +41,7 @@ _HARMONY_CALL = re.compile(
 class _Written:
     """What a template wrote for one call, and for two calls where it accepts two."""
 
-    one: str
+    single: str
     two: str | None
 
 
@@ -64,13 +64,13 @@ def writes_calls(renderer: Renderer) -> bool:
 
 
 def _probes(renderer: Renderer) -> list[_Written]:
-    found = []
+    probes = []
     for arguments in (dict, json.dumps):
-        one = as_written(renderer, [_call(0, arguments)])
-        if one is not None and _FIRST[0] in one:
+        written = as_written(renderer, [_call(0, arguments)])
+        if written is not None and _FIRST[0] in written:
             two = as_written(renderer, [_call(0, arguments), _call(1, arguments)])
-            found.append(_Written(one, two if two and _SECOND[0] in two else None))
-    return found
+            probes.append(_Written(written, two if two and _SECOND[0] in two else None))
+    return probes
 
 
 def _call(n: int, arguments: Callable[[Any], Any]) -> dict[str, Any]:
@@ -110,21 +110,21 @@ def as_written(renderer: Renderer, calls: Calls) -> str | None:
             )
         except RenderFailed:
             continue
-        said = called[common_length(answered, called) :]
-        return _THOUGHT.sub("", said)
+        call_text = called[common_length(answered, called) :]
+        return _THOUGHT.sub("", call_text)
     return None
 
 
 def _reads(reader: Reader, written: _Written) -> bool:
-    for text, calls in ((written.one, [_FIRST]), (written.two, [_FIRST, _SECOND])):
+    for text, calls in ((written.single, [_FIRST]), (written.two, [_FIRST, _SECOND])):
         if text is None:
             continue
         for before in ("", "I look.\n"):
-            rest, found = reader(before + text, _tools())
-            same = [_said_by(call) for call in found] == calls
+            prose, read_calls = reader(before + text, _tools())
+            same = [_said_by(call) for call in read_calls] == calls
             if not before and not same:
                 return False
-            if before and same and not rest.startswith("I look."):
+            if before and same and not prose.startswith("I look."):
                 return False
     return True
 
@@ -160,7 +160,7 @@ def _function(body: str) -> Any:
 
 def _objects(written: _Written) -> Reader | None:
     """A JSON object for each call that holds name and arguments: Hermes, Llama, Mistral up to Nemo."""
-    at = _object_around(written.one, _FIRST[0])
+    at = _object_around(written.single, _FIRST[0])
     if at is None:
         return None
     start, stop, value = at
@@ -168,7 +168,7 @@ def _objects(written: _Written) -> Reader | None:
     arguments_key = next((key for key, inner in value.items() if parsed(inner) == _FIRST[1]), None)
     if name_key is None or arguments_key is None:
         return None
-    head, tail = _flexible(written.one[:start]), _closing(written.one[stop:])
+    head, tail = _flexible(written.single[:start]), _closing(written.single[stop:])
     between = r"\s*[,;]?\s*"
     if written.two is not None and (second := _object_around(written.two, _SECOND[0])) is not None:
         first = _object_around(written.two, _FIRST[0])
@@ -177,13 +177,13 @@ def _objects(written: _Written) -> Reader | None:
     opening = re.compile(head) if head else None
 
     def read(text: str, tools: Tools) -> tuple[str, Calls]:
-        found = opening.search(text) if opening else _CONTROL.match(text)
-        if found is None:
+        match = opening.search(text) if opening else _CONTROL.match(text)
+        if match is None:
             return text, []
         calls: Calls = []
-        at = found.end()
-        while (one := _decoded(text, at)) is not None and isinstance(one[0], dict):
-            value, stop = one
+        at = match.end()
+        while (decoded := _decoded(text, at)) is not None and isinstance(decoded[0], dict):
+            value, stop = decoded
             if not isinstance(value.get(name_key), str):
                 break
             calls.append(_made(value[name_key], value.get(arguments_key, {}), value.get("id")))
@@ -192,27 +192,31 @@ def _objects(written: _Written) -> Reader | None:
             if following is None or _decoded(text, following.end()) is None:
                 break
             at = following.end()
-        return _left(text, found.start(), at, tail, calls)
+        return _left(text, match.start(), at, tail, calls)
 
     return read
 
 
 def _between(written: _Written) -> Reader | None:
     """The name as text, then the arguments as JSON: DeepSeek, Kimi, Mistral since 2025."""
-    place = _place(written.one, _FIRST)
+    place = _place(written.single, _FIRST)
     if place is None:
         return None
     name_at, json_at, stop = place
-    before, middle, after = written.one[:name_at], written.one[name_at + len(_FIRST[0]) : json_at], written.one[stop:]
+    before, middle, after = (
+        written.single[:name_at],
+        written.single[name_at + len(_FIRST[0]) : json_at],
+        written.single[stop:],
+    )
     if not middle.strip():
         return None
     opening = before
     if written.two is not None and (second := _place(written.two, _SECOND)) is not None:
         opening = _common_end(before, written.two[_place(written.two, _FIRST)[2] : second[0]])  # type: ignore[index]
-        after = written.one[stop:]
+        after = written.single[stop:]
     if not opening.strip():
         return None
-    head, one = (
+    head, pattern = (
         before[: len(before) - len(opening)],
         re.compile(_flexible(opening) + r"\s*" + _NAME + r"\s*" + _flexible(middle)),
     )
@@ -220,13 +224,13 @@ def _between(written: _Written) -> Reader | None:
     def read(text: str, tools: Tools) -> tuple[str, Calls]:
         calls: Calls = []
         start, at = 0, 0
-        while (found := one.search(text, at)) is not None:
-            value = _decoded(text, found.end())
+        while (match := pattern.search(text, at)) is not None:
+            value = _decoded(text, match.end())
             if value is None:
                 break
-            calls.append(_made(found["name"], value[0], None))
+            calls.append(_made(match["name"], value[0], None))
             if len(calls) == 1:
-                start = found.start()
+                start = match.start()
             at = value[1]
         lead = re.search(_flexible(head) + r"\s*\Z", text[:start]) if head.strip() else None
         return _left(text, lead.start() if lead else start, at, _closing(after), calls)
@@ -240,17 +244,17 @@ def _pairs(written: _Written) -> Reader | None:
     (key1, value1), (key2, value2) = ((key, str(value)) for key, value in values.items())
     places, at = [], 0
     for word in (name, key1, value1, key2, value2):
-        at = written.one.find(word, at)
+        at = written.single.find(word, at)
         if at < 0:
             return None
         places.append((at, at + len(word)))
         at += len(word)
-    gaps = [written.one[a[1] : b[0]] for a, b in pairwise(places)]
+    gaps = [written.single[a[1] : b[0]] for a, b in pairwise(places)]
     key_open = _common_end(gaps[0], gaps[2])
     if gaps[1] != gaps[3] or not key_open.strip() or not gaps[1].strip():
         return None
     middle, value_close = gaps[0][: len(gaps[0]) - len(key_open)], gaps[2][: len(gaps[2]) - len(key_open)]
-    before, after = written.one[: places[0][0]], written.one[places[-1][1] :]
+    before, after = written.single[: places[0][0]], written.single[places[-1][1] :]
     if not value_close.strip() or not before.strip() or not after.startswith(value_close):
         return None
     end = _closing(after[len(value_close) :])
@@ -263,7 +267,7 @@ def _pairs(written: _Written) -> Reader | None:
     # A value ends at its first closing text and holds no other call, so there is one way to read a text, not 2^n.
     value = rf"(?P<value>(?:(?!{_strict(value_close)}|{_flexible(before)}).)*)"
     pair = r"\s*" + _flexible(key_open) + r"\s*(?P<key>[^<>\s]+)\s*" + _strict(gaps[1]) + value + _strict(value_close)
-    one = re.compile(
+    pattern = re.compile(
         _flexible(before) + r"\s*" + _NAME + r"\s*" + _flexible(middle) + rf"(?P<pairs>(?:{_unnamed(pair)})*)\s*" + end,
         re.DOTALL,
     )
@@ -272,16 +276,16 @@ def _pairs(written: _Written) -> Reader | None:
     def read(text: str, tools: Tools) -> tuple[str, Calls]:
         calls: Calls = []
         start, at = 0, 0
-        while (found := one.search(text, at)) is not None:
-            kinds = _kinds(tools, found["name"])
+        while (match := pattern.search(text, at)) is not None:
+            kinds = _kinds(tools, match["name"])
             arguments = {
                 pair["key"].strip(): _typed(pair["value"], kinds.get(pair["key"].strip()))
-                for pair in each.finditer(found["pairs"])
+                for pair in each.finditer(match["pairs"])
             }
-            calls.append(_made(found["name"], arguments, None))
+            calls.append(_made(match["name"], arguments, None))
             if len(calls) == 1:
-                start = found.start()
-            at = found.end()
+                start = match.start()
+            at = match.end()
         return _left(text, start, at, r"\s*", calls)
 
     return read
@@ -289,27 +293,27 @@ def _pairs(written: _Written) -> Reader | None:
 
 def _harmony(written: _Written) -> Reader | None:
     """gpt-oss: the model writes the parts of a call in another order than its template, and its answers in channels."""
-    if _HARMONY_CALL.match(written.one) is None:
+    if _HARMONY_CALL.match(written.single) is None:
         return None
 
     def read(text: str, tools: Tools) -> tuple[str, Calls]:
         calls: Calls = []
-        rest = text
+        prose = text
         for message in re.split(r"<\|start\|>assistant", text):
             channel = _HARMONY.match(message)
             addressed = channel["to"] if channel else ""
-            found = re.match(r"\s*to=functions\.(?P<name>[\w.-]+)", addressed) or _HARMONY_CALL.match(message)
-            if found is None:
+            header = re.match(r"\s*to=functions\.(?P<name>[\w.-]+)", addressed) or _HARMONY_CALL.match(message)
+            if header is None:
                 if channel and channel["channel"] == "final":
-                    rest = message[channel.end() :].removesuffix("<|end|>").removesuffix("<|return|>")
+                    prose = message[channel.end() :].removesuffix("<|end|>").removesuffix("<|return|>")
                 continue
-            body = message[(channel if addressed.strip() else found).end() :]  # type: ignore[union-attr]
+            body = message[(channel if addressed.strip() else header).end() :]  # type: ignore[union-attr]
             value = _decoded(body, 0)
             if value is not None:
-                calls.append(_made(found["name"], value[0], None))
-        if calls and rest is text:
-            rest = text[: text.index("to=functions.")] if "<|channel|>" not in text else ""
-        return rest, calls
+                calls.append(_made(header["name"], value[0], None))
+        if calls and prose is text:
+            prose = text[: text.index("to=functions.")] if "<|channel|>" not in text else ""
+        return prose, calls
 
     return read
 
@@ -346,9 +350,9 @@ def _object_around(text: str, name: str) -> tuple[int, int, dict[str, Any]] | No
     at = text.find(name)
     start = text.rfind("{", 0, at) if at >= 0 else -1
     while start >= 0:
-        found = _decoded(text, start)
-        if found is not None and isinstance(found[0], dict) and name in found[0].values():
-            return start, found[1], found[0]
+        decoded = _decoded(text, start)
+        if decoded is not None and isinstance(decoded[0], dict) and name in decoded[0].values():
+            return start, decoded[1], decoded[0]
         start = text.rfind("{", 0, start)
     return None
 
@@ -357,8 +361,8 @@ def _place(text: str, call: tuple[str, dict[str, Any]]) -> tuple[int, int, int] 
     """Where a call's name begins, and where its arguments begin and end as JSON."""
     name_at = text.find(call[0])
     at = text.find("{", name_at) if name_at >= 0 else -1
-    found = _decoded(text, at) if at >= 0 else None
-    return None if found is None or found[0] != call[1] else (name_at, at, found[1])
+    decoded = _decoded(text, at) if at >= 0 else None
+    return None if decoded is None or decoded[0] != call[1] else (name_at, at, decoded[1])
 
 
 def _common_end(a: str, b: str) -> str:
@@ -399,7 +403,7 @@ def _kinds(tools: Tools, name: str) -> dict[str, Any]:
             parameters = function.get("parameters")
             properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
             if isinstance(properties, Mapping):
-                return {key: one.get("type") for key, one in properties.items() if isinstance(one, Mapping)}
+                return {key: schema.get("type") for key, schema in properties.items() if isinstance(schema, Mapping)}
     return {}
 
 

@@ -28,10 +28,10 @@ class ByteTable:
     def token_bytes(self, ids: NDArray[np.int32] | Sequence[int]) -> list[bytes]:
         """The bytes of each id; ``b""`` for an id outside the vocabulary."""
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
-        known = (array >= 0) & (array < self.vocab_size)
-        safe = np.where(known, array, 0)
+        is_known = (array >= 0) & (array < self.vocab_size)
+        safe = np.where(is_known, array, 0)
         starts = self._offsets[safe]
-        stops = np.where(known, self._offsets[safe + 1], starts)
+        stops = np.where(is_known, self._offsets[safe + 1], starts)
         data = self._data
         return [data[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
 
@@ -40,14 +40,14 @@ class ByteTable:
         array = np.asarray(ids, dtype=np.int64).reshape(-1)
         if not len(array):
             return b"", array
-        known = None
+        is_known = None
         if array.view(np.uint64).max() >= self.vocab_size:  # as unsigned, a negative id is a huge one
-            known = (array >= 0) & (array < self.vocab_size)
-            array = np.where(known, array, 0)
+            is_known = (array >= 0) & (array < self.vocab_size)
+            array = np.where(is_known, array, 0)
         starts = self._offsets.take(array).astype(np.int64)
         lengths = self._offsets.take(array + 1) - starts
-        if known is not None:
-            lengths *= known
+        if is_known is not None:
+            lengths *= is_known
         ends = lengths.cumsum()
         places = (starts - ends + lengths).repeat(lengths)
         places += np.arange(len(places))

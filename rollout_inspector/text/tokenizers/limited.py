@@ -242,8 +242,8 @@ def _forget() -> None:
     LOADS.forget()
     VALIDATIONS.forget()
     _warm.clear()
-    for one in _all:
-        one.forget()
+    for process in _all:
+        process.forget()
 
 
 os.register_at_fork(after_in_child=_forget)

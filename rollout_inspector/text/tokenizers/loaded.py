@@ -75,9 +75,9 @@ class LoadedTokenizer:
         if self.table.kind == "byte_level":
             return self.table.text(ids)
         # Other decoders have rules across tokens (a leading space is dropped), so the library itself decodes.
-        known = np.asarray(ids, dtype=np.int64).reshape(-1)
-        known = known[(known >= 0) & (known < self.vocab_size)]
-        return str(self._process.ask("decode", wire.ints(known))[1][0], "utf-8")
+        known_ids = np.asarray(ids, dtype=np.int64).reshape(-1)
+        known_ids = known_ids[(known_ids >= 0) & (known_ids < self.vocab_size)]
+        return str(self._process.ask("decode", wire.ints(known_ids))[1][0], "utf-8")
 
     def encode(self, text: str) -> Ids:
         """The ids ``[n]`` of a text. Control tokens are recognised; nothing is added (no BOS)."""
@@ -99,8 +99,8 @@ class LoadedTokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of the token with this text, added tokens first; None when there is none."""
-        found: int | None = self._process.ask("id_of", text=text)[0]["id"]
-        return found
+        token_id: int | None = self._process.ask("id_of", text=text)[0]["id"]
+        return token_id
 
     def pieces(self) -> tuple[list[str], list[str]]:
         """The control tokens at which a text may be cut, the longest first; and texts on which to try that."""
@@ -157,14 +157,14 @@ def load(path: str | Path, nice: int = 0) -> LoadedTokenizer:
     """
     folder = tokenizer_folder(path).resolve()
     name, marks = str(folder), file_marks(folder, WANTED)
-    if (found := _known(name, marks)) is not None:
-        return found
+    if (loaded := _known(name, marks)) is not None:
+        return loaded
     turn = _loading.setdefault(name, threading.Lock())
     if not turn.acquire(timeout=limited.WAIT_SECONDS):
         raise limited.TokenizerBusy("The tokenizer is being loaded. Try again in a minute.")
     try:
-        if (found := _known(name, marks)) is not None:
-            return found
+        if (loaded := _known(name, marks)) is not None:
+            return loaded
         try:
             tokenizer = LoadedTokenizer(folder, nice)
         except limited.TokenizerBusy:
@@ -180,10 +180,10 @@ def load(path: str | Path, nice: int = 0) -> LoadedTokenizer:
 
 
 def _known(name: str, marks: Marks) -> LoadedTokenizer | None:
-    failed, held = _failed.get(name), _loaded.get(name)
+    failed, tokenizer = _failed.get(name), _loaded.get(name)
     if failed is not None and failed[0] == marks and time.monotonic() < failed[1]:
         raise TokenizerUnusable(failed[2])
-    return held[1] if held is not None and held[0] == marks else None
+    return tokenizer[1] if tokenizer is not None and tokenizer[0] == marks else None
 
 
 def _put(held: dict[str, Any], most: int, name: str, value: Any) -> None:

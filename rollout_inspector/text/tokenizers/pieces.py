@@ -63,21 +63,21 @@ class PieceEncoder:
         """Encode all pieces of texts that come later, in one request. Each may add to the end of the one before it."""
         if self._pattern is None:
             return
-        wanted: dict[str, None] = {}
+        new_texts: dict[str, None] = {}
         before, cut = "\0", 0
         for text in texts:
             pieces = self._pattern.split(text[cut if text.startswith(before) else 0 :])
-            wanted.update((piece, None) for piece in pieces if piece and len(piece) <= MAX_KEPT_CHARACTERS)
+            new_texts.update((piece, None) for piece in pieces if piece and len(piece) <= MAX_KEPT_CHARACTERS)
             before, cut = text, len(text) - len(pieces[-1])
-        if len(wanted) <= MAX_KEPT:
+        if len(new_texts) <= MAX_KEPT:
             with suppress(TokenizerUnusable):  # the text on which the tokenizer fails meets the failure later
-                self._pieces(list(wanted))
+                self._pieces(list(new_texts))
 
     def _joined(self, pieces: Sequence[str], head: Ids = NO_IDS) -> Ids:
-        known = self._pieces([piece for piece in pieces if piece])
-        if len(known) == 1 and not len(head):
-            return known[0]
-        return np.concatenate([head, *known])
+        encoded = self._pieces([piece for piece in pieces if piece])
+        if len(encoded) == 1 and not len(head):
+            return encoded[0]
+        return np.concatenate([head, *encoded])
 
     def _remember(self, text: str, ids: Ids, pieces: Sequence[str]) -> None:
         """Keep the last place at which every text with this beginning is cut, no matter what follows.
@@ -95,14 +95,14 @@ class PieceEncoder:
 
     def _pieces(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each piece. Those that are not known yet are encoded in one request."""
-        kept = self._kept
-        missing = [text for text in dict.fromkeys(texts) if text not in kept]
+        cache = self._kept
+        missing = [text for text in dict.fromkeys(texts) if text not in cache]
         if not missing:
-            return [kept[text] for text in texts]
+            return [cache[text] for text in texts]
         new = dict(zip(missing, self._encode_batch(missing), strict=True))
-        found = [new[text] if text in new else kept[text] for text in texts]
-        if len(kept) + len(new) > MAX_KEPT:
-            kept.clear()
+        encoded = [new[text] if text in new else cache[text] for text in texts]
+        if len(cache) + len(new) > MAX_KEPT:
+            cache.clear()
         # A copy, because the arrays of one request share their memory.
-        kept.update((text, ids.copy()) for text, ids in new.items() if len(text) <= MAX_KEPT_CHARACTERS)
-        return found
+        cache.update((text, ids.copy()) for text, ids in new.items() if len(text) <= MAX_KEPT_CHARACTERS)
+        return encoded

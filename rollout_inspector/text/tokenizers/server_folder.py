@@ -73,10 +73,10 @@ def _copy_file(folders: list[int], name: str, copy: Path) -> None:
     except FileNotFoundError:
         return
     with open(source, "rb") as file:
-        found = os.fstat(source)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(source)
+        if not stat.S_ISREG(status.st_mode):
             raise TokenizerUnusable(f"{name} is not a plain file.")
-        if found.st_nlink > 1:
+        if status.st_nlink > 1:
             raise TokenizerUnusable(f"{name} has a second name on its disk (a hard link). Upload the files instead.")
         data = file.read(size_limit(name) + 1)
     if len(data) > size_limit(name):

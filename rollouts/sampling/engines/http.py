@@ -164,7 +164,9 @@ class HttpEngine(ABC):
         path, body, read = self._scoring(ids)
         answer = await self._answer(path, body, lambda found: found)
         try:
-            values = np.array([np.nan if one is None else float(one) for one in read(answer) or ()], dtype=np.float32)
+            values = np.array(
+                [np.nan if logprob is None else float(logprob) for logprob in read(answer) or ()], dtype=np.float32
+            )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             values = np.zeros(0, dtype=np.float32)
         if len(values) != len(ids):

@@ -127,9 +127,9 @@ class EngineOwner(ABC):
         """Drop requests. Their futures are cancelled before the engine's next step."""
         dropped = set(request_ids)
         with self._lock:
-            for number, asked in list(self._asked.items()):
-                if getattr(asked.value, "request_id", None) in dropped:
-                    asked.is_aborted = True
+            for number, question in list(self._asked.items()):
+                if getattr(question.value, "request_id", None) in dropped:
+                    question.is_aborted = True
                     if number in self._waiting:
                         self._waiting.remove(number)
                         self._asked.pop(number).future.cancel()
@@ -170,7 +170,7 @@ class EngineOwner(ABC):
     def _told(self, number: int, kind: str, value: Any) -> None:
         """Take an answer: ``done`` with a result, ``failed`` with an exception, or ``cancelled``."""
         with self._lock:
-            asked = self._asked.pop(number)
+            question = self._asked.pop(number)
             if kind == "done":
                 self._n_deaths = 0
             if number == self._alone:
@@ -178,13 +178,13 @@ class EngineOwner(ABC):
             if self._waiting:
                 self._pass_on()
         if kind == "cancelled":
-            asked.future.cancel()
+            question.future.cancel()
         elif kind == "failed":
-            asked.future.set_exception(value)
+            question.future.set_exception(value)
         else:
             if isinstance(value, Generation):
                 self.tokens += len(value.completion_ids)
-            asked.future.set_result(value)
+            question.future.set_result(value)
 
     def _ended(self, error: EngineError) -> None:
         """The engine is gone. Ask what was under way again of the next engine, as long as the limits allow it."""
@@ -207,11 +207,11 @@ class EngineOwner(ABC):
                         f"under way. {error}"
                     )
             self._is_built, self._alone = False, None
-        for asked in ended:
-            if asked.is_aborted:
-                asked.future.cancel()
+        for question in ended:
+            if question.is_aborted:
+                question.future.cancel()
             else:
-                asked.future.set_exception(error)
+                question.future.set_exception(error)
 
     # -- the lock is held ----------------------------------------------------------------------------------------------
 
@@ -220,13 +220,13 @@ class EngineOwner(ABC):
             if self._closing:
                 raise EngineClosed("The engine is shutting down.")
             number = next(self._numbers)
-            asked = self._asked[number] = _Asked(value, self._packed((kind, number, value)))
+            question = self._asked[number] = _Asked(value, self._packed((kind, number, value)))
             self._waiting.append(number)
             if self._is_built:
                 self._pass_on()
             elif self._life is None and self._pause is None:
                 self._life = self._begin()
-            return asked.future
+            return question.future
 
     def _pass_on(self) -> None:
         """Hand what waits to the built engine. What may have killed an engine goes alone, with nothing beside it."""
@@ -249,13 +249,13 @@ class EngineOwner(ABC):
     def _take_back(self) -> list[_Asked]:
         """Have what was under way wait for the next engine. Returns what is not to be asked again."""
         waited = set(self._waiting)
-        for number, asked in self._asked.items():
+        for number, question in self._asked.items():
             # An engine that was not built has seen no request.
-            asked.n_deaths += self._is_built and number not in waited
+            question.n_deaths += self._is_built and number not in waited
         over = [
             number
-            for number, asked in self._asked.items()
-            if number not in waited and (asked.is_aborted or asked.n_deaths >= REQUEST_DEATHS)
+            for number, question in self._asked.items()
+            if number not in waited and (question.is_aborted or question.n_deaths >= REQUEST_DEATHS)
         ]
         ended = [self._asked.pop(number) for number in over]
         self._waiting = list(self._asked)

@@ -129,8 +129,8 @@ def serve(pipe: Connection) -> None:
             pass  # the worker is gone, and this process ends soon
         except Exception as error:  # the result or exception of a call cannot be pickled
             if len(answers) > 1:
-                for one in answers:
-                    send([one])
+                for answer in answers:
+                    send([answer])
             else:
                 fault = EngineError(f"The answer cannot leave the engine's process: {reason(error)}")
                 send([(answers[0][0], "failed", fault)])

@@ -68,8 +68,8 @@ _VLLM_TEMPERATURES = (0.01, 2.0)
 """vLLM samples at 0.01 instead of any lower temperature, and refuses each request above 2."""
 
 ENGINES: dict[str, EngineSpec] = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         EngineSpec(
             "transformers",
             "rollouts.sampling.engines.transformers_engine:TransformersEngine",

@@ -52,7 +52,7 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[
     log-probability is that of the model's unchanged distribution.
     """
     logits = logits.float()
-    temperatures = [one.temperature or 1.0 for one in samplings]
+    temperatures = [item.temperature or 1.0 for item in samplings]
     if any(value != 1.0 for value in temperatures):
         logits = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
     for row, sampling in enumerate(samplings):
@@ -61,14 +61,14 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[
     log_probabilities = torch.log_softmax(logits, dim=-1)
     # The inverse of the cumulative distribution, in double precision: one uniform number decides a token.
     cumulative = torch.cumsum(log_probabilities.double().exp(), dim=-1)
-    uniform = torch.tensor([one.next() for one in draws], dtype=torch.float64)[:, None] * cumulative[:, -1:]
-    drawn = torch.searchsorted(cumulative, uniform, right=True)[:, 0]
-    greedy = torch.tensor([one.temperature == 0 for one in samplings])
-    ids = torch.where(greedy, logits.argmax(dim=-1), drawn.clamp_(max=logits.shape[-1] - 1))
+    uniform = torch.tensor([item.next() for item in draws], dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, uniform, right=True)[:, 0]
+    greedy = torch.tensor([item.temperature == 0 for item in samplings])
+    ids = torch.where(greedy, logits.argmax(dim=-1), tokens.clamp_(max=logits.shape[-1] - 1))
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0]
     return [
-        Drawn(one, logprob, *(_beside(log_probabilities[row], n) if (n := samplings[row].alternatives) else ()))
-        for row, (one, logprob) in enumerate(zip(ids.tolist(), chosen.tolist(), strict=True))
+        Drawn(item, logprob, *(_beside(log_probabilities[row], n) if (n := samplings[row].alternatives) else ()))
+        for row, (item, logprob) in enumerate(zip(ids.tolist(), chosen.tolist(), strict=True))
     ]
 
 

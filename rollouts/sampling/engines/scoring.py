@@ -49,15 +49,15 @@ def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0)
     for ids in streams:
         if problem := stream_problem(ids, limits):
             raise RequestRefused(problem)
-    found: list[Floats] = engine.score([ids for ids in streams if len(ids)], **more) if any(map(len, streams)) else []
-    values = iter(found)
+    scores: list[Floats] = engine.score([ids for ids in streams if len(ids)], **more) if any(map(len, streams)) else []
+    values = iter(scores)
     scored = [next(values) if len(ids) else np.zeros(0, dtype=np.float32) for ids in streams]
-    for ids, one in zip(streams, scored, strict=True):
-        if len(one) != len(ids):
-            raise EngineError(f"The engine returned {len(one)} scores for a stream of {len(ids)} tokens.")
-        rest = one[1:]
+    for ids, stream_scores in zip(streams, scored, strict=True):
+        if len(stream_scores) != len(ids):
+            raise EngineError(f"The engine returned {len(stream_scores)} scores for a stream of {len(ids)} tokens.")
+        behind_first = stream_scores[1:]
         # Written so that NaN fails too. Minus infinity is a token that the model never samples.
-        if len(rest) and not rest.max() <= 1e-3:
+        if len(behind_first) and not behind_first.max() <= 1e-3:
             raise EngineError("The engine returned a score that is not a number or is above 0.")
     return scored
 

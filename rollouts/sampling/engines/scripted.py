@@ -83,21 +83,21 @@ class ScriptedEngine:
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream, by the rule of its completions; the first is NaN."""
-        found = []
+        scores = []
         for ids in streams:
             values = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
             values[:1] = np.nan
-            found.append(values)
-        return found
+            scores.append(values)
+        return scores
 
     def _alternatives(self, ids: Ids, n: int) -> tuple[Ids, Floats] | None:
         """The next ids take half of what is left, one after the other, so no entropy is told."""
         entries = []
         for value in ids.tolist() if n else ():
-            left, entry = -np.expm1(-1.0 / (1.0 + value)), [(value, -1.0 / (1.0 + value))]
+            mass, entry = -np.expm1(-1.0 / (1.0 + value)), [(value, -1.0 / (1.0 + value))]
             for other in range(1, n):
-                left /= 2
-                entry.append(((value + other) % self.vocab_size, float(np.log(left))))
+                mass /= 2
+                entry.append(((value + other) % self.vocab_size, float(np.log(mass))))
             entries.append(entry)
         return packed(entries)
 

@@ -86,7 +86,13 @@ class SglangServerEngine(HttpEngine):
         if n := request.sampling.alternatives:
             try:
                 entries = meta["output_top_logprobs"]
-                beside = packed([[(int(one[1]), float(one[0])) for one in entry or ()] for entry in entries], n)
+                beside = packed(
+                    [
+                        [(int(alternative[1]), float(alternative[0])) for alternative in entry or ()]
+                        for entry in entries
+                    ],
+                    n,
+                )
             except (KeyError, IndexError, TypeError, ValueError):
                 beside = None
             if beside is None:

@@ -69,11 +69,11 @@ class SlotCache:
             return
         first, second = self.slots[a], self.slots[b]
         n = max(first.length, second.length)
-        kept = self._kv[:, :, a, :, :n].clone()
+        keys_of_a = self._kv[:, :, a, :, :n].clone()
         if second.length:
             self._kv[:, :, a, :, :n] = self._kv[:, :, b, :, :n]
         if first.length:
-            self._kv[:, :, b, :, :n] = kept
+            self._kv[:, :, b, :, :n] = keys_of_a
         self.slots[a], self.slots[b] = second, first
 
     def copy(self, source: int, target: int, length: int) -> None:

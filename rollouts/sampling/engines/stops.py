@@ -35,9 +35,9 @@ class StopTexts:
         pieces = self._codec.token_bytes(ids_array(list(ids[-1 - max(len(text.encode()) for text in stop) :])))
         tail, last = b"".join(pieces), len(pieces[-1])
         for text in stop:
-            wanted = text.encode()
+            stop_bytes = text.encode()
             # It must end in the last piece: an earlier one would already have ended the completion.
-            place = tail.find(wanted, max(0, len(tail) - last - len(wanted) + 1))
+            place = tail.find(stop_bytes, max(0, len(tail) - last - len(stop_bytes) + 1))
             if place >= 0:
                 return text
         return ""

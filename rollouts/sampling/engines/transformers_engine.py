@@ -38,7 +38,7 @@ class _Live:
     """How many more tokens it may get, by its own limit and the model's."""
     cached: int = 0
     ids: list[int] = field(default_factory=list)
-    drawn: list[Drawn] = field(default_factory=list)
+    tokens: list[Drawn] = field(default_factory=list)
 
 
 class TransformersEngine:
@@ -140,8 +140,8 @@ class TransformersEngine:
                 past_key_values=cache,
                 use_cache=True,
             )
-            told = torch.log_softmax(out.logits[0].float() / temperature, dim=-1)
-            values[start + 1 : stop + 1] = told.gather(1, tokens[0, start + 1 : stop + 1, None])[:, 0].numpy()
+            logprobs = torch.log_softmax(out.logits[0].float() / temperature, dim=-1)
+            values[start + 1 : stop + 1] = logprobs.gather(1, tokens[0, start + 1 : stop + 1, None])[:, 0].numpy()
         return values
 
     @torch.inference_mode()
@@ -279,10 +279,10 @@ class TransformersEngine:
 
     def _sample(self, slots: list[Slot], logits: torch.Tensor) -> None:
         live = [slot.owner for slot in slots]
-        drawn = draw(logits, [one.request.sampling for one in live], [one.draws for one in live])
-        for one, token in zip(live, drawn, strict=True):
-            one.ids.append(token.id)
-            one.drawn.append(token)
+        sampled = draw(logits, [item.request.sampling for item in live], [item.draws for item in live])
+        for item, token in zip(live, sampled, strict=True):
+            item.ids.append(token.id)
+            item.tokens.append(token)
 
     def _finished(self, live: _Live) -> Generation | None:
         sampling = live.request.sampling
@@ -291,18 +291,18 @@ class TransformersEngine:
         if not stopped and len(live.ids) < live.room:
             return None
         finish, stop = ("stop", text or live.ids[-1]) if stopped else ("length", None)
-        logprobs = [one.logprob for one in live.drawn]
+        logprobs = [token.logprob for token in live.tokens]
         generation = Generation.of(live.request.request_id, live.ids, logprobs, finish, stop, live.cached)
-        return replace(generation, **_beside(live.drawn)) if sampling.alternatives else generation
+        return replace(generation, **_beside(live.tokens)) if sampling.alternatives else generation
 
 
 def _beside(drawn: list[Drawn]) -> dict[str, Any]:
     """The fields of a generation that hold the alternatives and the entropy."""
-    found = [one.alternatives for one in drawn if one.alternatives is not None]
+    entries = [token.alternatives for token in drawn if token.alternatives is not None]
     return {
-        "alternative_ids": ids_array([value for ids, _ in found for value in ids]),
-        "alternative_logprobs": np.array([value for _, values in found for value in values], dtype=np.float32),
-        "entropy": np.array([one.entropy for one in drawn], dtype=np.float32),
+        "alternative_ids": ids_array([value for ids, _ in entries for value in ids]),
+        "alternative_logprobs": np.array([value for _, values in entries for value in values], dtype=np.float32),
+        "entropy": np.array([token.entropy for token in drawn], dtype=np.float32),
     }
 
 

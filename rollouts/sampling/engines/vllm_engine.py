@@ -213,11 +213,13 @@ class VllmEngine:
         logprobs = [entry[token].logprob for entry, token in zip(entries, ids, strict=True)]
         if n := self._alternatives.pop(out.request_id, 0):
             # The sampled token is there too. It goes out again where it is not among the n likeliest.
-            beside = packed([[(token, one.logprob) for token, one in entry.items()] for entry in entries], n)
+            beside = packed(
+                [[(token, alternative.logprob) for token, alternative in entry.items()] for entry in entries], n
+            )
         return Generation.of(out.request_id, ids, logprobs, finish, stop, int(out.num_cached_tokens or 0), beside)
 
     def abort(self, request_id: str) -> None:
-        self._finished = [one for one in self._finished if one.request_id != request_id]
+        self._finished = [generation for generation in self._finished if generation.request_id != request_id]
         self._watched.pop(request_id, None)
         self._alternatives.pop(request_id, None)
         if self._internal.pop(request_id, None) is not None:
@@ -250,25 +252,25 @@ def tool_call_reader(name: str, tokenizer: Any) -> Callable[[str, Any], tuple[st
             f"{option}, a parser of vLLM, and the worker's machine lacks the package {error.name}. Install vLLM there, "
             "or remove the option."
         ) from error
-    if name not in (known := sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})):
-        raise EngineError(f"{option}, and this vLLM has no such parser; it has {', '.join(known)}.")
-    made: dict[str, Any] = {}  # one for each set of tools: building a parser reads the whole vocabulary
+    if name not in (names := sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers})):
+        raise EngineError(f"{option}, and this vLLM has no such parser; it has {', '.join(names)}.")
+    parsers: dict[str, Any] = {}  # one for each set of tools: building a parser reads the whole vocabulary
 
     def read(text: str, tools: Any) -> tuple[str, list[dict[str, Any]]]:
         try:
             key = json.dumps(tools, sort_keys=True)
-            if key not in made:
-                made.clear()
+            if key not in parsers:
+                parsers.clear()
                 request = ChatCompletionRequest(messages=[], tools=list(tools) if tools else None)
-                made[key] = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools), request
-            found = made[key][0].extract_tool_calls(text, made[key][1])
-            calls = [call.model_dump(include={"id", "type", "function"}) for call in found.tool_calls]
+                parsers[key] = ToolParserManager.get_tool_parser(name)(tokenizer, request.tools), request
+            extracted = parsers[key][0].extract_tool_calls(text, parsers[key][1])
+            calls = [call.model_dump(include={"id", "type", "function"}) for call in extracted.tool_calls]
         except Exception:
             return text, []  # a model may write any text
         for call in calls:
             function = call["function"]
             call["function"] = {"name": function["name"], "arguments": parsed(function["arguments"])}
-        return (found.content or "", calls) if calls else (text, [])
+        return (extracted.content or "", calls) if calls else (text, [])
 
     try:
         ToolParserManager.get_tool_parser(name)(tokenizer, None)

@@ -23,8 +23,8 @@ class VllmServerEngine(HttpEngine):
         self.version = await self._first("/version", lambda body: str(body["version"]), "")
         card = await self._first("/v1/models", self._pick_card, None)
         if card is None:
-            named = f"the model {self.model!r}" if self.model else "a model"
-            raise EngineError(f"The server at {self.url} does not list {named} under /v1/models.")
+            model_name = f"the model {self.model!r}" if self.model else "a model"
+            raise EngineError(f"The server at {self.url} does not list {model_name} under /v1/models.")
         self.model = card["id"]
         self.max_model_len = int(card.get("max_model_len") or 0)
         self._path = GENERATE if await self._takes_ids() else COMPLETIONS
@@ -43,7 +43,7 @@ class VllmServerEngine(HttpEngine):
     async def _ask(self, request: GenerationRequest) -> Generation:
         sampling = request.sampling
         room = self.max_model_len - len(request.prompt_ids)
-        asked: dict[str, Any] = {
+        request_body: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
@@ -56,28 +56,33 @@ class VllmServerEngine(HttpEngine):
             "logprobs": sampling.alternatives + 1 if sampling.alternatives else 0,
         }
         if sampling.stop:
-            asked |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+            request_body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
         ids = request.prompt_ids.tolist()
         if self._path == GENERATE:
             body = {
                 "model": self.model,
                 "token_ids": ids,
-                "sampling_params": asked | {"detokenize": bool(sampling.stop)},
+                "sampling_params": request_body | {"detokenize": bool(sampling.stop)},
             }
         else:
-            body = {"model": self.model, "prompt": ids, "return_token_ids": True, "add_special_tokens": False} | asked
+            body = {
+                "model": self.model,
+                "prompt": ids,
+                "return_token_ids": True,
+                "add_special_tokens": False,
+            } | request_body
             if sampling.alternatives:
                 body["return_tokens_as_token_ids"] = True
         return await self._generate(self._path, body, request)
 
     def _scoring(self, ids: Ids) -> tuple[str, Any, Callable[[Any], Sequence[Any] | None]]:
         # A request samples at least one token.
-        asked = {"temperature": 1.0, "max_tokens": 1, "ignore_eos": True, "prompt_logprobs": 0}
+        request_body = {"temperature": 1.0, "max_tokens": 1, "ignore_eos": True, "prompt_logprobs": 0}
         tokens = ids.tolist()
         if self._path == GENERATE:
-            body: dict[str, Any] = {"model": self.model, "token_ids": tokens, "sampling_params": asked}
+            body: dict[str, Any] = {"model": self.model, "token_ids": tokens, "sampling_params": request_body}
         else:
-            body = {"model": self.model, "prompt": tokens, "add_special_tokens": False} | asked
+            body = {"model": self.model, "prompt": tokens, "add_special_tokens": False} | request_body
 
         def read(answer: Any) -> list[Any]:
             entries = (answer if self._path == GENERATE else answer["choices"][0])["prompt_logprobs"]
@@ -121,5 +126,11 @@ class VllmServerEngine(HttpEngine):
 def _alternatives(content: Any, by_text: Any) -> list[list[tuple[int, float]]]:
     """Ids and log-probabilities at each place, in the form of either address."""
     if content:
-        return [[(int(one["token_id"]), float(one["logprob"])) for one in entry["top_logprobs"]] for entry in content]
-    return [[(int(name.removeprefix("token_id:")), float(one)) for name, one in entry.items()] for entry in by_text]
+        return [
+            [(int(entry_value["token_id"]), float(entry_value["logprob"])) for entry_value in entry["top_logprobs"]]
+            for entry in content
+        ]
+    return [
+        [(int(name.removeprefix("token_id:")), float(entry_value)) for name, entry_value in entry.items()]
+        for entry in by_text
+    ]

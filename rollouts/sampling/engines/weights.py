@@ -18,11 +18,11 @@ def weights_digest(folder: str | Path) -> str:
     It reads small files whole. Of a larger one it reads its size and :data:`PARTS` parts at equal distances. A training
     step changes nearly every weight, so other weights have another digest.
     """
-    held = sorted(path for path in Path(folder).glob("*") if path.suffix in SUFFIXES and path.is_file())
-    if not held:
+    paths = sorted(path for path in Path(folder).glob("*") if path.suffix in SUFFIXES and path.is_file())
+    if not paths:
         return ""
     total = hashlib.sha256()
-    for path in [Path(folder) / "config.json", *held]:
+    for path in [Path(folder) / "config.json", *paths]:
         if path.is_file():
             size = path.stat().st_size
             total.update(f"{path.name} {size}\n".encode())

@@ -70,8 +70,8 @@ class Index:
     def search(self, query: str, k: int = N_PASSAGES) -> list[str]:
         """The texts of the best ``k`` passages that share a word with the query, best first."""
         k = min(k, len(self._passages))
-        found, scores = self._bm25.retrieve(self._tokenize(query), k=k, show_progress=False)
-        return [self._passages[i].text for i, score in zip(found[0], scores[0], strict=True) if score > 0]
+        indices, scores = self._bm25.retrieve(self._tokenize(query), k=k, show_progress=False)
+        return [self._passages[i].text for i, score in zip(indices[0], scores[0], strict=True) if score > 0]
 
 
 def mentions(text: str, answer: str) -> bool:
@@ -128,11 +128,11 @@ class LookupEnvironment:
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         """Returns ``n`` questions of the corpus in an order by the seed. They repeat when the corpus has fewer."""
-        asked = [passage for passage in self._passages if passage.question and passage.answer]
+        passages = [passage for passage in self._passages if passage.question and passage.answer]
         rng = random.Random(f"lookup tasks {seed}")
         order: list[Passage] = []
         while len(order) < n:
-            order += rng.sample(asked, len(asked))
+            order += rng.sample(passages, len(passages))
         return [
             Task(
                 messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": passage.question}],

@@ -125,13 +125,13 @@ def matching(text: str, answer: str) -> dict[str, float]:
     ``exact``: the text is the answer, apart from case and outer spaces. ``last_number`` (for a number): it is the last
     number of the text. ``contains`` (for other answers): the text holds it as whole words.
     """
-    found = {"exact": float(text.strip().casefold() == answer.strip().casefold())}
+    rewards = {"exact": float(text.strip().casefold() == answer.strip().casefold())}
     number = _as_number(answer)
     if number is None:
-        found["contains"] = float(bool(answer.strip()) and mentions(text, answer.strip()))
+        rewards["contains"] = float(bool(answer.strip()) and mentions(text, answer.strip()))
     else:
-        found["last_number"] = float(last_number(text) == number)
-    return found
+        rewards["last_number"] = float(last_number(text) == number)
+    return rewards
 
 
 def _as_number(answer: str) -> Fraction | None:
@@ -176,7 +176,7 @@ class PromptsEnvironment:
         if not self._prompts:
             raise EnvironmentUnavailable("The environment prompts needs a JSONL file of prompts; choose one.")
         chosen = [self._prompts[index % len(self._prompts)] for index in range(n)]
-        return [Task(one.messages, one.tools, one.answer, index) for index, one in enumerate(chosen)]
+        return [Task(prompt.messages, prompt.tools, prompt.answer, index) for index, prompt in enumerate(chosen)]
 
     def start(self, task: Task) -> PromptsEpisode:
         return PromptsEpisode(task)

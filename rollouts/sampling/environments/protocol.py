@@ -17,9 +17,9 @@ def import_package(name: str) -> ModuleType:
     """The optional package of a module. Raises :class:`EnvironmentUnavailable` when it is not installed."""
     package = name.partition(".")[0]
     try:
-        found = importlib.import_module(package)
+        module = importlib.import_module(package)
         importlib.import_module(name)
-        return found
+        return module
     except ImportError as error:
         raise EnvironmentUnavailable(
             f"The {package} environments need the package {error.name}, which is not installed here; "

@@ -56,7 +56,7 @@ class SkyRLGymEpisode:
     def step(self, message: Mapping[str, Any]) -> Outcome:
         out = self._env.step(_action(message))
         self._rewards.append(float(out["reward"]))
-        observations = [dict(one) for one in out["observations"] or ()]
+        observations = [dict(observation) for observation in out["observations"] or ()]
         if out["done"]:
             return self._end("done")
         if not observations:

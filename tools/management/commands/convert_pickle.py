@@ -70,9 +70,9 @@ class Command(TerminalCommand):
         source, target = Path(options["input"]), Path(options["output"])
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            found = trajectories(load(source), source.stem)
+            records = trajectories(load(source), source.stem)
             with draft.open("wb") as file:
-                n = inspector_jsonl.write(found, file)
+                n = inspector_jsonl.write(records, file)
             if not n:
                 raise NotConverted(f"{source} holds no samples.")
             os.replace(draft, target)
@@ -196,7 +196,7 @@ def trajectories(value: Any, stem: str) -> Iterator[Trajectory]:
 def _slime(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
     """Trajectories from slime's ``--save-debug-rollout-data``. Mask and logprobs cover the response alone."""
     rollout = dump.get("rollout_id", stem)
-    seen: set[str] = set()
+    names_seen: set[str] = set()
     for n, sample in enumerate(dump["samples"]):
         if not isinstance(sample, Mapping):
             raise NotConverted(f"samples[{n}] is not an object.")
@@ -220,9 +220,9 @@ def _slime(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
         )
         index = sample.get("index")
         name = f"{rollout}-{n if index is None else index}"
-        while name in seen:
+        while name in names_seen:
             name += "+"
-        seen.add(name)
+        names_seen.add(name)
         reward, parts = _reward(sample.get("reward"))
         group = sample.get("group_index")
         status = sample.get("status", "")
@@ -264,7 +264,7 @@ def _slime_training(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
     lengths = data.get("response_lengths")
     if lengths is None:
         raise NotConverted("rollout_data.response_lengths is missing, so nobody knows where the responses begin.")
-    seen: set[str] = set()
+    names_seen: set[str] = set()
     for i in range(n):
         own = {key: item[i] for key, item in data.items() if isinstance(item, list | tuple) and len(item) == n}
         where = f"rollout_data.tokens[{i}]"
@@ -288,9 +288,9 @@ def _slime_training(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
         extra = {key: item for key, item in further.items() if item not in (None, {}, [], "")}
         index = own.get("sample_indices")
         name = f"{rollout}-{i if index is None else int(index)}"
-        while name in seen:
+        while name in names_seen:
             name += "+"
-        seen.add(name)
+        names_seen.add(name)
         yield Trajectory(
             name,
             rows=(
@@ -309,7 +309,7 @@ def _slime_training(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
 
 def _routing(fields: Mapping[str, Any], n_tokens: int) -> dict[str, Any]:
     """The summary of the expert routing of a sample; empty where it has none."""
-    key = next((one for one in ARRAYS if fields.get(one) is not None), None)
+    key = next((name for name in ARRAYS if fields.get(name) is not None), None)
     if key is None:
         return {}
     value = fields[key]
@@ -321,18 +321,18 @@ def _skyrl_state(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Record):
         # A function that was not looked up would rebuild it from its state: the arguments hold the state.
         arguments = value.get("__arguments__", ())
-        states = [one for one in arguments if isinstance(one, Mapping)]
+        states = [argument for argument in arguments if isinstance(argument, Mapping)]
         value = {**(states[0] if states else {}), **value}
     if not isinstance(value, Mapping):
         return None
     inner = value.get("batch_dict", value)
     if not isinstance(inner, Mapping) or not {"sequences", "response_mask"} <= inner.keys():
         return None
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         key: _tensor(item, str(key)) for key, item in inner.items() if item is not None and _is_tensor(item)
     }
-    found["metadata"] = value.get("metadata") or {}
-    return found
+    fields["metadata"] = value.get("metadata") or {}
+    return fields
 
 
 def _is_tensor(item: Any) -> bool:
@@ -383,20 +383,20 @@ def _skyrl(state: dict[str, Any], stem: str) -> Iterator[Trajectory]:
 def _skyrl_row(
     state: dict[str, Any], columns: dict[str, Any], attention: np.ndarray[Any, Any], i: int, width: int
 ) -> Row:
-    kept = attention[i]
-    total = len(kept)
+    is_attended = attention[i]
+    total = len(is_attended)
     response = np.zeros(total, np.bool_)
     response[total - width :] = state["response_mask"][i] != 0
 
     def whole(values: Any, fill: float) -> Any:
         column = np.full(total, fill, dtype=np.float32)
         column[total - width :] = values
-        return np.where(response, column, np.float32(fill))[kept]
+        return np.where(response, column, np.float32(fill))[is_attended]
 
     mask = state.get("loss_mask")
     logprobs = state.get("rollout_logprobs")
     return Row(
-        ids=_ids(state["sequences"][i][kept], "sequences"),
+        ids=_ids(state["sequences"][i][is_attended], "sequences"),
         loss_mask=whole(state["response_mask"][i] if mask is None else mask[i], 0) != 0,
         logprobs=None if logprobs is None else whole(logprobs[i], np.nan),
         columns={str(key)[:60]: whole(item[i], 0) for key, item in columns.items()},
@@ -411,20 +411,20 @@ def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
         value = value.detach().to("cpu")
         value = value.float().numpy() if value.dtype.is_floating_point else value.numpy()
     try:
-        found = np.asarray(value)
+        array = np.asarray(value)
     except ValueError as error:
         raise NotConverted(f"{where} is not a list of numbers.") from error
-    if found.dtype.kind not in "biuf":
+    if array.dtype.kind not in "biuf":
         raise NotConverted(f"{where} is not a list of numbers.")
-    return found
+    return array
 
 
 def _ids(value: Any, where: str) -> Any:
-    found = _array([] if value is None else value, where)
-    if found.size and (found.ndim != 1 or found.dtype.kind not in "iu" or int(found.min()) < 0):
+    array = _array([] if value is None else value, where)
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < 0):
         raise NotConverted(f"{where} is not a flat list of token ids.")
     try:
-        return ids_array(found.astype(np.int64))
+        return ids_array(array.astype(np.int64))
     except OverflowError as error:
         raise NotConverted(f"{where}: {error}.") from error
 
@@ -444,8 +444,8 @@ def _reward(value: Any) -> tuple[float | None, dict[str, float]]:
 
 def _extra(sample: Mapping[str, Any]) -> dict[str, Any]:
     """The texts and the other fields, as far as JSON can hold them."""
-    found = {key: _plain(item) for key, item in sample.items() if key not in _KNOWN or key in ("prompt", "response")}
-    return {str(key): item for key, item in found.items() if item not in (None, {}, [], "")}
+    extra = {key: _plain(item) for key, item in sample.items() if key not in _KNOWN or key in ("prompt", "response")}
+    return {str(key): item for key, item in extra.items() if item not in (None, {}, [], "")}
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

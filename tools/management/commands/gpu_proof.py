@@ -52,7 +52,7 @@ class Command(TerminalCommand):
             write_report(report, result, command)
         self.stdout.write(json.dumps(result) if options["json"] else describe(result, command))
         if not result["passed"]:
-            failed = [one["sentence"] for one in result["verdicts"] if not one["passed"]]
+            failed = [verdict["sentence"] for verdict in result["verdicts"] if not verdict["passed"]]
             raise CommandError("Not proven: " + " ".join(failed), returncode=1)
 
     def _plans(self, options: dict[str, Any]) -> Plans:

@@ -40,17 +40,17 @@ class Command(TerminalCommand):
         self.stdout.write(f"{n} trajectories are in {options['output']}.", self.style.SUCCESS)
 
     def _train(self, only: Sequence[str]) -> None:
-        names = [one.name for one in TRAINING_RUNS]
+        names = [run.name for run in TRAINING_RUNS]
         if unknown := [name for name in only if name not in names]:
             raise CommandError(f"There is no run of training named {unknown[0]!r}; there are {', '.join(names)}.")
         from tools.grpo import GrpoSettings, train
 
-        for one in TRAINING_RUNS:
-            if only and one.name not in only:
+        for run in TRAINING_RUNS:
+            if only and run.name not in only:
                 continue
             lines = []
-            for made in train(GrpoSettings(STEPS, threads=1, **{**SHARED, **one.fault})):
-                lines += [encode(trajectory) for trajectory in made.trajectories]
-            one.path.parent.mkdir(exist_ok=True)
-            one.path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n", 9, mtime=0))
-            self.stdout.write(f"{len(lines)} trajectories are in {one.path}.", self.style.SUCCESS)
+            for step in train(GrpoSettings(STEPS, threads=1, **{**SHARED, **run.fault})):
+                lines += [encode(trajectory) for trajectory in step.trajectories]
+            run.path.parent.mkdir(exist_ok=True)
+            run.path.write_bytes(gzip.compress(b"\n".join(lines) + b"\n", 9, mtime=0))
+            self.stdout.write(f"{len(lines)} trajectories are in {run.path}.", self.style.SUCCESS)

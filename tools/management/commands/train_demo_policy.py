@@ -89,13 +89,13 @@ class Command(TerminalCommand):
         try:
             if server is not None:
                 self._say(f"Run {server.create_run(options['name'])} on {url}.")
-            for made in train(settings):
-                lines = [encode(one).decode() for one in made.trajectories]
+            for step in train(settings):
+                lines = [encode(trajectory).decode() for trajectory in step.trajectories]
                 if output is not None:
-                    (output / f"step_{made.step:06d}.jsonl").write_text("".join(f"{line}\n" for line in lines))
+                    (output / f"step_{step.step:06d}.jsonl").write_text("".join(f"{line}\n" for line in lines))
                 if server is not None:
-                    server.push(lines, step=made.step)
-                self._say(f"step {made.step + 1}/{settings.steps}  reward {made.reward:.3f}  gap {made.gap:.5f}")
+                    server.push(lines, step=step.step)
+                self._say(f"step {step.step + 1}/{settings.steps}  reward {step.reward:.3f}  gap {step.gap:.5f}")
         except ServerError as error:
             raise CommandError(str(error)) from error
         if output is not None:

@@ -102,11 +102,11 @@ def _inline(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
 
 def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
     """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``)."""
-    found: dict[tuple[int, int, str], Edit] = {}
+    edits_by_place: dict[tuple[int, int, str], Edit] = {}
 
     def add(start: int, stop: int, text: str, line: int, kind: int, order: int) -> None:
-        if template[start:stop].strip() != text and (start, stop, text) not in found:
-            found[start, stop, text] = Edit(start, stop, text, line, (near.get(line, FAR), kind, order))
+        if template[start:stop].strip() != text and (start, stop, text) not in edits_by_place:
+            edits_by_place[start, stop, text] = Edit(start, stop, text, line, (near.get(line, FAR), kind, order))
 
     for tag in scan(template):
         for condition in filter(None, _conditions(tag)):
@@ -115,16 +115,16 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
             kind = _kind(template[start:stop])
             add(start, stop, "true", line, kind, 0)
             add(start, stop, "false", line, kind, 1)
-            for one in operands(condition):
-                text = template[one.start : one.stop]
+            for operand in operands(condition):
+                text = template[operand.start : operand.stop]
                 small = max(kind, _kind(text))
-                if one.word == "and" and text == "loop.last" and one.start == one.joined_start:
+                if operand.word == "and" and text == "loop.last" and operand.start == operand.joined_start:
                     # Unchanged at the last message, true at the messages before it.
-                    add(one.start, one.joined_stop, "not loop.last or ", line, small, 5)
-                add(one.joined_start, one.joined_stop, "", line, small, 2)
-                add(one.start, one.stop, "true", line, small, 3)
-                add(one.start, one.stop, "false", line, small, 4)
-    return sorted(found.values(), key=lambda edit: edit.rank)
+                    add(operand.start, operand.joined_stop, "not loop.last or ", line, small, 5)
+                add(operand.joined_start, operand.joined_stop, "", line, small, 2)
+                add(operand.start, operand.stop, "true", line, small, 3)
+                add(operand.start, operand.stop, "false", line, small, 4)
+    return sorted(edits_by_place.values(), key=lambda edit: edit.rank)
 
 
 def _kind(condition: str) -> int:

@@ -136,7 +136,7 @@ def _leaf(piece: Piece) -> Leaf:
 
 def _joined(leaves: Iterable[Leaf]) -> list[Leaf]:
     """The leaves, with each macro and captured block as one opaque leaf: their output appears elsewhere."""
-    found: list[Leaf] = []
+    joined: list[Leaf] = []
     depth, gathered = 0, ""
     for leaf in leaves:
         captures = leaf.kind in _CAPTURES or (leaf.kind == "set" and "=" not in leaf.body)
@@ -144,15 +144,15 @@ def _joined(leaves: Iterable[Leaf]) -> list[Leaf]:
         if depth:
             gathered += leaf.source
         else:
-            found.append(leaf)
+            joined.append(leaf)
         if depth and leaf.kind.startswith("end") and leaf.kind[3:] in (*_CAPTURES, "set"):
             depth -= 1
             if not depth:
-                found.append(Leaf("opaque", gathered))
+                joined.append(Leaf("opaque", gathered))
                 gathered = ""
     if depth:
         raise CannotTakeApart("a block without its end")
-    return found
+    return joined
 
 
 def _operands(output: Piece) -> list[Operand]:
@@ -162,13 +162,13 @@ def _operands(output: Piece) -> list[Operand]:
     joiners = [n for n in plain if tokens[n].text in ("+", "~")]
     if any(tokens[n].text in _LOOSE for n in plain):
         joiners = []
-    found = []
+    operands_of = []
     for before, after in pairwise([-1, *joiners, len(tokens)]):
         part = tokens[before + 1 : after]
         is_literal = [token.kind for token in part] == ["string"]
         text = "".join(map(_meaning, _UNIT.findall(part[0].text[1:-1]))) if is_literal else None
-        found.append(Operand(output.text(part), text, tokens[before].text if before >= 0 else ""))
-    return found
+        operands_of.append(Operand(output.text(part), text, tokens[before].text if before >= 0 else ""))
+    return operands_of
 
 
 def _meaning(unit: str) -> str:

@@ -59,7 +59,7 @@ def deciding_condition(template: str, one: int | None, other: int | None) -> Pie
     """
     if one is None or other is None:
         return None
-    for line, against in ((one, other), (other, one)):
+    for line, against in ((branch_line, other), (other, branch_line)):
         guarding = [branch for branch in branches(template) if branch.holds(line) and not branch.holds(against)]
         if guarding:
             innermost = min(guarding, key=lambda branch: branch.last_line - branch.first_line)
@@ -74,23 +74,23 @@ def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> d
     Distance 1: the lines that set a name that these conditions read, and what guards these lines.
     Distance 2 and more: the same from there on.
     """
-    tags, known = scan(template), list(branches(template))
+    tags, all_branches = scan(template), list(branches(template))
     chains: dict[Piece, set[int]] = {}
-    for branch in known:
+    for branch in all_branches:
         chains.setdefault(branch.opened_by, set()).add(branch.condition.line)
-    found: dict[int, int] = {}
+    scores: dict[int, int] = {}
     near: set[int] = set()
-    for one, other in pairs:
-        for line, against in ((one, other), (other, one)):
+    for branch_line, other in pairs:
+        for line, against in ((branch_line, other), (other, branch_line)):
             if line is None:
                 continue
             near.add(line)
-            for branch in known:
+            for branch in all_branches:
                 if branch.holds(line) and not branch.holds(against):
                     near |= chains[branch.opened_by]
     for distance in range(4):
         for line in near:
-            found.setdefault(line, distance)
+            scores.setdefault(line, distance)
         names = {
             name
             for tag in tags
@@ -100,11 +100,11 @@ def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> d
         sets = [tag for tag in tags if tag.kind == "set" and next(_names(tag.expression), "") in names]
         near = {tag.line for tag in sets}
         for tag in sets:
-            for branch in known:
+            for branch in all_branches:
                 if branch.holds(tag.line):
                     near |= chains[branch.opened_by]
-        near -= found.keys()
-    return found
+        near -= scores.keys()
+    return scores
 
 
 def _names(tokens: Sequence[Token]) -> Iterator[str]:

@@ -84,7 +84,7 @@ def _pieces(template: str) -> Iterator[Piece]:
     source = newline_re.sub("\n", template)
     raw: Sequence[int] = range(len(template) + 1)
     if source != template:
-        raw = [*(found.start() for found in re.finditer("\r\n|.", template, re.DOTALL)), len(template)]
+        raw = [*(match.start() for match in re.finditer("\r\n|.", template, re.DOTALL)), len(template)]
     at = done = 0
     """Offsets in ``source``: of the next token, and after the last piece."""
     line, opening, written = 0, "", ""
@@ -111,18 +111,18 @@ def _pieces(template: str) -> Iterator[Piece]:
     except TemplateSyntaxError:
         opening = opening or "{"
     if done < len(source):
-        rest = template[raw[done] :]
-        yield Piece("unread", rest, raw[done]) if opening else Piece("data", rest, raw[done], written=written)
+        tail = template[raw[done] :]
+        yield Piece("unread", tail, raw[done]) if opening else Piece("data", tail, raw[done], written=written)
 
 
 def top_level(tokens: Sequence[Token]) -> list[int]:
     """The indices of the tokens that stand outside of all brackets, the brackets left out."""
-    depth, found = 0, []
+    depth, parts = 0, []
     for n, token in enumerate(tokens):
         if token.text in ("(", "[", "{"):
             depth += 1
         elif token.text in (")", "]", "}"):
             depth -= 1
         elif depth == 0:
-            found.append(n)
-    return found
+            parts.append(n)
+    return parts

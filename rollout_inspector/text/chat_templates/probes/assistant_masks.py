@@ -35,13 +35,13 @@ def transformers_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Spans in order. Spans that touch become one, and empty spans are left out."""
-    found: list[tuple[int, int]] = []
+    merged_spans: list[tuple[int, int]] = []
     for start, stop in spans:
-        if found and start == found[-1][1]:
-            found[-1] = (found[-1][0], stop)
+        if merged_spans and start == merged_spans[-1][1]:
+            merged_spans[-1] = (merged_spans[-1][0], stop)
         elif stop > start:
-            found.append((start, stop))
-    return found
+            merged_spans.append((start, stop))
+    return merged_spans
 
 
 def exact_mask(codec: OffsetCodec, text: str, spans: Sequence[tuple[int, int]]) -> Mask:

@@ -51,28 +51,28 @@ def tito_post_probe(form: MessageShape, cache: RenderCache) -> Probe:
 
 def check_append(probe: Probe, cache: RenderCache) -> Check:
     """Does appending keep what was rendered before, token for token?"""
-    asked = Question(probe.name, probe.title, probe.purpose, probe.decisive)
+    question = Question(probe.name, probe.title, probe.purpose, probe.decisive)
     before, after = cache.renders(*probe.conversations())
-    if failed := asked.raised(before, after):
+    if failed := question.raised(before, after):
         return failed
     comparison = RenderComparison(before, after)
     if not comparison.passed:
         lacking = _lacking_control_token(comparison) if comparison.text_passed else None
         if lacking is None:
-            return asked.broken(_broken_detail(probe, comparison), comparison=comparison)
+            return question.broken(_broken_detail(probe, comparison), comparison=comparison)
         detail = (
             f"The text holds; the tokens differ from {comparison.index} on only because this vocabulary has no "
             f"token {lacking!r}. Check with the template's own tokenizer."
         )
-        return asked.broken(detail, decisive=False, comparison=comparison)
+        return question.broken(detail, decisive=False, comparison=comparison)
     # A word that only the shorter render has was not ignored: it was removed.
     absent = [marker for marker in probe.markers if marker not in after.text and marker not in before.text]
     if absent:
         what = ", ".join(dict.fromkeys(_WORDS[marker.rstrip("0123456789")] for marker in absent))
         detail = f"The renders agree only because {what} is not rendered at all: the pass is void."
-        return asked.unsupported(detail, void=True, comparison=comparison)
+        return question.unsupported(detail, void=True, comparison=comparison)
     added = quoted(comparison.delta_text or "", 100)
-    return asked.ok(f"Adds {added} and changes nothing before it.", comparison=comparison)
+    return question.ok(f"Adds {added} and changes nothing before it.", comparison=comparison)
 
 
 _WORDS = {
@@ -85,18 +85,18 @@ def _lacking_control_token(comparison: RenderComparison) -> str | None:
     """The control token at the seam that the vocabulary spells in several tokens, if that is why the ids differ."""
     seam = len(comparison.before.text)
     text, codec = comparison.after.text, comparison.before.codec
-    for found in CONTROL_SHAPE.finditer(text, max(0, seam - 48), seam + 48):
-        touches = found.start() <= seam <= found.end()
-        if touches and len(codec.encode(found.group())) > 1:
-            return found.group()
+    for match in CONTROL_SHAPE.finditer(text, max(0, seam - 48), seam + 48):
+        touches = match.start() <= seam <= match.end()
+        if touches and len(codec.encode(match.group())) > 1:
+            return match.group()
     return None
 
 
 def _broken_detail(probe: Probe, comparison: RenderComparison) -> str:
-    one, other = comparison.lines
+    line, other = comparison.lines
     where = ""
-    if one:
-        where = f" (written by template line {one}" + (f" before, by line {other} after)" if other != one else ")")
+    if line:
+        where = f" (written by template line {line}" + (f" before, by line {other} after)" if other != line else ")")
     if comparison.text_passed:
         return (
             f"The text holds, but from token {comparison.index} on the ids differ{where}: the vocabulary merges text "

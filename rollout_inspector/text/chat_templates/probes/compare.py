@@ -97,13 +97,13 @@ class RenderSide:
 
     def to_dict(self, with_ids: bool) -> dict[str, Any]:
         """The whole render as JSON."""
-        found: dict[str, Any] = {"text": self.text, "lines": [list(pair) for pair in self.rendered.lines]}
+        fields: dict[str, Any] = {"text": self.text, "lines": [list(pair) for pair in self.rendered.lines]}
         if self.error:
-            found["error"] = self.error
+            fields["error"] = self.error
         if with_ids:
-            found["ids"] = self.ids.tolist()
-            found["tokens"] = [piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(self.ids)]
-        return found
+            fields["ids"] = self.ids.tolist()
+            fields["tokens"] = [piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(self.ids)]
+        return fields
 
 
 def common_length(a: str, b: str) -> int:
@@ -198,10 +198,10 @@ class RenderComparison:
         a, b = before[start:], after[start:]
         # Find the earliest place from which the rest of the first text is found in the second.
         for gone in range(len(a)):
-            rest = a[gone : gone + 24]
-            if len(rest) < 12:
+            lost_text = a[gone : gone + 24]
+            if len(lost_text) < 12:
                 break
-            place = b.find(rest)
+            place = b.find(lost_text)
             if place >= 0:
                 return _rotated(before[:start], a[:gone], b[:place])
         return _rotated(before[:start], a, b[: whole_until(b, len(a))]) if a else (a, b)
@@ -209,14 +209,14 @@ class RenderComparison:
 
 def _rotated(shared: str, lost: str, gained: str) -> tuple[str, str]:
     """The same edit. If one side is empty, it is moved left as far as possible, so that it begins at a tag."""
-    one = lost or gained
+    text = lost or gained
     if lost and gained:
         # A difference inside a control token is shown as a difference between two whole tokens.
         opening = shared.rfind("<", max(0, len(shared) - 16))
         head = shared[opening:] if opening >= 0 and ">" not in shared[opening:] else ""
         return head + lost, head + gained
-    if not one:
+    if not text:
         return lost, gained
-    while shared and shared[-1] == one[-1]:
-        one, shared = one[-1] + one[:-1], shared[:-1]
-    return (one, "") if lost else ("", one)
+    while shared and shared[-1] == text[-1]:
+        text, shared = text[-1] + text[:-1], shared[:-1]
+    return (text, "") if lost else ("", text)

@@ -148,10 +148,10 @@ def thinking_probes(
     form: MessageShape, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None, switch: str
 ) -> Iterator[Probe]:
     """The most telling probes again, with thinking on and with thinking off."""
-    wanted = {"tool_append_marked", "user_append", "generation_answer", "generation_call"}
+    names = {"tool_append_marked", "user_append", "generation_answer", "generation_call"}
     for value, word, more in ((True, "on", {"tool_append_after_reasoning"}), (False, "off", set[str]())):
         for probe in append_probes(form, tools, {**(kwargs or {}), switch: value}):
-            if probe.name in wanted | more:
+            if probe.name in names | more:
                 name, title = f"thinking_{word}_{probe.name}", f"{probe.title}, thinking {word}"
                 yield replace(probe, name=name, title=title, decisive=False)
 

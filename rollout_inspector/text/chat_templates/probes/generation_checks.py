@@ -28,13 +28,13 @@ def has_generation_tags(chat_template: str) -> bool:
 def _conversations(cache: RenderCache) -> list[list[Message]]:
     form = cache.form
     ask, answer, later = user("UQ1"), form.assistant("ANSX1"), user("UQ2")
-    found: list[list[Message]] = [[ask, answer], [ask, answer, later, form.assistant("ANSX2")]]
+    conversations: list[list[Message]] = [[ask, answer], [ask, answer, later, form.assistant("ANSX2")]]
     if form.reasoning:
-        found.append([ask, form.assistant("ANSX1", "THINKX1")])
+        conversations.append([ask, form.assistant("ANSX1", "THINKX1")])
     if form.calls:
         call = form.call((CALC, {"expr": "ARGX1"}))
-        found.append([ask, call, form.result(CALC, "RESX1"), answer])
-    return found
+        conversations.append([ask, call, form.result(CALC, "RESX1"), answer])
+    return conversations
 
 
 def generation_masks(cache: RenderCache) -> Check:
@@ -42,20 +42,20 @@ def generation_masks(cache: RenderCache) -> Check:
     if not has_generation_tags(cache.template):
         return _ASKED.unsupported("The template has no {% generation %} tags.")
     conversations = _conversations(cache)
-    wanted = []
+    cases = []
     for messages in conversations:
-        wanted.append(cache.conversation(messages))
-        wanted += [cache.conversation(messages[:n], True) for n in _assistants(messages)]
-        wanted += [cache.conversation(messages[: n + 1]) for n in _assistants(messages)]
-    renders = {id(conversation): side for conversation, side in zip(wanted, cache.renders(*wanted), strict=True)}
+        cases.append(cache.conversation(messages))
+        cases += [cache.conversation(messages[:n], True) for n in _assistants(messages)]
+        cases += [cache.conversation(messages[: n + 1]) for n in _assistants(messages)]
+    renders = {id(conversation): side for conversation, side in zip(cases, cache.renders(*cases), strict=True)}
     stop = cache.stop_text()
     position = n_compared = 0
     for messages in conversations:
         places = _assistants(messages)
-        taken = [renders[id(c)] for c in wanted[position : position + 1 + 2 * len(places)]]
+        group = [renders[id(c)] for c in cases[position : position + 1 + 2 * len(places)]]
         position += 1 + 2 * len(places)
-        whole, prompts, histories = taken[0], taken[1 : 1 + len(places)], taken[1 + len(places) :]
-        if failed := _ASKED.raised(*taken):
+        whole, prompts, histories = group[0], group[1 : 1 + len(places)], group[1 + len(places) :]
+        if failed := _ASKED.raised(*group):
             return failed
         fault, line = _fault(whole, prompts, histories, stop)
         if fault:

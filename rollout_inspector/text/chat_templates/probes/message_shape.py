@@ -128,15 +128,15 @@ def candidates(
     parts: bool, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any] | None
 ) -> list[tuple[MessageShape, Conversation]]:
     """The forms that are tried, the plainest first, each with a call and its result written in it."""
-    found = []
+    shapes = []
     for with_tools, content, ids, arguments in itertools.product(
         (False, True), ("empty", "none"), (False, True), ("dict", "string")
     ):
         form = MessageShape(arguments, ids, content, with_tools, parts=parts)
         messages = [user("UQ1"), form.call((CALC, {"expr": "ARGX1"})), form.result(CALC, "RESX1")]
         offered = list(TOOLS) if with_tools and tools is None else tools
-        found.append((form, Conversation(form.written(messages), offered, kwargs, False)))
-    return found
+        shapes.append((form, Conversation(form.written(messages), offered, kwargs, False)))
+    return shapes
 
 
 def find_message_shape(
@@ -169,7 +169,7 @@ def _reads_parts_alone(
     messages = [user("UQ1"), MessageShape().assistant("ANSX1")]
     forms = (MessageShape(), MessageShape(parts=True))
     plain, parts = renderer.render_many([Conversation(form.written(messages), tools, kwargs) for form in forms])
-    read = [not one.error and "UQ1" in one.text and "ANSX1" in one.text for one in (plain, parts)]
+    read = [not render.error and "UQ1" in render.text and "ANSX1" in render.text for render in (plain, parts)]
     return plain.error or PLAIN_TEXT_UNREAD if read == [False, True] else ""
 
 

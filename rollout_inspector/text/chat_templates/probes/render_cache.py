@@ -80,12 +80,12 @@ class RenderCache:
 
     def fetch(self) -> None:
         """Render and encode all that was asked for."""
-        wanted, self._wanted = self._wanted, {}
-        self.seen |= wanted
-        outcomes = self.renderer.render_many(list(wanted.values()), lines=True)
+        conversations, self._wanted = self._wanted, {}
+        self.seen |= conversations
+        outcomes = self.renderer.render_many(list(conversations.values()), lines=True)
         texts = list(dict.fromkeys(outcome.text for outcome in outcomes if outcome.ok))
         encoded = dict(zip(texts, self.codec.encode_batch(texts), strict=True))
-        for (key, conversation), outcome in zip(wanted.items(), outcomes, strict=True):
+        for (key, conversation), outcome in zip(conversations.items(), outcomes, strict=True):
             ids = encoded[outcome.text] if outcome.ok else NO_IDS
             self._renders[key] = RenderSide(conversation, self.codec, outcome, ids)
 
@@ -103,7 +103,7 @@ class RenderCache:
 
     def control_tokens(self, text: str) -> list[tuple[int, str]]:
         """Offset and text of the control tokens in a text: the tokenizer's own, else what looks like one."""
-        return [(found.start(), found.group()) for found in self.control_pattern.finditer(text)]
+        return [(match.start(), match.group()) for match in self.control_pattern.finditer(text)]
 
     def stop_text(self) -> str | None:
         """The control token right after an answer at which the model stops; None when the answer's end is open.
@@ -124,8 +124,8 @@ class RenderCache:
             end = place + len(token)
         eos = () if self.codec.eos_id is None else (self.codec.eos_id,)
         stops = np.array(sorted({*eos, *getattr(self.codec, "stop_ids", ())}), dtype=np.int32)
-        named = {piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(stops)}
-        return next((token for token in run if token in named), run[-1] if run else None)
+        stop_texts = {piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(stops)}
+        return next((token for token in run if token in stop_texts), run[-1] if run else None)
 
 
 def key_of(conversation: Conversation) -> str:

@@ -81,7 +81,7 @@ class Check:
     def to_dict(self, template: str) -> dict[str, Any]:
         """The check as JSON, with both renders and a window of tokens around the first difference."""
         comparison = self.comparison
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "name": self.name,
             "title": self.title,
             "purpose": self.purpose.value,
@@ -109,10 +109,10 @@ class Check:
             "renders": None,
         }
         if self.failed is not None and comparison is None:
-            found["conversations"] = {"before": conversation_dict(self.failed.conversation), "after": None}
+            fields["conversations"] = {"before": conversation_dict(self.failed.conversation), "after": None}
         if comparison is None:
-            return found
-        found |= {
+            return fields
+        fields |= {
             "text_passed": comparison.text_passed,
             "token_passed": comparison.passed,
             "conversations": {
@@ -125,17 +125,17 @@ class Check:
             },
         }
         if comparison.passed:
-            found["delta"] = {"ids": comparison.delta_ids.tolist(), "text": comparison.delta_text}
-            return found
-        return found | _difference(comparison, template)
+            fields["delta"] = {"ids": comparison.delta_ids.tolist(), "text": comparison.delta_text}
+            return fields
+        return fields | _difference(comparison, template)
 
 
 def _difference(comparison: RenderComparison, template: str) -> dict[str, Any]:
     index = comparison.index
     assert index is not None
     before, after = comparison.before, comparison.after
-    one, other = comparison.lines
-    condition = deciding_condition(template, one, other)
+    line, other = comparison.lines
+    condition = deciding_condition(template, line, other)
     start, stop = max(0, index - WINDOW_BEFORE), index + WINDOW_AFTER
     return {
         "index": index,
@@ -144,10 +144,10 @@ def _difference(comparison: RenderComparison, template: str) -> dict[str, Any]:
         "actual_ids": after.ids[index:stop].tolist(),
         "expected_text": before.codec.decode(before.ids[index:stop]),
         "actual_text": after.codec.decode(after.ids[index:stop]),
-        "line": one,
-        "source": line_text(template, one),
-        "lines": {"expected": one, "actual": other},
-        "sources": {"expected": line_text(template, one), "actual": line_text(template, other)},
+        "line": line,
+        "source": line_text(template, line),
+        "lines": {"expected": line, "actual": other},
+        "sources": {"expected": line_text(template, line), "actual": line_text(template, other)},
         "decided_by": None if condition is None else {"line": condition.line, "source": condition.source},
         "window": {
             "start": start,
@@ -259,12 +259,12 @@ def verdicts(checks: Iterable[Check]) -> dict[str, str]:
     for check in checks:
         if check.purpose is not Purpose.FACTS:
             grouped.setdefault(check.purpose, []).append(check)
-    found = {}
+    verdict_of = {}
     for purpose, group in grouped.items():
         decisive = [check for check in group if check.decisive]
         undecided = next((check.detail for check in group if check.status is CheckStatus.BROKEN), "")
-        found[purpose.value] = _verdict(purpose, decisive) if decisive else f"cannot be told: {undecided}"
-    return found
+        verdict_of[purpose.value] = _verdict(purpose, decisive) if decisive else f"cannot be told: {undecided}"
+    return verdict_of
 
 
 def outcome_of(purpose: Purpose, checks: Iterable[Check]) -> bool | None:
@@ -296,8 +296,8 @@ def _verdict(purpose: Purpose, group: Sequence[Check]) -> str:
             sentence = check.detail[:1].lower() + check.detail[1:].rstrip(".")
             words = sentence if check.comparison is None else what_changed(check.comparison)
             reasons.setdefault(words, []).append(check.title[:1].lower() + check.title[1:])
-        told = [f"{words} ({_listed(titles)})" for words, titles in reasons.items()]
-        return "not safe, " + "; ".join(told[:3])
+        parts = [f"{words} ({_listed(titles)})" for words, titles in reasons.items()]
+        return "not safe, " + "; ".join(parts[:3])
     if not good:
         raising = [check for check in group if check.status is CheckStatus.RAISES]
         reason = (raising or list(group))[0].detail

@@ -79,8 +79,8 @@ def find_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> tupl
 
 def with_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> CheckReport:
     """The same report with verified generation tags, or with the sentence that says why there are none."""
-    found, detail = find_marks(tokenizer, report)
-    return replace(report, marks=found, marks_detail=detail)
+    tagged, detail = find_marks(tokenizer, report)
+    return replace(report, marks=tagged, marks_detail=detail)
 
 
 def _verified(
@@ -101,12 +101,12 @@ def _verified(
             continue
         if outcome.text != regressions.original[key] or not outcome.ok:
             return None
-        known = spans.get(key, SampledSpans(limit=len(outcome.text)))
-        marked = [span for span in merged(outcome.tracked_spans) if span[1] <= known.limit]
-        if marked != known.sampled or not _tokens_agree(tokenizer, outcome.text, outcome.tracked_spans, known):
+        sampled = spans.get(key, SampledSpans(limit=len(outcome.text)))
+        marked = [span for span in merged(outcome.tracked_spans) if span[1] <= sampled.limit]
+        if marked != sampled.sampled or not _tokens_agree(tokenizer, outcome.text, outcome.tracked_spans, sampled):
             return None
-        if known.sampled and known.is_told:
-            compared.append(known)
+        if sampled.sampled and sampled.is_told:
+            compared.append(sampled)
     now = check(tokenizer, template, report.tools, report.kwargs)
     if now.check(NAME).status is not CheckStatus.OK:
         return None

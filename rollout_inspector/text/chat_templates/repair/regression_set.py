@@ -50,7 +50,7 @@ class RegressionSet:
             *all_probes(cache, own),
         ]
         self.conversations: dict[str, Conversation] = {}
-        for conversation in (*(one for probe in self.probes for one in probe.conversations()), *others):
+        for conversation in (*(member for probe in self.probes for member in probe.conversations()), *others):
             for k in range(1, len(conversation.messages) + 1):
                 for prompt in (False, True):
                     self._add(conversation._replace(messages=conversation.messages[:k], add_generation_prompt=prompt))
@@ -64,13 +64,15 @@ class RegressionSet:
 
     def texts(self, template: str, keys: Iterable[str] | None = None) -> dict[str, str | None]:
         """Key -> text of conversations (default: all); None = the template raises. Each is rendered once."""
-        known = self._texts.setdefault(template, {})
-        missing = [key for key in (self.conversations if keys is None else keys) if key not in known]
+        texts = self._texts.setdefault(template, {})
+        missing = [key for key in (self.conversations if keys is None else keys) if key not in texts]
         if missing:
             renderer = TemplateRenderer(self.cache.renderer.tokenizer, template)
             outcomes = renderer.render_many([self.conversations[key] for key in missing])
-            known.update((key, one.text if one.ok else None) for key, one in zip(missing, outcomes, strict=True))
-        return known
+            texts.update(
+                (key, outcome.text if outcome.ok else None) for key, outcome in zip(missing, outcomes, strict=True)
+            )
+        return texts
 
     def _preserved(self, conversation: Conversation) -> bool:
         """Was the conversation's own history preserved: does each render that ended in an answer begin this one?"""
@@ -88,8 +90,8 @@ class RegressionSet:
         pairs = [[key_of(conversation) for conversation in probe.conversations()] for probe in probes]
         texts = self.texts(template, dict.fromkeys(key for pair in pairs for key in pair))
         failed = []
-        for probe, (one, other) in zip(probes, pairs, strict=True):
-            before, after = texts[one], texts[other]
+        for probe, (first, other) in zip(probes, pairs, strict=True):
+            before, after = texts[first], texts[other]
             if before is None or after is None or not after.startswith(before):
                 failed.append(probe)
         return failed
@@ -101,8 +103,8 @@ class RegressionSet:
     def moves(self, template: str, base: str, probes: Sequence[Probe]) -> bool:
         """Do the two templates render a conversation of these probes differently?"""
         keys = dict.fromkeys(key_of(conversation) for probe in probes for conversation in probe.conversations())
-        one, other = self.texts(template, keys), self.texts(base, keys)
-        return any(one[key] != other[key] for key in keys)
+        texts, other = self.texts(template, keys), self.texts(base, keys)
+        return any(texts[key] != other[key] for key in keys)
 
     def keeps(self, template: str) -> bool:
         """Does everything that was preserved render as before?
@@ -132,23 +134,23 @@ class RegressionSet:
         """For each probe the template lines that wrote the two sides of its first difference."""
         pairs = [probe.conversations() for probe in probes]
         renderer = TemplateRenderer(self.cache.renderer.tokenizer, template)
-        outcomes = renderer.render_many([one for pair in pairs for one in pair], lines=True)
-        found = []
+        outcomes = renderer.render_many([conversation for pair in pairs for conversation in pair], lines=True)
+        places = []
         for before, after in zip(outcomes[::2], outcomes[1::2], strict=True):
             if before.ok and after.ok:
                 char = common_length(before.text, after.text)
-                found.append((before.line_at(char), after.line_at(char)))
+                places.append((before.line_at(char), after.line_at(char)))
             else:
-                found.append((before.line, after.line))
-        return found
+                places.append((before.line, after.line))
+        return places
 
     def changed(self, template: str) -> tuple[Changed, ...]:
         """The conversations that render differently, with or without the generation prompt, each once."""
         texts = self.texts(template)
-        found: dict[str, Changed] = {}
+        changes: dict[str, Changed] = {}
         for key, conversation in self.conversations.items():  # without the generation prompt first
             before, after = self.original[key], texts[key]
             if before != after:
                 name = key_of(conversation._replace(add_generation_prompt=False))
-                found.setdefault(name, Changed(conversation, before or "", after or ""))
-        return tuple(found.values())
+                changes.setdefault(name, Changed(conversation, before or "", after or ""))
+        return tuple(changes.values())

@@ -35,17 +35,17 @@ def sampled_spans(regressions: RegressionSet, stop: str | None) -> dict[str, Sam
 
     Raises :class:`CannotMark` where no conversation tells.
     """
-    found = {}
+    spans_by_key = {}
     for key, conversation in regressions.conversations.items():
         roles = [message["role"] for message in conversation.messages]
         if "assistant" in roles and regressions.original[key] is not None:
-            found[key] = _spans(regressions, conversation, stop)
-    if not any(spans.sampled and spans.is_told for spans in found.values()):
+            spans_by_key[key] = _spans(regressions, conversation, stop)
+    if not any(spans.sampled and spans.is_told for spans in spans_by_key.values()):
         raise CannotMark(
             "what the model is prompted with is in no probe how the history goes on, so that nothing tells what of the "
             "render was sampled"
         )
-    return found
+    return spans_by_key
 
 
 def _spans(regressions: RegressionSet, conversation: Conversation, stop: str | None) -> SampledSpans:
@@ -89,9 +89,9 @@ def _behind_header(whole: str, position: int, header: str, markers: Sequence[str
     """
     lines = header.splitlines(keepends=True)
     for n in range(len(lines), 0, -1):
-        shown = "".join(lines[:n])
-        place = whole.find(shown, position)
+        head = "".join(lines[:n])
+        place = whole.find(head, position)
         # A header after the message's own words belongs to another message.
         if place >= 0 and not any(marker in whole[position:place] for marker in markers):
-            return place + len(shown)
+            return place + len(head)
     return -1

@@ -113,7 +113,7 @@ def _search(
     others = [probe for probe in regressions.probes if probe not in failed]
     fewest, best = len(regressions.failing(start, goal)), None
     level: list[tuple[int, str]] = [(fewest, start)]
-    seen = {start}
+    visited = {start}
     for depth in range(DEPTH):
         following: list[tuple[int, str]] = []
         for _, template in level[:BEAM]:
@@ -122,11 +122,11 @@ def _search(
             tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
             for n, edit in enumerate(tried):
                 candidate = edit.apply(template)
-                if candidate in seen:
+                if candidate in visited:
                     continue
                 if not work.take():
                     return best, False
-                seen.add(candidate)
+                visited.add(candidate)
                 if n % 10 == 0:
                     conditions = "1 condition changed" if depth == 0 else f"{depth + 1} conditions changed"
                     progress(f"{conditions}: {n} of {len(tried)} candidates tried")
@@ -138,13 +138,13 @@ def _search(
                     or regressions.loses(candidate)
                 ):
                     continue
-                left = len(regressions.failing(candidate, goal))
-                if left == 0:
+                n_failing = len(regressions.failing(candidate, goal))
+                if n_failing == 0:
                     return candidate, True
-                if left < fewest:
-                    fewest, best = left, candidate
+                if n_failing < fewest:
+                    fewest, best = n_failing, candidate
                 # A change that mends nothing alone may do so together with the next one.
-                following.append((left, candidate))
+                following.append((n_failing, candidate))
         level = sorted(following, key=lambda item: item[0])
         if not level:
             break
@@ -164,15 +164,17 @@ def find_repair(
     """
     work = _Work(time.monotonic() + SAFETY_SECONDS)
     broken = [
-        one for one in report.checks if one.status is CheckStatus.BROKEN and one.decisive and one.comparison is not None
+        check
+        for check in report.checks
+        if check.status is CheckStatus.BROKEN and check.decisive and check.comparison is not None
     ]
-    void = any(one.name == "tool_append" and one.void for one in report.checks)
-    wanted = [purpose for purpose in SCOPES if not (void and purpose is Purpose.TOOLS)]
-    goals = {purpose: [one for one in broken if one.purpose is purpose] for purpose in wanted}
-    everything = [one for checks in goals.values() for one in checks]
+    void = any(check.name == "tool_append" and check.void for check in report.checks)
+    purposes = [purpose for purpose in SCOPES if not (void and purpose is Purpose.TOOLS)]
+    goals = {purpose: [check for check in broken if check.purpose is purpose] for purpose in purposes}
+    everything = [check for checks in goals.values() for check in checks]
     if not everything:
         return None, _nothing(report)
-    if all(one.comparison is not None and one.comparison.text_passed for one in everything):
+    if all(check.comparison is not None and check.comparison.text_passed for check in everything):
         return None, "The text is kept; only the tokens differ, which no change of the template can mend."
     renderer = TemplateRenderer(tokenizer, report.chat_template)
     cache, _ = make_render_cache(renderer, report.tools, report.kwargs)
@@ -181,17 +183,19 @@ def find_repair(
     )
     failing = {probe.name: probe for probe in regressions.failing(report.chat_template, regressions.probes)}
     hopeless = {name for name, probe in failing.items() if regressions.is_hopeless(probe)}
-    found: list[Repair] = []
+    repairs: list[Repair] = []
     goal: list[Probe] = []
-    stages = [purpose for purpose, checks in goals.items() if any(one.name in failing for one in checks)]
+    stages = [purpose for purpose, checks in goals.items() if any(check.name in failing for check in checks)]
     for n, purpose in enumerate(stages):
-        added = [failing[one.name] for one in goals[purpose] if one.name in failing and one.name not in hopeless]
+        added = [
+            failing[check.name] for check in goals[purpose] if check.name in failing and check.name not in hopeless
+        ]
         goal += added
         if not added:
             continue
         # What an earlier purpose leaves of its share is there for the next one.
         work.allowed = n_candidates * (n + 1) // len(stages)
-        start = found[-1].template if found else report.chat_template
+        start = repairs[-1].template if repairs else report.chat_template
         try:
             template, is_whole = _search(regressions, start, goal, work, progress)
         except _NotFinished:
@@ -199,20 +203,20 @@ def find_repair(
         if template is not None and template != start:
             must = {probe.name for probe in goal} if is_whole else set()
             repair = _verified(tokenizer, report, regressions, template, must)
-            if repair is not None and len(repair.fixes) > max((len(one.fixes) for one in found), default=0):
-                found.append(repair)
-    if not found:
+            if repair is not None and len(repair.fixes) > max((len(check.fixes) for check in repairs), default=0):
+                repairs.append(repair)
+    if not repairs:
         return None, _none(everything, hopeless, work.tried >= n_candidates)
-    chosen = found.pop()
-    while found:
-        chosen = replace(found.pop(), wider=chosen)
+    chosen = repairs.pop()
+    while repairs:
+        chosen = replace(repairs.pop(), wider=chosen)
     return chosen, _left(report, chosen, hopeless)
 
 
 def _checked_conversations(cache: RenderCache, report: CheckReport) -> list[Conversation]:
     """Every conversation that the check renders, and those that find out its form of messages."""
     cache.answer(all_checks(cache))
-    tried = [one for _, one in candidates(cache.form.parts, report.tools, report.kwargs)]
+    tried = [conversation for _, conversation in candidates(cache.form.parts, report.tools, report.kwargs)]
     return [*cache.seen.values(), *tried]
 
 
@@ -224,8 +228,8 @@ FIXED = "both renders belong to conversations whose history is kept today, so ne
 def _nothing(report: CheckReport) -> str:
     """Why there is nothing to repair. If the template is not safe all the same, it says what the user can do."""
     raising = [
-        one for one in report.checks
-        if one.status is CheckStatus.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None
+        check for check in report.checks
+        if check.status is CheckStatus.RAISES and check.decisive and check.purpose in SCOPES and check.failed is not None
     ]  # fmt: skip
     if raising:
         first = raising[0]
@@ -237,7 +241,7 @@ def _nothing(report: CheckReport) -> str:
             f"“{first.title}”{others}. {first.failed.error.rstrip('.')}. A refusal may be meant, so no repair takes it "
             f"away. If your conversations hold such messages, change {where}, or choose another chat template."
         )
-    void = next((one for one in report.checks if one.name == "tool_append" and one.void), None)
+    void = next((check for check in report.checks if check.name == "tool_append" and check.void), None)
     if void is not None:
         return f"{void.detail} If your conversations hold tool results, choose a chat template that renders them."
     return "There is nothing to repair: appending messages keeps what was rendered before."
@@ -245,8 +249,8 @@ def _nothing(report: CheckReport) -> str:
 
 def _none(broken: Sequence[Check], hopeless: Collection[str], all_used: bool) -> str:
     """Why there is no repair."""
-    stuck = [one.title.lower() for one in broken if one.name in hopeless]
-    others = [one.title.lower() for one in broken if one.name not in hopeless]
+    stuck = [check.title.lower() for check in broken if check.name in hopeless]
+    others = [check.title.lower() for check in broken if check.name not in hopeless]
     sentences = []
     if others:
         reason = f"among {MAX_CANDIDATES:,} changes" if all_used else "by changing conditions of the template"
@@ -285,28 +289,38 @@ def _verified(
         now = check(tokenizer, candidate, report.tools, report.kwargs, report.conversation)
     except RenderFailed:
         return None
-    before = {one.name: one for one in report.checks}
-    for one in now.checks:
-        was = before.get(one.name)
+    before = {verified_check.name: verified_check for verified_check in report.checks}
+    for verified_check in now.checks:
+        was = before.get(verified_check.name)
         if (
             was is not None
             and was.status is CheckStatus.OK
-            and one.status is not CheckStatus.OK
-            and one.comparison is not None
+            and verified_check.status is not CheckStatus.OK
+            and verified_check.comparison is not None
         ):
             return None
     # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
-    passed = {one.name for one in now.checks if one.status is CheckStatus.OK or (one.void and one.passed)}
+    passed = {
+        verified_check.name
+        for verified_check in now.checks
+        if verified_check.status is CheckStatus.OK or (verified_check.void and verified_check.passed)
+    }
     if not passed.issuperset(goals) or not regressions.keeps(candidate) or regressions.loses(candidate):
         return None
-    append = [one for one in report.checks if one.comparison is not None and one.status is CheckStatus.BROKEN]
-    mended = {one.purpose for one in append if one.name in passed}
+    append = [
+        verified_check
+        for verified_check in report.checks
+        if verified_check.comparison is not None and verified_check.status is CheckStatus.BROKEN
+    ]
+    mended = {verified_check.purpose for verified_check in append if verified_check.name in passed}
     return Repair(
         template=candidate,
         diff=unified_diff(report.chat_template, candidate),
-        fixes=tuple(one.name for one in append if one.name in passed),
+        fixes=tuple(verified_check.name for verified_check in append if verified_check.name in passed),
         still_broken=tuple(
-            one.name for one in append if one.name not in passed and one.decisive and one.purpose in SCOPES
+            verified_check.name
+            for verified_check in append
+            if verified_check.name not in passed and verified_check.decisive and verified_check.purpose in SCOPES
         ),
         changed=regressions.changed(candidate),
         scope=_scope([purpose for purpose in SCOPES if purpose in mended]),
@@ -326,5 +340,5 @@ def with_repair(
     progress: Progress = lambda _: None,
 ) -> CheckReport:
     """The same report with a repair, or with the sentence that says why there is none."""
-    found, detail = find_repair(tokenizer, report, progress)
-    return replace(report, repair=found, repair_detail=detail)
+    repair, detail = find_repair(tokenizer, report, progress)
+    return replace(report, repair=repair, repair_detail=detail)

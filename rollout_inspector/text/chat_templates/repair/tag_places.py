@@ -61,8 +61,8 @@ class OperandUse:
         ]
         joined = (
             pair
-            for (one, here), (other, there) in combinations(single, 2)
-            for pair in ((f"{one} and {other}", here & there), (f"{one} or {other}", here | there))
+            for (span, here), (other, there) in combinations(single, 2)
+            for pair in ((f"{span} and {other}", here & there), (f"{span} or {other}", here | there))
         )
         return (
             test for test, holding in chain(single, joined) if holding == self.inside and not holding & self.outside
@@ -79,10 +79,10 @@ def learn_places(
     nodes = take_apart(template)
     switches = _switches(nodes)
     for _ in range(CUTS):
-        seen, cuts = _occurrences(regressions, nodes, spans, switches)
+        uses, cuts = _occurrences(regressions, nodes, spans, switches)
         leaves = {operand.name: leaf for leaf in walk(nodes) for operand in leaf.operands}
         if not cuts:
-            return nodes, _states(nodes, seen)
+            return nodes, _states(nodes, uses)
         name, offset = min(cuts)
         leaf = leaves[name]
         place = next(n for n, operand in enumerate(leaf.operands) if operand.name == name)
@@ -92,45 +92,45 @@ def learn_places(
             )
         leaf.operands[place : place + 1] = cut(leaf.operands[place], offset)
         leaf.is_cut = True
-        for n, one in enumerate(one for leaf in walk(nodes) for one in leaf.operands):
-            one.name = n
+        for n, leaf_operand in enumerate(leaf_operand for leaf in walk(nodes) for leaf_operand in leaf.operands):
+            leaf_operand.name = n
     raise CannotMark("what is sampled begins and ends at too many places")
 
 
 def _states(nodes: Sequence[Node], seen: Mapping[int, OperandUse]) -> dict[int, str]:
-    found: dict[int, str] = {}
+    states: dict[int, str] = {}
     for leaf in walk(nodes):
         for operand in leaf.operands:
             state = seen[operand.name].state() if operand.name in seen else NONE
             if state is None:
                 where = _where(leaf, operand)
                 raise CannotMark(f"{where} writes what is sampled and what is not, and no simple test tells which")
-            found[operand.name] = state
+            states[operand.name] = state
         # An operand that writes only sampled text takes the condition of its neighbour if that condition holds for it.
-        for one, other in [*pairwise(leaf.operands), *pairwise(reversed(leaf.operands))]:
-            condition = found[one.name]
-            if condition not in (IN, OUT, NONE) and found[other.name] == IN and seen[other.name].fits(condition):
-                found[other.name] = condition
-    return found
+        for neighbour, other in [*pairwise(leaf.operands), *pairwise(reversed(leaf.operands))]:
+            condition = states[neighbour.name]
+            if condition not in (IN, OUT, NONE) and states[other.name] == IN and seen[other.name].fits(condition):
+                states[other.name] = condition
+    return states
 
 
 def _where(leaf: Leaf, operand: Operand) -> str:
-    shown = operand.source if len(operand.source) <= 60 else f"{operand.source[:59]}…"
-    return f"the output of {shown}" + (f" on line {leaf.line}" if leaf.line else "")
+    source = operand.source if len(operand.source) <= 60 else f"{operand.source[:59]}…"
+    return f"the output of {source}" + (f" on line {leaf.line}" if leaf.line else "")
 
 
 def _switches(nodes: Sequence[Node]) -> list[str]:
     """The conditions inside of the generation prompt's own branch: they decide which prompt is written."""
-    found: list[str] = []
+    conditions: list[str] = []
     for node in nodes:
         if isinstance(node, BranchGroup):
             for section in node.sections:
                 if "add_generation_prompt" in section.head.body:
                     heads = [leaf.body for leaf in walk(section.children) if leaf.kind in ("if", "elif")]
-                    found += [head.partition(" ")[2].strip() for head in heads]
+                    conditions += [head.partition(" ")[2].strip() for head in heads]
                 else:
-                    found += _switches(section.children)
-    return [test for test in dict.fromkeys(found) if not re.search(r"\b(?:loop|messages?|m)\b", test)]
+                    conditions += _switches(section.children)
+    return [test for test in dict.fromkeys(conditions) if not re.search(r"\b(?:loop|messages?|m)\b", test)]
 
 
 def _tests(loops: Sequence[str], switches: Sequence[str]) -> list[str]:
@@ -147,30 +147,30 @@ def _occurrences(
     regressions: RegressionSet, nodes: Sequence[Node], spans: Mapping[str, SampledSpans], switches: Sequence[str]
 ) -> tuple[dict[int, OperandUse], set[tuple[int, int]]]:
     """What each operand wrote, and (operand, offset) for each operand that crosses the bound of a span."""
-    seen: dict[int, OperandUse] = {}
+    uses: dict[int, OperandUse] = {}
 
     def mark(operand: Operand, loops: Sequence[str]) -> str:
         tests = _tests(loops, switches)
-        seen[operand.name] = OperandUse(tests)
+        uses[operand.name] = OperandUse(tests)
         answers = "".join(f"{{{{- '1' if {test} else '0' -}}}}" for test in tests)
         return f'{{{{- "\x02{operand.name};" -}}}}{answers}{{{{- "\x02" -}}}}'
 
     keys = list(spans)
-    named = TemplateRenderer(regressions.cache.renderer.tokenizer, explicit(nodes, mark))
-    outcomes = named.render_many([regressions.conversations[key] for key in keys])
+    renderer = TemplateRenderer(regressions.cache.renderer.tokenizer, explicit(nodes, mark))
+    outcomes = renderer.render_many([regressions.conversations[key] for key in keys])
     cuts: set[tuple[int, int]] = set()
     for key, outcome in zip(keys, outcomes, strict=True):
         if _MARKED.sub("", outcome.text) != regressions.original[key]:
             raise CannotMark("the template looks at what it has written, so that its parts cannot be told apart")
         start = 0
-        _, *rest = _MARKED.split(outcome.text)
-        for name, answers, text in zip(map(int, rest[::3]), rest[1::3], rest[2::3], strict=True):
+        _, *pieces = _MARKED.split(outcome.text)
+        for name, answers, text in zip(map(int, pieces[::3]), pieces[1::3], pieces[2::3], strict=True):
             stop = start + len(text)
             if text and stop <= spans[key].limit:
                 bounds = {edge for span in spans[key].sampled for edge in span if start < edge < stop}
                 cuts.update((name, edge - start) for edge in bounds)
                 if not bounds:
                     within = any(begin <= start and stop <= end for begin, end in spans[key].sampled)
-                    (seen[name].inside if within else seen[name].outside).add(answers)
+                    (uses[name].inside if within else uses[name].outside).add(answers)
             start = stop
-    return seen, cuts
+    return uses, cuts

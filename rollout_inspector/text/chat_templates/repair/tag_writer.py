@@ -79,13 +79,13 @@ class TagWriter:
 
 def _stretches(leaf: Leaf, states: Sequence[str]) -> list[tuple[str, list[Operand]]]:
     """Neighbouring operands that are wrapped alike."""
-    found: list[tuple[str, list[Operand]]] = []
+    stretches: list[tuple[str, list[Operand]]] = []
     for state, operand in zip(states, leaf.operands, strict=True):
-        if found and state in (found[-1][0], NONE):
-            found[-1][1].append(operand)
+        if stretches and state in (stretches[-1][0], NONE):
+            stretches[-1][1].append(operand)
         else:
-            found.append((state, [operand]))
-    return found
+            stretches.append((state, [operand]))
+    return stretches
 
 
 def _texts(leaf: Leaf, states: Sequence[str]) -> list[_Unit]:
@@ -109,7 +109,7 @@ def _outputs(leaf: Leaf, states: Sequence[str]) -> list[_Unit]:
     for n, (state, operands) in enumerate(stretches):
         opening = leaf.opening if n == 0 else "{{"
         closing = leaf.closing if n == len(stretches) - 1 else "}}"
-        body = operands[0].source + "".join(f" {one.joiner} {one.source}" for one in operands[1:])
+        body = operands[0].source + "".join(f" {operand.joiner} {operand.source}" for operand in operands[1:])
         units.append(_Unit(f"{opening} {body} {closing}", state, opening.endswith("-"), closing))
     return units
 

@@ -246,8 +246,8 @@ def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:
         if isinstance(outcome, Mapping):
             yield _outcome(outcome)
             continue
-        kept, rest, n_kept, ends = outcome
-        text = text[:kept] + rest
+        prefixes, suffixes, n_kept, ends = outcome
+        text = text[:prefixes] + suffixes
         if ends or n_kept != len(spans):
             spans = (*spans[:n_kept], *zip(ends[::2], ends[1::2], strict=True))
         yield Rendered(text, tracked_spans=spans)

@@ -73,8 +73,8 @@ class PrefetchingRenderer(TemplateRenderer):
 
     def rendered(self, conversation: Conversation) -> client.Rendered:
         """The render of one conversation, remembered or made now. Raises :class:`RenderFailed`."""
-        found = self._foreseen.rendered.get(_key(conversation))
-        return super().rendered(conversation) if found is None else found.or_raise()
+        render = self._foreseen.rendered.get(_key(conversation))
+        return super().rendered(conversation) if render is None else render.or_raise()
 
     def render_ids(
         self,
@@ -127,8 +127,8 @@ class _Table:
         return place
 
     def places(self, values: Sequence[Any]) -> list[int]:
-        known = [*map(self._places.get, map(id, values))]
-        return [place for place in known if place is not None] if None not in known else [*map(self.place, values)]
+        places = [*map(self._places.get, map(id, values))]
+        return [place for place in places if place is not None] if None not in places else [*map(self.place, values)]
 
 
 def _parts(asks: Sequence[Conversation]) -> list[list[Conversation]]:

@@ -60,14 +60,14 @@ class Definition:
 
 def read_files(folder: Path) -> dict[str, bytes]:
     """The bytes of each wanted file that the folder has. Raises :class:`TokenizerUnusable`."""
-    found = {}
+    files = {}
     for name in WANTED:
         path = folder / name
         if path.is_file():
             if path.stat().st_size > size_limit(name):
                 raise TokenizerUnusable(f"{name} is larger than {size_limit(name) // 1_000_000} MB, the limit.")
-            found[name] = path.read_bytes()
-    return found
+            files[name] = path.read_bytes()
+    return files
 
 
 def read_definition(path: str | Path) -> Definition:
@@ -125,13 +125,13 @@ def _optional_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 def _added_tokens(tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The added tokens of tokenizer.json, and those that only tokenizer_config.json has."""
     added = [dict(token) for token in tokenizer.get("added_tokens") or ()]
-    known = {token["content"] for token in added}
+    contents = {token["content"] for token in added}
     vocab = tokenizer["model"]["vocab"]
     pieces = set(vocab) if isinstance(vocab, Mapping) else {piece for piece, _ in vocab}
     used = {int(token["id"]) for token in added}
     for token_id, token in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         content = token["content"]
-        if content in known or int(token_id) in used or (content in pieces and not token.get("special")):
+        if content in contents or int(token_id) in used or (content in pieces and not token.get("special")):
             continue
         flags = {name: bool(token.get(name, False)) for name in ("single_word", "lstrip", "rstrip", "normalized")}
         added.append({"id": int(token_id), "content": content, **flags, "special": bool(token.get("special"))})
@@ -147,11 +147,11 @@ def _text(token: Any) -> str | None:
 def _named_tokens(files: Mapping[str, bytes], config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by attribute name, as ``transformers`` passes them to a template."""
     source = {**_optional_object(files, "special_tokens_map.json"), **{k: v for k, v in config.items() if v}}
-    named = {name: text for name in NAMED_TOKENS if (text := _text(source.get(name))) is not None}
+    texts = {name: text for name in NAMED_TOKENS if (text := _text(source.get(name))) is not None}
     for extra in (config.get("extra_special_tokens"), config.get("model_specific_special_tokens")):
         if isinstance(extra, Mapping):
-            named.update({name: text for name, token in extra.items() if (text := _text(token)) is not None})
-    return named
+            texts.update({name: text for name, token in extra.items() if (text := _text(token)) is not None})
+    return texts
 
 
 def _chat_template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
@@ -163,8 +163,8 @@ def _chat_template(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str
             raise TokenizerUnusable("chat_template.jinja is not UTF-8 text.") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
-        template = named.get("default") or named.get("tool_use") or next(iter(named.values()), None)
+        templates = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, Mapping)}
+        template = templates.get("default") or templates.get("tool_use") or next(iter(templates.values()), None)
     if not isinstance(template, str):
         return None
     if len(template) > MAX_TEMPLATE_BYTES:

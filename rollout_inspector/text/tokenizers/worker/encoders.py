@@ -106,11 +106,13 @@ def fast_encoder(definition: Mapping[str, Any], text: str, reference: Reference)
     try:
         fast = Fast(text)
         sample = sample_texts(definition)
-        for one, expected, actual in zip(
+        for text_of_sample, expected, actual in zip(
             sample, reference.encode_batch(sample), fast.encode_batch(sample), strict=True
         ):
             if not np.array_equal(expected, actual):
-                logger.info("fastokens differs from tokenizers on %r; the reference encoder is used", one[:80])
+                logger.info(
+                    "fastokens differs from tokenizers on %r; the reference encoder is used", text_of_sample[:80]
+                )
                 return None
     except BaseException as error:
         if not (is_of_library(error) or isinstance(error, ValueError)):

@@ -80,8 +80,8 @@ class ServedTokenizer:
 
     def id_of(self, text: str) -> int | None:
         """The id of the token with this text, added tokens first."""
-        found = self._added.get(text, self._vocab.get(text))
-        return None if found is None else int(found)
+        token_id = self._added.get(text, self._vocab.get(text))
+        return None if token_id is None else int(token_id)
 
     def answer(self, head: Mapping[str, Any], buffers: list[memoryview]) -> Answer:
         """The answer to one request."""
@@ -132,9 +132,9 @@ def _limit_memory(statm: int) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     os.lseek(statm, 0, os.SEEK_SET)
-    wanted = int(os.read(statm, 100).split()[0]) * resource.getpagesize() + TEXT_BYTES
+    n_bytes = int(os.read(statm, 100).split()[0]) * resource.getpagesize() + TEXT_BYTES
     _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most))
+    resource.setrlimit(resource.RLIMIT_AS, (n_bytes if most == resource.RLIM_INFINITY else min(n_bytes, most), most))
 
 
 def _read(n: int, idle_seconds: float) -> bytes:
@@ -149,9 +149,9 @@ def _read(n: int, idle_seconds: float) -> bytes:
 
 def _write(head: Mapping[str, Any], *buffers: wire.Buffer) -> None:
     frame = wire.pack(head, *buffers)
-    rest = memoryview(struct.pack("<I", len(frame)) + frame)
-    while rest:
-        rest = rest[os.write(1, rest) :]
+    unsent = memoryview(struct.pack("<I", len(frame)) + frame)
+    while unsent:
+        unsent = unsent[os.write(1, unsent) :]
 
 
 def _requests(idle_seconds: float) -> Iterator[wire.Message]:

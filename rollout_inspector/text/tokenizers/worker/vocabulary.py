@@ -137,7 +137,7 @@ def cut_at(definition: Mapping[str, Any]) -> list[str]:
     before = [*parts(definition.get("pre_tokenizer")), *parts(definition.get("normalizer"))]
     if any(part.get("type") in ("Metaspace", "Prepend") or part.get("add_prefix_space") for part in before):
         return []
-    found = [token for token in definition.get("added_tokens") or () if not token.get("normalized", True)]
-    if any(token.get(rule) for token in found for rule in ("lstrip", "rstrip", "single_word")):
+    tokens = [token for token in definition.get("added_tokens") or () if not token.get("normalized", True)]
+    if any(token.get(rule) for token in tokens for rule in ("lstrip", "rstrip", "single_word")):
         return []
-    return sorted((token["content"] for token in found if token["content"]), key=len, reverse=True)
+    return sorted((token["content"] for token in tokens if token["content"]), key=len, reverse=True)

@@ -83,9 +83,9 @@ class VllmParsers:
                 return {"error": NOT_ASKED}
             self._start()
         seconds = READ_SECONDS + READ_SECONDS_PER_MB * len(text) // 1_000_000
-        asked = {"kind": kind, "name": name, "text": text, "tools": tools, "seconds": seconds}
+        question = {"kind": kind, "name": name, "text": text, "tools": tools, "seconds": seconds}
         try:
-            return self._exchange(asked, seconds * PATIENCE)
+            return self._exchange(question, seconds * PATIENCE)
         except Late:
             self.close()
         except ProcessEnded as error:
@@ -113,8 +113,8 @@ class VllmParsers:
         assert self._process is not None
         deadline = time.monotonic() + seconds
         self._process.send(json.dumps(asked).encode(), deadline)
-        found: dict[str, Any] = json.loads(self._process.receive(deadline))
-        return found
+        answer: dict[str, Any] = json.loads(self._process.receive(deadline))
+        return answer
 
     def close(self) -> None:
         """End the process."""

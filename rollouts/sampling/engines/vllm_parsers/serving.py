@@ -47,11 +47,11 @@ def main() -> None:
         return
     _write(answers, {"version": parsers.version, "names": parsers.names})
     signal.signal(signal.SIGXCPU, _interrupt)
-    asked = _read()
-    if asked is None:
+    question = _read()
+    if question is None:
         return
     try:
-        files = read_files(Path(asked["folder"]))
+        files = read_files(Path(question["folder"]))
         confine(MEMORY_BYTES)
         _limit_seconds(30)
         parsers.load(files)
@@ -59,8 +59,8 @@ def main() -> None:
         _write(answers, {"error": f"The tokenizer cannot be loaded: {type(error).__name__}: {str(error)[:200]}."})
         return
     _write(answers, {})
-    while (asked := _read()) is not None:
-        _write(answers, parsers.read(asked))
+    while (question := _read()) is not None:
+        _write(answers, parsers.read(question))
 
 
 class _Parsers:
@@ -110,7 +110,7 @@ class _Parsers:
         try:
             if asked["seconds"]:
                 _limit_seconds(asked["seconds"])
-            found = self._read(asked["kind"], asked["name"], asked["text"], asked["tools"])
+            answer = self._read(asked["kind"], asked["name"], asked["text"], asked["tools"])
         except TooLong:
             return {"error": f"It was stopped after {asked['seconds']} s of computing time."}
         except MemoryError:
@@ -119,25 +119,29 @@ class _Parsers:
             raise
         except BaseException as error:  # a panic of native code is no Exception
             return {"error": f"{type(error).__name__}: {str(error)[:300]}" if str(error) else type(error).__name__}
-        return found if len(json.dumps(found)) <= MAX_ANSWER_BYTES else {"error": "It wrote far more than it read."}
+        return answer if len(json.dumps(answer)) <= MAX_ANSWER_BYTES else {"error": "It wrote far more than it read."}
 
     def _read(self, kind: str, name: str, text: str, tools: Any) -> dict[str, Any]:
         try:
             request = self._request(messages=[], tools=list(tools) if tools else None)
         except ValueError:
             request = self._request(messages=[])  # tools in a form that vLLM refuses
-        made = self._classes[kind]
+        parser_class = self._classes[kind]
         if kind == "reasoning":
-            reasoning, content = made(name)(self._tokenizer).extract_reasoning(text, request)
+            reasoning, content = parser_class(name)(self._tokenizer).extract_reasoning(text, request)
             return {"content": content or "", "reasoning": reasoning or "", "calls": []}
-        found = made(name)(self._tokenizer, request.tools).extract_tool_calls(text, request)
+        extracted = parser_class(name)(self._tokenizer, request.tools).extract_tool_calls(text, request)
         calls = [
             {"name": str(call.function.name), "arguments": str(call.function.arguments)}
-            for call in found.tool_calls[:MAX_CALLS]
+            for call in extracted.tool_calls[:MAX_CALLS]
         ]
         # As ``vllm serve`` answers: without a call the text is the content.
         content = (
-            found.content or "" if calls or found.tools_called else text if found.content is None else found.content
+            extracted.content or ""
+            if calls or extracted.tools_called
+            else text
+            if extracted.content is None
+            else extracted.content
         )
         return {"content": content, "reasoning": "", "calls": calls}
 
@@ -158,12 +162,12 @@ def _read() -> dict[str, Any] | None:
     head = sys.stdin.buffer.read(4)
     if len(head) < 4:
         return None
-    found: dict[str, Any] = json.loads(sys.stdin.buffer.read(struct.unpack("<I", head)[0]))
-    return found
+    question: dict[str, Any] = json.loads(sys.stdin.buffer.read(struct.unpack("<I", head)[0]))
+    return question
 
 
 def _write(answers: int, value: Mapping[str, Any]) -> None:
     data = json.dumps(value).encode()
-    rest = memoryview(struct.pack("<I", len(data)) + data)
-    while rest:
-        rest = rest[os.write(answers, rest) :]
+    unsent = memoryview(struct.pack("<I", len(data)) + data)
+    while unsent:
+        unsent = unsent[os.write(answers, unsent) :]

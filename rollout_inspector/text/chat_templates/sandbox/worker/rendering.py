@@ -212,12 +212,12 @@ def render_with_lines(text: str, variables: dict[str, Any]) -> dict[str, Any]:
     answer = render_plain(text, variables)
     for inside_macros in (True, False):
         try:
-            found = _lines(text, variables, inside_macros)
+            lines = _lines(text, variables, inside_macros)
         except Exception:
             continue
         # A template that measures or cuts the output of its macros meets the marks. Then the text differs here.
-        if found["text"] == answer["text"]:
-            return {**answer, **found}
+        if lines["text"] == answer["text"]:
+            return {**answer, **lines}
     return {**answer, "lines": [[len(answer["text"]), 0]] if answer["text"] else [], "spans": answer["tracked_spans"]}
 
 
@@ -296,7 +296,7 @@ def failure(error: BaseException) -> dict[str, Any]:
     """An exception as a sentence, with its kind and the template line."""
     line = line_of_error(error)
     where = f" on line {line}" if line else ""
-    said = str(error)[:500]
+    message = str(error)[:500]
     if isinstance(error, MemoryError):
         return {"kind": "memory", "line": line, "error": "The template used more memory than a render may."}
     if isinstance(error, TooMuchOutput):
@@ -305,9 +305,9 @@ def failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, RecursionError):
         return {"kind": "depth", "line": line, "error": f"The template nests deeper than a render may{where}."}
     if isinstance(error, TemplateSyntaxError):
-        return {"kind": "syntax", "line": line, "error": f"The template has a syntax error{where}: {said}"}
+        return {"kind": "syntax", "line": line, "error": f"The template has a syntax error{where}: {message}"}
     if isinstance(error, SecurityError):
-        return {"kind": "forbidden", "line": line, "error": f"The template does what is forbidden{where}: {said}"}
+        return {"kind": "forbidden", "line": line, "error": f"The template does what is forbidden{where}: {message}"}
     if type(error) is TemplateError:
-        return {"kind": "raises", "line": line, "error": f"The template raises{where}: {said}"}
-    return {"kind": "raises", "line": line, "error": f"The template fails{where}: {type(error).__name__}: {said}"}
+        return {"kind": "raises", "line": line, "error": f"The template raises{where}: {message}"}
+    return {"kind": "raises", "line": line, "error": f"The template fails{where}: {type(error).__name__}: {message}"}

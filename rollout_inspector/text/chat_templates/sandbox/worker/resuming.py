@@ -178,7 +178,11 @@ def _walks(tree: nodes.Template) -> nodes.For | None:
         or any(node.value == "changed" for node in tree.find_all(nodes.Const))
         or any(True for _ in tree.find_all((nodes.Block, nodes.Extends, nodes.Include, nodes.Import, nodes.FromImport)))
         or any(_is_name(node, "add_generation_prompt") for node in upto.find_all(nodes.Name))
-        or any(node.name in _LAZY for kept in before.find_all(nodes.Assign) for node in kept.find_all(nodes.Filter))
+        or any(
+            node.name in _LAZY
+            for assignment in before.find_all(nodes.Assign)
+            for node in assignment.find_all(nodes.Filter)
+        )
     )
     return None if is_odd else loop
 
@@ -238,8 +242,8 @@ def _resumed(
     _tell(here)
     here.go_on_from(earlier)
     GenerationTracker.spans, GenerationTracker.written = here.spans, 0
-    seen = {**variables, "messages": WatchedMessages(variables["messages"], here)}
-    for chunk in template.root_render_func(template.new_context(seen)):
+    watched = {**variables, "messages": WatchedMessages(variables["messages"], here)}
+    for chunk in template.root_render_func(template.new_context(watched)):
         here.pieces.append(chunk)
         GenerationTracker.written += len(chunk)
         if GenerationTracker.written > SandboxLimits.output_chars:

@@ -61,9 +61,9 @@ def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
             outcomes.append(rendered)
             continue
         now, spans = rendered["text"], rendered["tracked_spans"]
-        kept = len(before) if now.startswith(before) else 0
+        n_shared = len(before) if now.startswith(before) else 0
         n_kept = len(spans_before) if spans[: len(spans_before)] == spans_before else 0
-        outcomes.append([kept, now[kept:], n_kept, [end for span in spans[n_kept:] for end in span]])
+        outcomes.append([n_shared, now[n_shared:], n_kept, [end for span in spans[n_kept:] for end in span]])
         before, spans_before = now, spans
     return {"series": outcomes}
 
