@@ -210,7 +210,7 @@ def _storage_identity() -> str:
 def _split(
     machines: Iterable[Machine], what: str, of: Callable[[Machine], str], way_out: str, label: str = "",
     harmful: bool = True,
-) -> list[Difference]:  # fmt: skip
+) -> list[Difference]:
     hosts_by_value: dict[str, list[str]] = defaultdict(list)
     for machine in machines:
         hosts_by_value[of(machine)].append(machine.name)

@@ -225,7 +225,7 @@ def _drawn_row(
     context = trajectory_html(trajectory, replace(found, place=place, turns=turns), discussion)
     context["legends"] = [(lens, legend) for lens, legend in context["legends"] if lens == place.lens]
     return context | {"index": index, "anchor": f"row-{index}-", "part_text": _part_text(context["reader"].start,
-                    context["reader"].stop, lengths[index])}  # fmt: skip
+                    context["reader"].stop, lengths[index])}
 
 
 def _part_text(start: int, stop: int, n_tokens: int) -> str:

@@ -194,7 +194,7 @@ class StrategySide:
 def _pair(
     params: Mapping[str, str], trajectory: models.StoredTrajectory, figures: Sequence[Mapping[str, Any]],
     rows: Sequence[RowSummary], notices: list[str],
-) -> tuple[StrategySide, StrategySide] | None:  # fmt: skip
+) -> tuple[StrategySide, StrategySide] | None:
     """The two sides that the address names. The default: the stored rows, and the first strategy that differs."""
     counts = {
         RECORDED: len(rows),

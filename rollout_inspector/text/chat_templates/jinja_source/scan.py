@@ -59,7 +59,7 @@ def deciding_condition(template: str, one: int | None, other: int | None) -> Pie
     """
     if one is None or other is None:
         return None
-    for line, against in ((branch_line, other), (other, branch_line)):
+    for line, against in ((one, other), (other, one)):
         guarding = [branch for branch in branches(template) if branch.holds(line) and not branch.holds(against)]
         if guarding:
             innermost = min(guarding, key=lambda branch: branch.last_line - branch.first_line)

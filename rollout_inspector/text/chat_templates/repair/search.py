@@ -230,7 +230,7 @@ def _nothing(report: CheckReport) -> str:
     raising = [
         check for check in report.checks
         if check.status is CheckStatus.RAISES and check.decisive and check.purpose in SCOPES and check.failed is not None
-    ]  # fmt: skip
+    ]
     if raising:
         first = raising[0]
         assert first.failed is not None
