@@ -85,7 +85,7 @@ def _settings(options: Namespace) -> AuditSettings:
         str(Path(options.tokenizer).absolute()) if options.tokenizer else "",
         template_text(options.chat_template) if options.chat_template else "",
         options.input_format, rule.step, rule.pattern,
-    )  # fmt: skip
+    )
 
 
 def _audit(options: Namespace, settings: AuditSettings, folder: AuditFolder) -> dict[str, Any] | None:
