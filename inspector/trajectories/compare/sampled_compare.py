@@ -51,8 +51,13 @@ def against(
     row_ids, trained = own[row].ids[:n], np.asarray(own[row].loss_mask[:n], dtype=np.bool_)
     groups = align_ids(ids, row_ids)
     both = sum(
-        int(np.count_nonzero(sampled[group.left_start : group.left_stop] & trained[group.right_start : group.right_stop]))
-        for group in groups if group.equal
+        int(
+            np.count_nonzero(
+                sampled[group.left_start : group.left_stop] & trained[group.right_start : group.right_stop]
+            )
+        )
+        for group in groups
+        if group.equal
     )
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
     left, right = _drawn(ids, sampled), _drawn(row_ids, trained)

@@ -99,7 +99,8 @@ def _archived(value: Any, number: int) -> list[Trajectory]:
     if not sampled_sessions:
         raise BadLine("events holds no model_request: the rollout made no call.")
     return [
-        replace(session.trajectory(), stop_reason=status, extra={**extra, **session.extra}) for session in sampled_sessions
+        replace(session.trajectory(), stop_reason=status, extra={**extra, **session.extra})
+        for session in sampled_sessions
     ]
 
 

@@ -228,8 +228,12 @@ FIXED = "both renders belong to conversations whose history is kept today, so ne
 def _nothing(report: CheckReport) -> str:
     """Why there is nothing to repair. If the template is not safe all the same, it says what the user can do."""
     raising = [
-        check for check in report.checks
-        if check.status is CheckStatus.RAISES and check.decisive and check.purpose in SCOPES and check.failed is not None
+        check
+        for check in report.checks
+        if check.status is CheckStatus.RAISES
+        and check.decisive
+        and check.purpose in SCOPES
+        and check.failed is not None
     ]
     if raising:
         first = raising[0]
