@@ -228,7 +228,8 @@ def drawn_map(turns: tuple[MapTurn, ...], n_tokens: int, address: str) -> tuple[
     links = [
         f'<a href="{escape(address.format(piece.start, max(piece.stop, piece.start + 1)))}" tabindex="-1">'
         f"<title>{escape(piece.label)}</title>"
-        f'<rect class="map-{escape(piece.kind)}" x="{piece.x}" y="{piece.y}" width="{piece.width}" height="{piece.height}"/></a>'
+        f'<rect class="map-{escape(piece.kind)}" x="{piece.x}" y="{piece.y}" '
+        f'width="{piece.width}" height="{piece.height}"/></a>'
         for piece in pieces
     ]
     return mark_safe("".join(links)), trained_path(pieces)

@@ -154,7 +154,8 @@ def differences(machines: Sequence[Machine]) -> list[Difference]:
     for machine in machines:
         if machine.clock_seconds is not None and abs(machine.clock_seconds) > MAX_CLOCK_SECONDS:
             way = "ahead of" if machine.clock_seconds > 0 else "behind"
-            sentence = f"The clock of {machine.host} ({machine.name}) is {abs(machine.clock_seconds):.1f} s {way} the database's."
+            seconds = abs(machine.clock_seconds)
+            sentence = f"The clock of {machine.host} ({machine.name}) is {seconds:.1f} s {way} the database's."
             found_differences.append(Difference(f"{sentence} Let NTP set the clocks of both machines.", True))
         if machine.free_bytes < MIN_FREE_BYTES:
             sentence = (

@@ -331,7 +331,7 @@ class ChatPainter:
 
 
 def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:
-    """The number of each media part in the stored values of a step, as :func:`inspector.trajectories.tokens.media` counts."""
+    """The number of each media part in the stored values of a step, as :func:`media` counts."""
     return {id(part): n for n, part in enumerate(part for body in bodies for part in media_parts(body))}
 
 

@@ -39,7 +39,7 @@ def assert_tito(
 ) -> None:
     """Assert that rollouts can be trained on. Raises ``AssertionError`` with the report of the check.
 
-    ``rows_or_file``: a file, a folder, a list of these; or rows as :meth:`rollout_inspector.guard.Guard.rows` takes them, or
+    ``rows_or_file``: a file, a folder, a list of these; or rows as :meth:`rows` takes them, or
     dicts as a line of any known format holds them. ``tokenizer``: a folder, a loaded tokenizer, or one of
     ``transformers``. ``chat_template``: its text, for what templates write. ``fail_on`` and ``max_rate``: as the
     options of the check. What could not be decided is no pass. Raises ``ValueError`` for what cannot be used.
@@ -120,7 +120,7 @@ def assert_template_safe(
 
     ``tokenizer``: a folder, a loaded tokenizer, or one of ``transformers``; None = compare characters.
     ``chat_template``: its text, or the path of its file; None = the tokenizer's own. ``purposes``: words of
-    :data:`rollout_inspector.guard.PURPOSES`. ``lock``: a lock file; then it must be what was locked under ``name``, which may be
+    :data:`PURPOSES`. ``lock``: a lock file; then it must be what was locked under ``name``, which may be
     empty where the lock holds one template. Raises ``ValueError`` for what cannot be used.
     """
     __tracebackhide__ = True

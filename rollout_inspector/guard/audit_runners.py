@@ -1,6 +1,6 @@
 """Where the shards of an audit are read: in processes of this machine, or on the nodes of a Ray cluster.
 
-Both call the same pure function, :func:`rollout_inspector.guard.shard_audit.audit`. A lost process or node costs the shards that
+Both call the same pure function, :func:`audit`. A lost process or node costs the shards that
 it was reading, and they are read again.
 """
 

@@ -57,7 +57,7 @@ class RenderFailed(Exception):
 
 
 class Renderer(Protocol):
-    """A chat template bound to a tokenizer. ``rollout_inspector.text.chat_templates`` makes them; each call runs in the sandbox."""
+    """A chat template bound to a tokenizer. ``chat_templates`` makes them; each call runs in the sandbox."""
 
     chat_template_sha256: str
 

@@ -74,7 +74,7 @@ def read_gap(
 ) -> dict[str, Any]:
     """The report of :func:`rollout_inspector.diagnose.gap.report.gap_report` over the finished trajectories of a run.
 
-    ``sampler`` and ``trainer`` are names of :func:`rollouts.store.trajectories.columns.columns_of`; empty = as recorded.
+    ``sampler`` and ``trainer`` are names of :func:`columns_of`; empty = as recorded.
 
     Also ``key``, ``finished`` (trajectories that the run had), ``compared`` (both names), ``trajectories`` (how many
     were read), ``every`` (1 = all were read, 2 = every second ...) and ``notes``. ``say`` is called with the

@@ -183,7 +183,8 @@ def test_a_forked_process_uses_no_process_of_its_parent(tiny_tokenizer: Path, tm
     """gunicorn and Celery fork; both sides go on with their own processes."""
     folder = changed(tiny_tokenizer, tmp_path / "forked", {})
     program = (
-        "import os, sys; from rollout_inspector.text.tokenizers import load; one = load(sys.argv[1]); ids = one.encode('hello');"
+        "import os, sys; from rollout_inspector.text.tokenizers import load; "
+        "one = load(sys.argv[1]); ids = one.encode('hello');"
         "held = one._process._turn; held.acquire(); child = os.fork(); child and held.release();"
         "same = one.encode('hello').tolist() == ids.tolist();"
         "child or os._exit(0 if same else 1);"

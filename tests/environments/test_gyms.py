@@ -62,7 +62,8 @@ def test_a_file_of_prompts_is_refused_with_the_way_out():
 
 
 def test_naming_them_imports_neither_package():
-    code = "import sys, rollouts.sampling.environments; print([n for n in ('reasoning_gym', 'skyrl_gym') if n in sys.modules])"
+    names = "('reasoning_gym', 'skyrl_gym')"
+    code = f"import sys, rollouts.sampling.environments; print([n for n in {names} if n in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 

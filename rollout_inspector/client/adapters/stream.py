@@ -136,7 +136,7 @@ class RolloutStream:
     def send(self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "", step: int | None = None) -> bool:
         """Take records, and return at once. False = the queue was full, and they were dropped and counted.
 
-        ``records``, ``prefix`` and ``step`` are those of :meth:`rollout_inspector.client.client.Client.push`. Lists in them must not be
+        ``records``, ``prefix`` and ``step`` are those of :meth:`push`. Lists in them must not be
         changed afterwards.
         """
         return self.send_made(lambda: records, prefix, step)

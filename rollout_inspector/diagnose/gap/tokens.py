@@ -153,7 +153,7 @@ class GapCollector:
 
     def __init__(self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None) -> None:
         """``sampler``, ``trainer``: names of columns of the rows; empty = the sampled log-probabilities, and the first
-        of :data:`rollout_inspector.diagnose.gap.figures.TRAINER_LOGPROBS`. ``classes`` names the class of each token."""
+        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token."""
         self._names, self._classes = (sampler, trainer), classes
         self._kinds: list[NDArray[np.uint8]] = []
         self._rows: list[GapRow] = []

@@ -46,7 +46,7 @@ Parse = Callable[[bytes], Array]
 def decode(
     data: bytes, holders: Callable[[Any], Iterable[dict[str, Any]]], others: Mapping[str, Parse] | None = None
 ) -> Any:
-    """:func:`rollout_inspector.formats.shapes.decode`, with arrays in place of the lists of ``prompt_token_ids`` and of the keys
+    """:func:`decode`, with arrays in place of the lists of ``prompt_token_ids`` and of the keys
     of ``others``.
 
     ``holders`` returns the objects of the decoded line that may hold these lists. If a list stands anywhere else, the

@@ -1,7 +1,7 @@
 """The one way to a tokenizer: ``load`` returns a codec that encodes exactly, decodes to bytes, knows its stop ids.
 
 A tokenizer is a program that strangers may have written: its patterns can run for hours and take all memory. So its
-files are parsed, and its library runs, in a limited process (``rollout_inspector.text.tokenizers.worker``). What stays here is the
+files are parsed, and its library runs, in a limited process (``worker``). What stays here is the
 table of the tokens' bytes.
 """
 
@@ -30,7 +30,7 @@ PART_CHARACTERS = 4_000_000
 class LoadedTokenizer:
     """A tokenizer. Implements :class:`rollout_inspector.streams.interfaces.Codec`. Several threads may use it at once.
 
-    What encodes or decodes raises :class:`~rollout_inspector.text.tokenizers.files.TokenizerUnusable` where the tokenizer fails on a
+    What encodes or decodes raises :class:`TokenizerUnusable` where the tokenizer fails on a
     text, or takes too long or too much memory for it.
     """
 
@@ -153,7 +153,7 @@ def load(path: str | Path, nice: int = 0) -> LoadedTokenizer:
     """The tokenizer of a folder or of a tokenizer.json, cached until one of its files changes.
 
     ``nice``: how much less urgent than this process its own process is, if it is not loaded yet.
-    Raises :class:`~rollout_inspector.text.tokenizers.files.TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
+    Raises :class:`TokenizerUnusable` (a ``ValueError``) with a sentence for the user.
     """
     folder = tokenizer_folder(path).resolve()
     name, marks = str(folder), file_marks(folder, WANTED)

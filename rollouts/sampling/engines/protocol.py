@@ -69,7 +69,7 @@ class Generation:
     cached_tokens: int = 0
     """How many prompt tokens were not computed again."""
     alternative_ids: Ids | None = None
-    """``[C * K]``: the likeliest ids at each place, as ``rollout_inspector.streams.alternatives`` packs them. None = not asked."""
+    """``[C * K]``: the likeliest ids at each place, as ``alternatives`` packs them. None = not asked."""
     alternative_logprobs: Floats | None = None
     """``[C * K]``, of the same distribution as ``logprobs``."""
     entropy: Floats | None = None

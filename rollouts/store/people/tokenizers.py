@@ -28,7 +28,7 @@ from rollouts.store.people.registered_tokenizers import tokenizers_of
 def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
     """A registered tokenizer, from this machine's copy of its files.
 
-    Raises :class:`rollout_inspector.text.tokenizers.TokenizerUnusable` with a sentence, or :class:`rollouts.store.files.StorageDown`.
+    Raises :class:`TokenizerUnusable` with a sentence, or :class:`StorageDown`.
     """
     return tokenizers.load(files_of(files_sha256))
 
@@ -100,7 +100,7 @@ def register_tokenizer(
     The files are named by their contents. Without a ``name`` it is the folder's name, with a suffix when another
     tokenizer of the project has it; a ``name`` that another one has raises ``ValueError``. If the same is registered
     there already, it is returned. ``project``: None = the default one.
-    Raises :class:`rollout_inspector.text.tokenizers.TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
+    Raises :class:`TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
     """
     path = Path(path).expanduser()
     with tempfile.TemporaryDirectory(prefix="inspector-tokenizer-") as scratch:

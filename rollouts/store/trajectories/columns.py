@@ -89,7 +89,7 @@ def load_compared(
 
     ``sampler`` and ``trainer`` are names of :func:`columns_of`; an empty ``trainer`` leaves the recorded columns. Each
     row has the first as its ``logprobs`` and the second as its trainer's column, None where the trajectory lacks it.
-    So :func:`rollout_inspector.diagnose.gap.figures.gap_of_rows` compares any two. The rows of a trajectory that has steps alone
+    So :func:`gap_of_rows` compares any two. The rows of a trajectory that has steps alone
     follow from them. A fixed number of queries for all of them; an unknown name compares nothing.
     """
     named = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}

@@ -122,7 +122,7 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
 def _draft_rows(steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:
     """The rows that steps make so far: a step joins the row whose last step it extends, else it opens a row.
 
-    ``rollout_inspector.streams.prefix.merge_steps`` makes the stored rows. That rule compares token arrays, so it also finds rows
+    ``merge_steps`` makes the stored rows. That rule compares token arrays, so it also finds rows
     that a step extends without a link. A page of a growing trajectory reads no arrays.
     """
     chains: list[list[StepSummary]] = []

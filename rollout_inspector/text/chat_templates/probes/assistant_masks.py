@@ -11,7 +11,7 @@ from rollout_inspector.streams.trajectory import Ids, Mask
 
 
 class OffsetCodec(Protocol):
-    """An encoder that tells which characters each id came from (``rollout_inspector.text.tokenizers.LoadedTokenizer``)."""
+    """An encoder that tells which characters each id came from (``LoadedTokenizer``)."""
 
     def encode_offsets(self, text: str) -> tuple[Ids, list[tuple[int, int]]]: ...
 

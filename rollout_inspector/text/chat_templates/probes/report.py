@@ -190,7 +190,7 @@ class CheckReport:
     repair_detail: str = ""
     """Why there is no repair, or what it leaves broken."""
     marks: Any = None
-    """:class:`rollout_inspector.text.chat_templates.repair.generation_tags.GenerationTags`, once looked for and found."""
+    """:class:`GenerationTags`, once looked for and found."""
     marks_detail: str = ""
     """Why there are none."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
