@@ -9,11 +9,11 @@ ARG REQUIREMENTS=requirements.txt
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /build
 COPY requirements*.txt ./
-COPY rollouts/environments/requirements.txt rollouts/environments/requirements.txt
+COPY rollouts/sampling/environments/requirements.txt rollouts/sampling/environments/requirements.txt
 RUN python -m venv /opt/venv \
  && PIP_EXTRA_INDEX_URL="${TORCH_INDEX}" /opt/venv/bin/pip install --no-cache-dir -r "${REQUIREMENTS}" \
  && { [ "${REQUIREMENTS}" != requirements.txt ] \
-      || /opt/venv/bin/pip install --no-cache-dir --no-deps -r rollouts/environments/requirements.txt; }
+      || /opt/venv/bin/pip install --no-cache-dir --no-deps -r rollouts/sampling/environments/requirements.txt; }
 
 FROM python:3.11-slim-bookworm
 # libseccomp2 confines the processes that render chat templates of strangers. vLLM on a GPU compiles kernels: gcc.

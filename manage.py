@@ -3,7 +3,7 @@
 
 import sys
 
-from rollouts.command_line.manage import run_command
+from rollout_inspector.commands.manage import run_command
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
 
     from inspector.server import machines, workers
     from inspector.server.health import heartbeat_key
-    from rollouts.tasks.heartbeat import queues_of, repeat
+    from rollouts.worker.heartbeat import queues_of, repeat
 
     queues = queues_of(sender)
     describer = workers.Describer(sender.hostname, queues, sender.controller.concurrency)

@@ -12,7 +12,7 @@ from csp.constants import NONE, SELF
 from inspector.server import paths
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
-from rollouts.engines import engine_spec, offered_engines
+from rollouts.sampling.engines import engine_spec, offered_engines
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = EnvironmentReader()
@@ -102,7 +102,7 @@ CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 2, "interval_start": 0.1, "in
 # Engine tasks are sent to their engine's queue by name; everything else goes to `default`.
 ENGINE_QUEUES = env.listed("INSPECTOR_ENGINE_QUEUES", ["engine.demo"])
 ENGINE_WORKER_THREADS = env.whole("INSPECTOR_ENGINE_THREADS", 4, least=1, most=256)
-# Where the token arrays of new runs go: a name of rollouts.token_store.STORES.
+# Where the token arrays of new runs go: a name of rollouts.store.token_arrays.STORES.
 INSPECTOR_TOKENS = env.choice("INSPECTOR_TOKENS", "database", ["database", "segments"])
 # Jobs of one user that are under way at once. Workers have one process more, for the jobs of other users.
 JOBS_PER_USER = env.whole("INSPECTOR_WORKERS", 2, least=1, most=64)
@@ -192,7 +192,7 @@ STATIC_URL = "/static/"
 STATIC_ROOT = INSPECTOR_DATA / "static"
 STATICFILES_DIRS = [WEB_FILES / "static"] if (WEB_FILES / "static").is_dir() else []
 STORAGES = {
-    "default": file_storage(env),  # only `rollouts.files` uses it
+    "default": file_storage(env),  # only `rollouts.store.files` uses it
     "staticfiles": {
         "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
         if DEBUG

@@ -2,7 +2,7 @@
 
 from django.urls import include, path, register_converter
 
-from inspector.views import errors
+from inspector.web import errors
 
 
 class CodeConverter:
@@ -32,5 +32,5 @@ urlpatterns = [
     path("", include("inspector.chat_templates.urls")),
     path("", include("inspector.team.urls")),
     path("", include("inspector.api.urls")),
-    path("", include("inspector.views.urls")),
+    path("", include("inspector.web.urls")),
 ]

@@ -52,8 +52,8 @@ def warm_tokenizers() -> Iterator[None]:
     Registering a tokenizer ends the process that looked at it, and a server keeps eight. A large one takes two seconds
     of computing to load.
     """
-    from rollouts.tokenizers import limited
-    from rollouts.tokenizers.loaded import LoadedTokenizer
+    from rollout_inspector.text.tokenizers import limited
+    from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
 
     real = LoadedTokenizer.close
     demo = ROOT / "rollouts" / "demo_policy"
@@ -72,7 +72,7 @@ def warm_tokenizers() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pushes are read by the test's process, which sees the test's transaction; see the fixture ``push_process``."""
-    from rollouts.work import push_process
+    from rollouts.jobs import push_process
 
     if "push_process" not in request.fixturenames:
         monkeypatch.setattr(push_process, "ask", push_process.answer)
@@ -81,7 +81,7 @@ def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.M
 @pytest.fixture
 def push_process(transactional_db: None) -> Iterator[None]:
     """Pushes are read by a push process, as on a server."""
-    from rollouts.work import push_process
+    from rollouts.jobs import push_process
 
     yield
     push_process.close()
@@ -177,7 +177,7 @@ def django_db_modify_db_settings() -> None:
 @pytest.fixture
 def admin_client(admin_client: Any) -> Any:
     """Logged in as an admin of the server, which has a project: tests that flush the database take it away."""
-    from rollouts.models import default_project
+    from rollouts.store.models import default_project
 
     default_project()
     return admin_client
@@ -252,7 +252,7 @@ def no_broker(broker: Take) -> None:
 @pytest.fixture
 def answered(broker: Take) -> None:
     """A worker that does each job at once."""
-    from rollouts.tasks.jobs import do_job
+    from rollouts.worker.jobs import do_job
 
     broker(lambda _, key: do_job(key))
 
@@ -416,7 +416,7 @@ def slow_model(tiny_tokenizer: Path, settings: object) -> Iterator[dict[str, str
     A worker asks it for eight at once, so it is still in the middle of its run when somebody looks. Each trajectory
     calls the calculator and then answers. Gives the environment of the workers.
     """
-    from rollouts.tokenizers import load
+    from rollout_inspector.text.tokenizers import load
 
     codec = load(tiny_tokenizer)
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call><|im_end|>'

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from django.utils import timezone
 
-from rollouts.models import Job
-from rollouts.selectors.activity import JOB_SILENT_SECONDS
+from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
+from rollouts.store.models import Job
 from tests.conftest import wait_until
 
 

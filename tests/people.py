@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 
-from rollouts.models import Membership, Project, Role, default_project
+from rollouts.store.models import Membership, Project, Role, default_project
 
 
 def the_default_project() -> Project:

@@ -9,34 +9,34 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (0, ("rollouts.processes", "rollouts.confinement")),
-    (0, ("rollouts.tito",)),
-    (0, ("rollouts.chat_templates",)),
-    (0, ("rollouts.tokenizers", "rollouts.formats")),
-    (0, ("rollouts.replies", "rollouts.guard")),
-    (1, ("rollouts.client",)),
-    (1, ("rollouts.adapters",)),
-    (1, ("rollouts.apps", "rollouts.fields", "rollouts.files")),
-    (1, ("rollouts.models",)),
-    (1, ("rollouts.token_store",)),
-    (1, ("rollouts.selectors",)),
-    (1, ("rollouts.services",)),
-    (2, ("rollouts.engines", "rollouts.environments")),
-    (2, ("rollouts.demo_policy",)),
-    (2, ("rollouts.loop", "rollouts.gallery")),
-    (2, ("rollouts.grpo",)),
-    (3, ("rollouts.work",)),
-    (4, ("rollouts.tasks",)),
-    (4, ("rollouts.recorder", "rollouts.gpu_proof")),
-    (4, ("rollouts.management", "rollouts.command_line")),
+    (0, ("rollout_inspector.text.processes", "rollout_inspector.text.confinement")),
+    (0, ("rollout_inspector.streams",)),
+    (0, ("rollout_inspector.text.chat_templates",)),
+    (0, ("rollout_inspector.text.tokenizers", "rollout_inspector.formats")),
+    (0, ("rollout_inspector.text.replies", "rollout_inspector.guard")),
+    (1, ("rollout_inspector.client.client",)),
+    (1, ("rollout_inspector.client.adapters",)),
+    (1, ("rollouts.apps", "rollouts.store.fields", "rollouts.store.files")),
+    (1, ("rollouts.store.models",)),
+    (1, ("rollouts.store.token_arrays",)),
+    (1, ("rollouts.store",)),
+    (1, ("rollouts.store",)),
+    (2, ("rollouts.sampling.engines", "rollouts.sampling.environments")),
+    (2, ("rollouts.sampling.demo_policy",)),
+    (2, ("rollouts.sampling.loop", "rollouts.gallery")),
+    (2, ("tools.grpo",)),
+    (3, ("rollouts.jobs",)),
+    (4, ("rollouts.worker",)),
+    (4, ("rollouts.recorder", "tools.gpu_proof")),
+    (4, ("rollouts.management", "rollout_inspector.commands")),
     (5, ("inspector.server",)),
     (5, ("inspector.web",)),
     (5, ("inspector.html",)),
-    (5, ("inspector.templatetags",)),
+    (5, ("inspector.html",)),
     (5, ("inspector.chat_templates",)),
     (5, ("inspector.runs",)),
     (5, ("inspector.trajectories",)),
-    (5, ("inspector.team", "inspector.search", "inspector.views")),
+    (5, ("inspector.team", "inspector.search", "inspector.web")),
     (5, ("inspector.api",)),
     (5, ("inspector.apps", "inspector.asgi", "inspector.celery", "inspector.management")),
     (5, ("inspector.settings", "inspector.urls", "inspector.wsgi")),
@@ -46,11 +46,11 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
 LINE = {name: number for number, (_, names) in enumerate(FLOORS) for name in names}
 STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
 PURE = {
-    "rollouts.processes": set[str](),
-    "rollouts.confinement": set[str](),
-    "rollouts.tito": {"numpy"},
-    "rollouts.client": set[str](),
-    "rollouts.adapters": {"rollouts"},
+    "rollout_inspector.text.processes": set[str](),
+    "rollout_inspector.text.confinement": set[str](),
+    "rollout_inspector.streams": {"numpy"},
+    "rollout_inspector.client.client": set[str](),
+    "rollout_inspector.client.adapters": {"rollouts"},
 }
 """Packages that import only themselves, the standard library and these."""
 
@@ -93,7 +93,7 @@ def breaches(module: str, source: str) -> list[str]:
             found.append(f"{module} imports {name}, which has no floor")
         elif LINE[there] >= LINE[here]:
             found.append(f"{module} imports {name}, which does not lie below it")
-        elif here in ("rollouts.engines", "rollouts.environments", "rollouts.loop") and there in STORAGE:
+        elif here in ("rollouts.sampling.engines", "rollouts.sampling.environments", "rollouts.sampling.loop") and there in STORAGE:
             found.append(f"{module} imports {name}: what samples never imports storage")
     return found
 
@@ -133,14 +133,14 @@ def test_imports_point_down_only() -> None:
 
 
 def test_a_wrong_import_would_be_found() -> None:
-    assert breaches("rollouts.tito.prefix", "from rollouts.models import Run")
-    assert breaches("rollouts.tito.prefix", "import torch")
-    assert breaches("rollouts.client", "import numpy")
-    assert breaches("rollouts.engines.vllm_engine", "from ..services import save_steps")
-    assert breaches("rollouts.tasks.jobs", "def f():\n    import inspector.runs")
+    assert breaches("rollout_inspector.streams.prefix", "from rollouts.store.models import Run")
+    assert breaches("rollout_inspector.streams.prefix", "import torch")
+    assert breaches("rollout_inspector.client.client", "import numpy")
+    assert breaches("rollouts.sampling.engines.vllm_engine", "from ..services import save_steps")
+    assert breaches("rollouts.worker.jobs", "def f():\n    import inspector.runs")
     assert breaches("rollouts.stray", "import os")
-    assert breaches("rollouts.work.launch", "from rollouts.tasks import jobs")
-    assert not breaches("rollouts.tasks.jobs", "from rollouts.engines import worker")
+    assert breaches("rollouts.jobs.launch", "from rollouts.worker import jobs")
+    assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import worker")
 
 
 def test_native_encoders_run_in_limited_processes_alone() -> None:
@@ -152,7 +152,7 @@ def test_native_encoders_run_in_limited_processes_alone() -> None:
         if name.split(".")[0] in ("tokenizers", "fastokens")
     }
     assert importing and all(
-        module.startswith(("rollouts.tokenizers.worker.", "rollouts.demo_policy.", "rollouts.engines.vllm_parsers."))
+        module.startswith(("rollout_inspector.text.tokenizers.worker.", "rollouts.sampling.demo_policy.", "rollouts.sampling.engines.vllm_parsers."))
         for module in importing
     ), importing
 
@@ -192,7 +192,7 @@ def test_vllm_is_imported_in_two_files_and_lazily() -> None:
         for name in imports(module, source)
         if name.split(".")[0] == "vllm"
     }
-    assert holders == {"rollouts.engines.vllm_engine", "rollouts.engines.vllm_parsers.serving"}
+    assert holders == {"rollouts.sampling.engines.vllm_engine", "rollouts.sampling.engines.vllm_parsers.serving"}
     for module in holders:
         tree = ast.parse(modules()[module])
         top = ast.Module([node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)], [])

@@ -110,7 +110,7 @@ def test_a_class_name_occurs_once() -> None:
 
 
 def test_a_wrong_name_would_be_found() -> None:
-    assert retired("rollouts.tasks.scribe", "") and retired("a.b", "class OwnSpan: pass")
+    assert retired("rollouts.worker.scribe", "") and retired("a.b", "class OwnSpan: pass")
     assert retired("a.b", "class A:\n    def judge_run(self): pass") and not retired("a.b", "def known(): pass")
     assert odd_constants("a.b", "ROW_MOST = 3") and odd_constants("a.b", "WAIT_S: float = 1.0")
     assert not odd_constants("a.b", "MAX_ROWS = 3\nWAIT_SECONDS = 1.0\nROWS_S_MAX = 1")

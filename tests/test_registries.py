@@ -17,10 +17,27 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from inspector.runs.launch_form import NewRunForm
+from inspector.runs.launches.launch_form import NewRunForm
 from inspector.web.forms import ImportForm
-from rollouts import services
-from rollouts.engines import (
+from rollout_inspector import diagnose as diagnosis
+from rollout_inspector.diagnose import BREAK_RULES, KINDS, Axis, Finding, FindingKind, Severity, diagnose, row_checks
+from rollout_inspector.diagnose.context import Break
+from rollout_inspector.diagnose.row_checks import RowFault
+from rollout_inspector.diagnose.verdict import Verdict
+from rollout_inspector.formats import FORMATS, Format, Rejected, Source, readers
+from rollout_inspector.formats.registry import each_line, has_keys
+from rollout_inspector.formats.writers import export_faults
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.appending import ToolDelta
+from rollout_inspector.streams.strategies.replay import replay
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollouts.jobs.diagnosis import diagnose_run
+from rollouts.jobs.exports import reproduce_rows
+from rollouts.jobs.exports.reproduce import script
+from rollouts.jobs.imports import imports
+from rollouts.jobs.launch import LaunchSettings, ServedModel
+from rollouts.jobs.replays import replay_context, replays
+from rollouts.sampling.engines import (
     ENGINES,
     EngineSpec,
     GenerationRequest,
@@ -29,25 +46,11 @@ from rollouts.engines import (
     engine_spec,
     offered_engines,
 )
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineThread
-from rollouts.formats import FORMATS, Format, Rejected, Source, readers
-from rollouts.formats.registry import each_line, has_keys
-from rollouts.formats.writers import export_faults
-from rollouts.models import Run, StoredTrajectory
-from rollouts.tito import diagnose as diagnosis
-from rollouts.tito.diagnose import BREAK_RULES, KINDS, Axis, Finding, FindingKind, Severity, diagnose, row_checks
-from rollouts.tito.diagnose.context import Break
-from rollouts.tito.diagnose.row_checks import RowFault
-from rollouts.tito.diagnose.verdict import Verdict
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.appending import ToolDelta
-from rollouts.tito.strategies.replay import replay
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.work import imports, replay_context, replays, reproduce_rows
-from rollouts.work.diagnosis import diagnose_run
-from rollouts.work.launch import LaunchSettings, ServedModel
-from rollouts.work.reproduce import script
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.sampling.engines.worker import EngineThread
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.people import make_member, the_default_project
 from tests.web.trajectory_samples import Maker
@@ -96,7 +99,7 @@ def test_an_engine_of_the_registry_is_offered_checked_and_built(fake_engine: Eng
         "temperature": "Fake takes 0 (always the likeliest token) or a temperature from 0.5 to 1.5."
     }
     assert "fake" in LaunchSettings(model="tiny", engine="nobody's").problems()["engine"]
-    work = importlib.import_module("rollouts.tasks.run_rollouts")
+    work = importlib.import_module("rollouts.worker.run_rollouts")
     owner = work.new_owner(ServedModel("tiny", "fake", ""), "fake")
     assert isinstance(owner, EngineThread)
     owner.close()
@@ -145,7 +148,7 @@ def test_a_format_of_the_registry_is_recognised_imported_and_explained(
     fake = Format("fake", "Fakes", lambda values: has_keys(values[0], "fake_prompt"), read_fake, lacks)
     monkeypatch.setitem(FORMATS, "fake", fake)
     assert ("fake", "Fakes") in ImportForm(the_default_project()).fields["format"].choices  # type: ignore[attr-defined]
-    run = services.create_run(Run.Kind.IMPORT, "fakes")
+    run = create_run(Run.Kind.IMPORT, "fakes")
     data = json.dumps({"fake_prompt": [1, 2], "fake_answer": [3]}).encode()
     imports.import_files(run, [Source.of_bytes(data)])
     run.refresh_from_db()
@@ -238,9 +241,9 @@ def test_a_kind_of_row_fault_is_named_shown_and_reproduced(monkeypatch: pytest.M
     monkeypatch.setitem(reproduce_rows.ROW_SCRIPTS, "fake_row", fake_script)
     mask = np.arange(40) >= 20
     value = Trajectory("row", rows=(Row(ids_array(range(300, 340)), mask),))
-    run = services.create_run(Run.Kind.IMPORT, "rows")
-    services.save_trajectories(run, [value])
-    services.end_run(run, Run.Status.DONE)
+    run = create_run(Run.Kind.IMPORT, "rows")
+    save_trajectories(run, [value])
+    end_run(run, Run.Status.DONE)
     assert sum(map(len, diagnose_run(run))) == 1
     address = reverse("trajectory-mask", args=[StoredTrajectory.objects.get(run=run).code])
     assert "Title of fake_row: The row begins with 300. Mend it." in member.get(address).content.decode()
@@ -284,17 +287,17 @@ def test_the_tables_beside_the_kinds_name_kinds_alone() -> None:
 
 KNOWN_NAMES = {
     ("inspector/settings.py", "transformers"),  # the default of INSPECTOR_ENGINE
-    ("rollouts/work/launch.py", "tool_delta"),  # the default of a launch
+    ("rollouts/jobs/launch.py", "tool_delta"),  # the default of a launch
     ("inspector/server/machines.py", "transformers"),  # packages whose versions are compared
     ("inspector/server/machines.py", "vllm"),
-    ("inspector/runs/launch_views.py", "tool_delta"),  # the prepared comparison
-    ("inspector/runs/launch_views.py", "retokenize"),
-    ("rollouts/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
+    ("inspector/runs/launches/launch_views.py", "tool_delta"),  # the prepared comparison
+    ("inspector/runs/launches/launch_views.py", "retokenize"),
+    ("tools/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
     ("rollouts/gallery/training_runs.py", "retokenize"),
-    ("rollouts/grpo.py", "tool_delta"),  # the default of a training
+    ("tools/grpo.py", "tool_delta"),  # the default of a training
 }
-REGISTRIES = ("rollouts/engines/", "rollouts/tito/strategies/")
-OTHER_NAMES = ("rollouts/gpu_proof/", "rollouts/management/", "rollouts/chat_templates/")
+REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
+OTHER_NAMES = ("tools/gpu_proof/", "rollouts/management/", "rollout_inspector/text/chat_templates/")
 """Where a name is also that of a package or of a probe."""
 
 

@@ -15,10 +15,10 @@ from inspector.trajectories.views import PAGE_VERSION
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
-from rollouts.models import Run, StoredTrajectory, TemplateCheck
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.paging import CursorPart
-from rollouts.selectors.visible import find_visible_check, find_visible_run, find_visible_trajectory
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run, StoredTrajectory, TemplateCheck
+from rollouts.store.paging import CursorPart
+from rollouts.store.people.visible_objects import find_visible_check, find_visible_run, find_visible_trajectory
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -21,14 +21,14 @@ from pydantic import TypeAdapter
 from inspector.api import checks, comments, muted, reading, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns, QuestionSide
-from inspector.runs.overlay import OverlaidChart, Overlay
 from inspector.runs.pages import TrajectoryLine
+from inspector.runs.training.overlay import OverlaidChart, Overlay
 from inspector.web.problems import ApiProblem, ProblemDocument, problem
 from inspector.web.twins import Page
-from rollouts.formats.limits import memory_of
-from rollouts.selectors.runs import RewardBin, RunSummary
-from rollouts.tito.diagnose.checks import CheckTotal
-from rollouts.tito.lanes import LeavingPlace, Summary
+from rollout_inspector.diagnose.checks import CheckTotal
+from rollout_inspector.formats.limits import memory_of
+from rollout_inspector.streams.lanes import LeavingPlace, Summary
+from rollouts.store.runs.runs import RewardBin, RunSummary
 
 MAX_BODY_BYTES = 4 << 20
 """The largest JSON body."""

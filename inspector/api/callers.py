@@ -15,8 +15,8 @@ from ninja.utils import check_csrf
 from inspector.web.access import access, too_low, visible_projects
 from inspector.web.bearer import token_of
 from inspector.web.problems import ApiProblem
-from rollouts.models import ApiToken, Project, Role
-from rollouts.selectors.access import Access, access_of
+from rollouts.store.models import ApiToken, Project, Role
+from rollouts.store.people.access import Access, access_of
 
 SAFE = ("GET", "HEAD", "OPTIONS")
 

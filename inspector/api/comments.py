@@ -14,9 +14,8 @@ from inspector.trajectories.comment_views import CommentsPage
 from inspector.trajectories.discussion import CommentValues, discussion_of
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
-from rollouts.models import Comment, Role, StoredTrajectory
-from rollouts.selectors.comments import find_comment
-from rollouts.services.comments import (
+from rollouts.store.models import Comment, Role, StoredTrajectory
+from rollouts.store.trajectories.comment_writes import (
     CommentMoved,
     CommentRefused,
     add_comment,
@@ -25,6 +24,7 @@ from rollouts.services.comments import (
     reopen_comment,
     resolve_comment,
 )
+from rollouts.store.trajectories.comments import find_comment
 
 router = Router(tags=["comments"])
 

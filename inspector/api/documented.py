@@ -9,9 +9,9 @@ from ninja import Schema
 from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from inspector.web.problems import MEDIA_TYPE
-from rollouts.models import Job, Run, WorkStatus
-from rollouts.selectors import SORTS
-from rollouts.tito.diagnose.finding import Severity
+from rollout_inspector.diagnose.finding import Severity
+from rollouts.store.models import Job, Run, WorkStatus
+from rollouts.store.trajectories.trajectory_list import SORTS
 
 MEANINGS = {
     400: "The request cannot be read.",

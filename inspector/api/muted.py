@@ -13,9 +13,9 @@ from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require, too_low
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
-from rollouts.models import Role
-from rollouts.selectors.muted import find_rule
-from rollouts.services.muted import MuteRefused, mute, unmute
+from rollouts.store.models import Role
+from rollouts.store.runs.muted import find_rule
+from rollouts.store.runs.muted_writes import MuteRefused, mute, unmute
 
 router = Router(tags=["muted findings"])
 

@@ -14,19 +14,19 @@ from inspector.api.answers import answer, conditional, found, the_trajectory
 from inspector.api.documented import NOT_CHANGED, Body, Count, FileView, Text, YesNo, extra, file_answer
 from inspector.api.values import JobValues
 from inspector.trajectories import offline_page
-from inspector.trajectories import reads as data
-from inspector.trajectories.lane_tree import LaneTree, lane_tree
 from inspector.trajectories.parsers_page import audit_state
+from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
-from rollouts.models import Role, StoredTrajectory
-from rollouts.selectors import parts
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.seen import is_seen
-from rollouts.services.seen import mark_seen
-from rollouts.work import parser_audits
-from rollouts.work.sending import send
+from rollouts.jobs import parser_audits
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Role, StoredTrajectory
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.seen import is_seen
+from rollouts.store.trajectories.seen_writes import mark_seen
 
 router = Router(tags=["trajectories"])
 Index = Path[Count]

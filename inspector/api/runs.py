@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field, FiniteFloat
 
+from inspector.api import push_views as push
 from inspector.api.answers import answer, fresh, part_of, the_run
 from inspector.api.documented import (
     CommentsName,
@@ -30,18 +31,17 @@ from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
 from inspector.runs.filters import PARAMETERS, TrajectoryFilter
 from inspector.runs.live_parts import list_part
-from inspector.views import push
 from inspector.web.access import access, may_delete, reader_of, require, too_low
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
-from rollouts import selectors
-from rollouts.models import Role, Run
-from rollouts.selectors import RunFilters, RunSummary, visible_runs
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.muted import muted_in
-from rollouts.selectors.trajectory_list import is_cursor
-from rollouts.selectors.visible import findings_of_run, visible_jobs
-from rollouts.work import run_control
+from rollouts.jobs import run_control
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Role, Run
+from rollouts.store.people.visible_objects import findings_of_run, visible_jobs
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.runs.runs import RunFilters, RunSummary, visible_runs
+from rollouts.store.trajectories import trajectory_list
+from rollouts.store.trajectories.trajectory_list import is_cursor
 
 router = Router(tags=["runs"])
 
@@ -248,7 +248,7 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
     if wanted.after and not is_cursor(wanted.after, wanted.sort):
         sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
         raise ApiProblem(422, sentence, {"cursor": [sentence]})
-    found = selectors.list_trajectories(run, wanted, wanted.sort, wanted.after, asked.limit)
+    found = trajectory_list.list_trajectories(run, wanted, wanted.sort, wanted.after, asked.limit)
     lines = list_part(run, wanted, found, reader_of(request))
     return answer(TrajectoriesPart(lines["trajectories"], lines["next"]))
 

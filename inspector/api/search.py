@@ -14,9 +14,10 @@ from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_
 from inspector.search.search_page import SearchBusy, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
-from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
-from rollouts.selectors.visible import visible_trajectories
-from rollouts.work.search import PatternRefused, SearchQuestion
+from rollouts.jobs.search import PatternRefused, SearchQuestion
+from rollouts.store.people.visible_objects import visible_trajectories
+from rollouts.store.runs.runs import RunFilters, visible_runs
+from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
 
 router = Router(tags=["search"])
 

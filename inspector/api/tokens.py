@@ -16,11 +16,13 @@ from pydantic import ConfigDict
 from inspector.api.documented import Count, Text
 from inspector.api.trajectory_values import TokenColumns
 from inspector.web.problems import ApiProblem
-from rollouts import selectors
-from rollouts.models import StoredTrajectory
-from rollouts.selectors import beside, parts
-from rollouts.selectors.parts import RowSummary, StepSummary
-from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row
+from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins, Row
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.trajectories import load_step_prompt
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 ARROW = "application/vnd.apache.arrow.stream"
 ARROW_ANSWER: dict[int, Any] = {200: {"content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
@@ -83,7 +85,7 @@ def of_window(
 ) -> Columns:
     """A window of a row, stored or not; ``steps``: all of the trajectory. At most three queries."""
     start, stop = window_of(asked, row.n_tokens, wants_arrow(request))
-    window = selectors.row_window(trajectory, row.handle, start, stop, steps)
+    window = row_window(trajectory, row.handle, start, stop, steps)
     if row.follows_steps:
         names = _wanted(asked, beside.names_beside([row], steps).get(row.index, []))
         held = beside.columns_beside(row, steps, names, start, stop) if names else {}
@@ -114,7 +116,7 @@ def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, aske
     """A window of the stream of a step. Four queries."""
     step = parts.steps_with_tokens(trajectory, [index])[index]
     tokens = step.tokens
-    prompt = selectors.load_step_prompt(step)
+    prompt = load_step_prompt(step)
     ids = np.concatenate([prompt, tokens.completion_ids])
     n_prompt = len(prompt)
     sampled = np.arange(len(ids)) >= n_prompt

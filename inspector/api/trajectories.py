@@ -28,14 +28,15 @@ from inspector.trajectories.record_page import recorded_step
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import json_page
-from rollouts.models import Replay, ReplayRows, Role, StoredTrajectory
-from rollouts.selectors import beside, parts
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.muted import muted_in
-from rollouts.selectors.paging import cursor_of, read_cursor
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.work import replays
-from rollouts.work.sending import send
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.jobs.replays import replays
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
+from rollouts.store.paging import cursor_of, read_cursor
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import trajectory_parts as parts
 
 router = Router(tags=["trajectories"])
 STEP_COLUMNS = (

@@ -9,11 +9,11 @@ from typing import Any
 
 from django.urls import reverse
 
+from inspector.html.inspector_tags import finding_title
 from inspector.runs.pages import TrajectoryLine, per_call
-from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.twins import Page, from_columns
-from rollouts.models import StoredFinding, StoredTrajectory
-from rollouts.selectors.parts import RowSummary, places_of
+from rollouts.store.models import StoredFinding, StoredTrajectory
+from rollouts.store.trajectories.trajectory_parts import RowSummary, places_of
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from inspector.runs.jobs import is_offered, sentence_of, what_of
 from inspector.runs.pages import RunValues, ShownRun
 from inspector.search.search_page import SearchResult
 from inspector.web.twins import Page, from_columns
-from rollouts.models import Job, Run, StoredTrajectory
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.jobs import LISTED
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.job_lists import LISTED
+from rollouts.store.models import Job, Run, StoredTrajectory
 
 
 @dataclass(frozen=True)

@@ -16,21 +16,24 @@ from inspector.api.callers import project_for
 from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName, Text, extra, file_answer
 from inspector.api.runs import TrajectoriesChosen, needs_rest
 from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
-from inspector.runs.gap_page import GapPage, gap_of
-from inspector.runs.import_views import start_import
 from inspector.runs.job_views import offered_file
+from inspector.runs.launches.import_views import start_import
+from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
-from rollouts import services
-from rollouts.models import Job, Role, Run
-from rollouts.selectors.registered import tokenizer_named
-from rollouts.selectors.visible import find_visible_job, find_visible_run, visible_jobs
-from rollouts.work import exporting, launch
-from rollouts.work.exporting import Wanted
-from rollouts.work.gap_reports import why_no_gap
-from rollouts.work.launch import LaunchSettings
-from rollouts.work.sending import send as send_job
+from rollouts.jobs import launch
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports.exports import Wanted
+from rollouts.jobs.gap_reports import why_no_gap
+from rollouts.jobs.launch import LaunchSettings
+from rollouts.jobs.sending import send as send_job
+from rollouts.store.jobs import jobs
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Role, Run
+from rollouts.store.people.registered_tokenizers import tokenizer_named
+from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
+from rollouts.store.runs.run_writes import choose_tokenizer
 
 router = Router(tags=["work"])
 
@@ -175,7 +178,7 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
     said = _begin(request, run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer else {})
     if tokenizer is not None and said.status_code == 202 and tokenizer.pk != run.tokenizer_id:
-        services.choose_tokenizer(run, tokenizer)
+        choose_tokenizer(run, tokenizer)
     return said
 
 
@@ -207,7 +210,7 @@ def read_gap(request: HttpRequest, code: str) -> HttpResponse:
 
 def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -> HttpResponse:
     """Ask for a job: 202 when a worker is sent, 200 when it is under way, 409 when another one is."""
-    job, is_new = services.ask_job(run, kind, options, request.user)
+    job, is_new = ask_job(run, kind, options, request.user)
     if not is_new and job.options != options:
         raise ApiProblem(409, f"Other work of this kind is under way: wait for the job {job.code}, or cancel it first.")
     if is_new and (sentence := send_job(job)):
@@ -238,7 +241,7 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
     job = _job(request, code)
     assert job.subject is not None  # a shard is in no list
     require(request, job.subject, Role.MEMBER)
-    services.cancel_job(job)
+    jobs.cancel_job(job)
     return answer(JobValues.of(_job(request, code)))
 
 

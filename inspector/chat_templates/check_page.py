@@ -14,11 +14,11 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.chat_templates.repair_page import marks, message_words, repairs, search
 from inspector.chat_templates.template_matrix import word_of
 from inspector.html.text import text_html
-from rollouts.chat_templates.probes.report import Purpose
-from rollouts.models import TemplateCheck
-from rollouts.services.tokenizers import byte_table
-from rollouts.tito.align import AlignedGroup, align_ids
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.align import AlignedGroup, align_ids
+from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.text.chat_templates.probes.report import Purpose
+from rollouts.store.models import TemplateCheck
+from rollouts.store.people.tokenizers import byte_table
 
 GLYPHS = {
     "ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇",

@@ -14,16 +14,16 @@ from inspector.chat_templates import template_compare, template_matrix
 from inspector.chat_templates.pages import MatrixPage, TemplateComparePage
 from inspector.web.access import access, chosen_project, projects_to_filter, sees_several_projects
 from inspector.web.twins import page
-from rollouts.models import ChatTemplate, Project, Role, Tokenizer
-from rollouts.selectors.registered import (
+from rollouts.jobs import template_checks
+from rollouts.jobs.sending import send
+from rollouts.store.models import ChatTemplate, Project, Role, Tokenizer
+from rollouts.store.people.registered_tokenizers import (
     find_chat_template,
     list_tokenizers,
     project_with_template,
     tokenizers_of,
     tokenizers_with_template,
 )
-from rollouts.work import template_checks
-from rollouts.work.sending import send
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

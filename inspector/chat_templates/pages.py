@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any, Self
 
 from inspector.web.twins import Page, from_columns
-from rollouts.chat_templates.probes.checks import TITO_POST
-from rollouts.chat_templates.probes.report import CheckStatus, Purpose
-from rollouts.models import TemplateCheck
-from rollouts.selectors.activity import is_active
-from rollouts.work import template_checks
+from rollout_inspector.text.chat_templates.probes.checks import TITO_POST
+from rollout_inspector.text.chat_templates.probes.report import CheckStatus, Purpose
+from rollouts.jobs import template_checks
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import TemplateCheck
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class CheckPage(CheckState):
     progress: str
     """How far the search for a repair is; empty = over."""
     report: dict[str, Any] | None
-    """The report of ``rollouts.chat_templates``; None until a worker has answered."""
+    """The report of ``rollout_inspector.text.chat_templates``; None until a worker has answered."""
 
 
 @dataclass(frozen=True)

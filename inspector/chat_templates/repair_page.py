@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from rollouts.models import TemplateCheck
-from rollouts.work import template_checks
+from rollouts.jobs import template_checks
+from rollouts.store.models import TemplateCheck
 
 MAX_CHANGED = 100
 """The most changed conversations that the page draws. The JSON twin has all of them."""

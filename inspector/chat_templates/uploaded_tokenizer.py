@@ -12,12 +12,13 @@ from django import forms
 from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 
-from rollouts import services, tokenizers
-from rollouts.models import Project, Tokenizer
-from rollouts.services.outages import is_disk_full
-from rollouts.services.text import tidy_name, without_paths
-from rollouts.tokenizers.files import copy_wanted
-from rollouts.tokenizers.validate import check_file
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.tokenizers.files import copy_wanted
+from rollout_inspector.text.tokenizers.validate import check_file
+from rollouts.store.models import Project, Tokenizer
+from rollouts.store.outages import is_disk_full
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.text import tidy_name, without_paths
 
 
 def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
@@ -58,7 +59,7 @@ def register_upload(form: forms.Form, field: str, upload: UploadedFile, project:
     try:
         with scratch_folder() as scratch:
             source = f"upload of {upload.name}"
-            return services.register_tokenizer(keep_upload(upload, scratch), source=source, project=project)
+            return register_tokenizer(keep_upload(upload, scratch), source=source, project=project)
     except (ValueError, OSError) as error:
         if is_disk_full(error):
             raise

@@ -27,12 +27,12 @@ from inspector.web.access import (
     writes_check,
 )
 from inspector.web.twins import is_fragment, page
-from rollouts import services
-from rollouts.models import Project, TemplateCheck, Tokenizer
-from rollouts.selectors.checks import find_check, recent_checks
-from rollouts.selectors.registered import tokenizers_of, tokenizers_with_template
-from rollouts.work import template_checks
-from rollouts.work.sending import send
+from rollouts.jobs import template_checks
+from rollouts.jobs.sending import send
+from rollouts.store.models import Project, TemplateCheck, Tokenizer
+from rollouts.store.people.registered_tokenizers import tokenizers_of, tokenizers_with_template
+from rollouts.store.people.template_checks import find_check, recent_checks
+from rollouts.store.people.tokenizers import hub_tokenizer, register_chat_template
 
 RECENT = 20
 PROBE_NAME = 60
@@ -139,7 +139,7 @@ def ask_check(
     upload = form.files.get("chat_template_file")
     label = f"{tokenizer.name}'s own" if own and tokenizer else str(upload) if upload else asked["label"]
     try:
-        chat_template = services.register_chat_template(text, label, project)
+        chat_template = register_chat_template(text, label, project)
     except ValueError as error:
         form.add_error("chat_template", str(error))
         return None
@@ -167,7 +167,7 @@ def _tokenizer(form: TemplateCheckForm, project: Project) -> Tokenizer | None:
         chosen: Tokenizer | None = asked["tokenizer"]
         return chosen
     try:
-        return services.hub_tokenizer(asked["hub_id"], asked["revision"], project)
+        return hub_tokenizer(asked["hub_id"], asked["revision"], project)
     except (ValueError, OSError) as error:
         form.add_error("hub_id", unreadable(error))
         return None

@@ -9,8 +9,8 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import bytes_text_html
 from inspector.html.tokens import TokenPainter, Tokens
-from rollouts.tito.align import AlignedGroup, align_ids
-from rollouts.tito.trajectory import Ids
+from rollout_inspector.streams.align import AlignedGroup, align_ids
+from rollout_inspector.streams.trajectory import Ids
 
 MAX_BOXES = 12
 """The most differing tokens of one side that are drawn."""

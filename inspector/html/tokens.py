@@ -27,8 +27,8 @@ from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
 from inspector.html.text import bytes_text_html, runs_right_to_left, split_fragments, text_html, visible_text
-from rollouts.tito.trajectory import Origin
-from rollouts.tokenizers import ByteTable
+from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.text.tokenizers import ByteTable
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
 """Nats, from certain to surprising: about 99, 90, 74, 50, 25, 10, 1 and 0.01 %. Nine classes lie between."""

@@ -11,9 +11,9 @@ from django.shortcuts import redirect
 
 from inspector.runs.jobs import JobLine
 from inspector.web.twins import json_page, wants_json
-from rollouts import services
-from rollouts.models import Job, Run
-from rollouts.work.sending import send
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
 
 STILL_WORKS = "This run still works. Wait until it has ended, or cancel it first."
 
@@ -29,7 +29,7 @@ def ask_for_job(
     """
     job = None
     if not refused:
-        job, is_new = services.ask_job(run, kind, options, request.user)
+        job, is_new = ask_job(run, kind, options, request.user)
         refused, status = (send(job) if is_new else ""), 503
     if wants_json(request):
         told = {"error": refused} if refused or job is None else {"job": JobLine.of(job, run)}

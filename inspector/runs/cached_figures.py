@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from inspector.server.cached import keep, recall
-from rollouts.models import Run
-from rollouts.selectors import RunSummary, run_summary
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.figures import (
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run
+from rollouts.store.runs.figures import (
     RunCost,
     TrainedTotals,
     cost_in,
@@ -20,6 +19,7 @@ from rollouts.selectors.figures import (
     stored_figures,
     summary_in,
 )
+from rollouts.store.runs.runs import RunSummary, run_summary
 
 LIVE_SECONDS = 20
 """The greatest age of a large run's counts while it works. Totals and progress are never cached."""

@@ -11,14 +11,14 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
+from inspector.html.inspector_tags import plural
 from inspector.runs.pages import RunValues
-from inspector.templatetags.inspector_tags import plural
 from inspector.web.access import access, may_delete, require
 from inspector.web.twins import Page, page, wants_json
-from rollouts import selectors
-from rollouts.models import Role, Run
-from rollouts.services.tags import add_tags, read_tags, remove_tags, rename_run
-from rollouts.work import run_control
+from rollouts.jobs import run_control
+from rollouts.store.models import Role, Run
+from rollouts.store.runs.runs import runs_with_codes, tags_of
+from rollouts.store.runs.tags import add_tags, read_tags, remove_tags, rename_run
 
 MAX_RUNS = 100
 """Runs that are changed at once."""
@@ -52,7 +52,7 @@ def change(request: HttpRequest) -> HttpResponse:
     """`?run=CODE` for each run. POST with ``do``: ``rename``, ``tag``, ``untag`` or ``delete``; all or nothing."""
     params = request.POST if request.method == "POST" else request.GET
     codes = list(dict.fromkeys(params.getlist("run")))
-    runs = selectors.runs_with_codes(access(request), codes[: MAX_RUNS + 1])
+    runs = runs_with_codes(access(request), codes[: MAX_RUNS + 1])
     held = {run.code for run in runs}
     if missing := [code for code in codes[: MAX_RUNS + 1] if code not in held]:
         raise Http404(f"There is no run with the code {missing[0][:64]}. It may have been deleted.")
@@ -74,7 +74,7 @@ def change(request: HttpRequest) -> HttpResponse:
 
 
 def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> ChangePage:
-    tags = selectors.tags_of(runs) if runs else {}
+    tags = tags_of(runs) if runs else {}
     chosen = [ChosenRun(RunValues.of(run), tags.get(run.pk, []), may_delete(request, run)) for run in runs]
     return ChangePage(runs=chosen, error=error, done=done)
 

@@ -12,21 +12,21 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs.cached_figures import summary_of, totals_of
-from inspector.runs.launch_form import form_labels
+from inspector.runs.launches.launch_form import form_labels
 from inspector.runs.live_parts import mark_of, nothing_new
-from inspector.runs.overlay import Overlay, overlay, table
 from inspector.runs.pages import RunValues
+from inspector.runs.training.overlay import Overlay, overlay, table
 from inspector.runs.values import BOOKKEEPING
 from inspector.web.access import access, found_or_404
 from inspector.web.twins import Page, from_columns, is_fragment, page, whole_number
-from rollouts.models import Run, StoredTrajectory, template_name
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.muted import muted_in
-from rollouts.selectors.registered import chat_template_labels
-from rollouts.selectors.runs import find_run, shared_questions
-from rollouts.selectors.training_steps import training_steps_of
-from rollouts.tito.diagnose.finding import Severity
-from rollouts.tito.diagnose.kinds import KINDS
+from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run, StoredTrajectory, template_name
+from rollouts.store.people.registered_tokenizers import chat_template_labels
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.runs.runs import find_run, shared_questions
+from rollouts.store.runs.training_steps import training_steps_of
 
 MAX_QUESTIONS = 20
 MAX_RUNS = 6

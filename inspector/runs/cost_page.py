@@ -9,15 +9,15 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.html.charts import SHARES, highest_share, share_bars
+from inspector.html.inspector_tags import finding_title, plural
 from inspector.runs.cached_figures import cost_of
 from inspector.runs.pages import CostPage, KindLine, RunValues
 from inspector.runs.strategies import strategies_of
-from inspector.templatetags.inspector_tags import finding_title, plural
 from inspector.web.access import reads_run
 from inspector.web.twins import page
-from rollouts.models import Run
-from rollouts.selectors.figures import KindCost, RunCost, TrainedTotals, slice_size
-from rollouts.selectors.muted import muted_in
+from rollouts.store.models import Run
+from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
+from rollouts.store.runs.muted import muted_in
 
 TICKS = 18
 """Room for the labels below the axis."""

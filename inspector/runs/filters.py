@@ -10,10 +10,10 @@ from urllib.parse import urlencode
 from django.http import QueryDict
 
 from inspector.web.twins import whole_number
-from rollouts import selectors
-from rollouts.models import StoredTrajectory
-from rollouts.selectors import TrajectoryFilters
-from rollouts.tito.diagnose.finding import Severity
+from rollout_inspector.diagnose.finding import Severity
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories import trajectory_list
+from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
 
 SORTS = {
     "index": "run order",
@@ -38,7 +38,7 @@ PARAMETERS = {
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
 
 KNOWN = {
-    "severity": SEVERITIES, "status": STATUSES, "sort": selectors.SORTS, "comments": ("open", "any"),
+    "severity": SEVERITIES, "status": STATUSES, "sort": trajectory_list.SORTS, "comments": ("open", "any"),
     "seen": ("yes", "no"), "muted": ("hide", "show"),
 }
 """Parameter -> the values that it takes."""

@@ -14,12 +14,11 @@ from inspector.runs.pages import RunValues
 from inspector.runs.values import is_flat
 from inspector.web.access import reads_run
 from inspector.web.twins import Page, from_columns, page, wants_json
-from rollouts import selectors
-from rollouts.models import Run, StoredTrajectory
-from rollouts.selectors import GroupStats
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.groups import group_advantages, sampled_tokens, shared_length, trajectories_of_group
-from rollouts.selectors.muted import muted_in
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.runs.runs import GroupStats, finding_kinds, group_stats
+from rollouts.store.trajectories.groups import group_advantages, sampled_tokens, shared_length, trajectories_of_group
 
 MAX_SIBLINGS = 512
 """The most trajectories of a group that a page shows."""
@@ -137,8 +136,8 @@ def _page(
     run: Run, key: str, found: list[StoredTrajectory], reference: StoredTrajectory, notices: list[str]
 ) -> tuple[GroupPage, dict[str, Any]]:
     """Seven queries."""
-    stats = selectors.group_stats(run, [key]).get(key) or GroupStats(len(found), 0, None, None, None)
-    kinds = selectors.finding_kinds(found)
+    stats = group_stats(run, [key]).get(key) or GroupStats(len(found), 0, None, None, None)
+    kinds = finding_kinds(found)
     streams, stored, whole = sampled_tokens(found)
     computed = dict(zip([one.pk for one in found], group_advantages([one.reward for one in found]), strict=True))
     advantages, source = (stored, "stored") if stored else (computed, "computed")

@@ -18,19 +18,22 @@ from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
-from rollouts import files, services
-from rollouts.formats.writers.exports import ExportRefused
-from rollouts.models import Job, Run
-from rollouts.selectors import filter_trajectories
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.jobs import find_job
-from rollouts.selectors.registered import tokenizer_named
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.imports import has_partial_file
-from rollouts.work import exporting
-from rollouts.work.exporting import Wanted
-from rollouts.work.sending import send as send_job
+from rollout_inspector.formats.writers.exports import ExportRefused
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports.exports import Wanted
+from rollouts.jobs.sending import send as send_job
+from rollouts.store import files
+from rollouts.store.jobs import jobs
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.job_lists import find_job
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.registered_tokenizers import tokenizer_named
+from rollouts.store.runs.import_writes import has_partial_file
+from rollouts.store.runs.run_writes import choose_tokenizer
+from rollouts.store.trajectories.trajectory_list import filter_trajectories
 
 MAX_TOKENS_IN_REQUEST = 500_000
 """The most tokens of a run that a request exports. A worker exports a larger run."""
@@ -50,13 +53,13 @@ def diagnose(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, "This run still works. It is diagnosed as it goes; wait, or cancel it first.", 409)
     if named and tokenizer is None:
         return _told(request, run, f"There is no tokenizer “{named[:80]}”. Register it first.", 422)
-    job, send = services.ask_job(
+    job, send = ask_job(
         run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
     )
     if not send:
         return _told(request, run, f"This run is being diagnosed already: {_so_far(job)}. Nothing was begun.", 200, job)
     if tokenizer is not None and tokenizer.pk != run.tokenizer_id:
-        services.choose_tokenizer(run, tokenizer)
+        choose_tokenizer(run, tokenizer)
     if sentence := send_job(job):
         return _told(request, run, sentence, 503)
     return _told(request, run, "A worker diagnoses this run again; its progress stands below.", 202, job)
@@ -184,7 +187,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
     if fits_a_request(run, wanted) and not wants_json(request):
         return redirect(_address(run, wanted, request.POST, reader_of(request)))
-    job, send = services.ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
+    job, send = ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
@@ -204,7 +207,7 @@ def replay(request: HttpRequest, run: Run) -> HttpResponse:
 def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
     held = found_or_404(find_job(run.code, job), "job", job)
-    services.cancel_job(held)
+    jobs.cancel_job(held)
     if wants_json(request):
         return json_page(JobLine.of(held, run))
     if held.kind == Job.Kind.RESCORE:

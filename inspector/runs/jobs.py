@@ -10,10 +10,10 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inspector.web.twins import Page, from_columns
-from rollouts.models import Job, Run
-from rollouts.selectors.activity import is_active, is_silent
-from rollouts.tasks.jobs import MAX_ATTEMPTS
-from rollouts.work.sending import queue_of
+from rollouts.jobs.sending import queue_of
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.models import Job, Run
+from rollouts.worker.jobs import MAX_ATTEMPTS
 
 
 def has_just_diagnosed(job: Job) -> bool:

@@ -18,9 +18,9 @@ from inspector.html.charts import histogram
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import TrajectoryFilter
 from inspector.runs.group_page import group_url
+from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
 from inspector.runs.pages import RunValues, TrajectoryLine, per_call
-from inspector.runs.refusal import refusal
 from inspector.runs.values import (
     finding_choices,
     findings_sentences,
@@ -30,15 +30,22 @@ from inspector.runs.values import (
 )
 from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, from_columns, whole_number
-from rollouts import selectors
-from rollouts.models import Run
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.comments import CommentCount, count_comments
-from rollouts.selectors.figures import is_large
-from rollouts.selectors.muted import muted_in
-from rollouts.selectors.seen import seen_among
-from rollouts.tito.diagnose.checks import all_clear
-from rollouts.work import run_control
+from rollout_inspector.diagnose.checks import all_clear
+from rollouts.jobs import run_control
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run
+from rollouts.store.runs.figures import is_large
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.runs.runs import RunSummary, count_running, failure_reasons, finding_kinds, group_stats
+from rollouts.store.trajectories.comments import CommentCount, count_comments
+from rollouts.store.trajectories.seen import seen_among
+from rollouts.store.trajectories.trajectory_list import (
+    MAX_COUNTED,
+    ListPart,
+    count_before,
+    count_trajectories,
+    list_trajectories,
+)
 
 TRAJECTORIES_PER_PAGE = 50
 TOP_KINDS = 5
@@ -69,7 +76,7 @@ def nothing_new() -> HttpResponse:
 def progress_part(run: Run) -> dict[str, Any]:
     """The run, and how far it is. One query."""
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
-    state = progress(run, selectors.count_running(run) if live else 0)
+    state = progress(run, count_running(run) if live else 0)
     return {
         "run": RunValues.of(run),
         "progress": state,
@@ -94,7 +101,7 @@ def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
         "kinds": kinds[:TOP_KINDS],
         "more_kinds": kinds[TOP_KINDS:],
         "more_open": any(kind.chosen for kind in kinds[TOP_KINDS:]),
-        "failures": list(selectors.failure_reasons(run).items())[:MAX_REASONS],
+        "failures": list(failure_reasons(run).items())[:MAX_REASONS],
         "by_severity": findings_sentences(summary),
         "all_clear": all_clear(summary.checks),
         "stops": stop_choices(summary, wanted),
@@ -107,9 +114,9 @@ def figures_mark(run: Run) -> str:
     return mark_of(totals, sorted(run.finding_counts.items()))
 
 
-def list_page(run: Run, wanted: TrajectoryFilter) -> selectors.ListPart:
+def list_page(run: Run, wanted: TrajectoryFilter) -> ListPart:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
-    return selectors.list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
+    return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
 
 def _listed(run: Run, wanted: TrajectoryFilter) -> TrajectoryFilter:
@@ -119,9 +126,9 @@ def _listed(run: Run, wanted: TrajectoryFilter) -> TrajectoryFilter:
 def place_part(
     run: Run,
     wanted: TrajectoryFilter,
-    found: selectors.ListPart,
+    found: ListPart,
     queued: int,
-    summary: selectors.RunSummary | None = None,
+    summary: RunSummary | None = None,
 ) -> dict[str, Any]:
     """How many trajectories pass the filter, and the place of the first line among them, from 1.
 
@@ -134,13 +141,13 @@ def place_part(
     else:
         total = _known_total(listed, summary) if summary is not None else None
     if total is None:
-        counted = selectors.count_trajectories(run, listed)
-        total = counted if counted <= selectors.MAX_COUNTED else None
-    before = selectors.count_before(found.items[0], listed, wanted.sort) if wanted.after and found.items else 0
-    return {"total": total, "first": before + 1 if before <= selectors.MAX_COUNTED or listed.pass_all else None}
+        counted = count_trajectories(run, listed)
+        total = counted if counted <= MAX_COUNTED else None
+    before = count_before(found.items[0], listed, wanted.sort) if wanted.after and found.items else 0
+    return {"total": total, "first": before + 1 if before <= MAX_COUNTED or listed.pass_all else None}
 
 
-def _known_total(listed: TrajectoryFilter, summary: selectors.RunSummary) -> int | None:
+def _known_total(listed: TrajectoryFilter, summary: RunSummary) -> int | None:
     """The total of a filter by one thing that the figures count."""
     by_one = {
         "kind": summary.finding_trajectories, "status": summary.by_status, "stop_reason": summary.stop_reasons,
@@ -152,14 +159,14 @@ def _known_total(listed: TrajectoryFilter, summary: selectors.RunSummary) -> int
     return None
 
 
-def list_mark(found: selectors.ListPart) -> str:
+def list_mark(found: ListPart) -> str:
     return mark_of(found.next_cursor, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
-def list_part(run: Run, wanted: TrajectoryFilter, found: selectors.ListPart, reader: int | None) -> dict[str, Any]:
+def list_part(run: Run, wanted: TrajectoryFilter, found: ListPart, reader: int | None) -> dict[str, Any]:
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
-    groups = selectors.group_stats(run, sorted({item.group for item in found.items if item.group}))
-    kinds = selectors.finding_kinds(found.items)
+    groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
+    kinds = finding_kinds(found.items)
     said = count_comments(found.items) if reader is not None else None
     seen = seen_among(found.items, reader) if reader is not None else None
     query = wanted.query()
@@ -209,7 +216,7 @@ class Had:
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
 
 
-def all_of(run: Run, part: dict[str, Any], found: selectors.ListPart) -> Had:
+def all_of(run: Run, part: dict[str, Any], found: ListPart) -> Had:
     """The marks of a page that shows everything."""
     return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
 
@@ -237,6 +244,6 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
             **list_part(run, wanted, found, reader_of(request)),
             **place_part(run, wanted, found, part["progress"].queued),
             "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
-            "most_counted": selectors.MAX_COUNTED,
+            "most_counted": MAX_COUNTED,
         }
     return render(request, "runs/_changed.html", part)

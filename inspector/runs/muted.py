@@ -11,13 +11,13 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
-from inspector.templatetags.inspector_tags import finding_title
+from inspector.html.inspector_tags import finding_title
 from inspector.web.access import access, reader_of, too_low, writes_run
 from inspector.web.twins import Page, error_page, json_page, wants_json
-from rollouts.models import MutedKind, Role, Run
-from rollouts.selectors.muted import find_rule, muted_in
-from rollouts.selectors.runs import find_run, find_trajectory
-from rollouts.services.muted import MuteRefused, mute, unmute
+from rollouts.store.models import MutedKind, Role, Run
+from rollouts.store.runs.muted import find_rule, muted_in
+from rollouts.store.runs.muted_writes import MuteRefused, mute, unmute
+from rollouts.store.runs.runs import find_run, find_trajectory
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ from typing import Any, Self
 
 from django.urls import reverse
 
-from inspector.runs.alarm_values import AlarmValues
-from inspector.runs.gap_causes import GapCauseValues
 from inspector.runs.jobs import JobLine
+from inspector.runs.launches.template_refusal import Refusal
 from inspector.runs.muted import MutedValues
-from inspector.runs.refusal import Refusal
 from inspector.runs.strategies import RunStrategies
+from inspector.runs.training.alarm_values import AlarmValues
+from inspector.runs.training.gap_causes import GapCauseValues
 from inspector.runs.values import BOOKKEEPING, Progress
 from inspector.web.twins import Page, from_columns
-from rollouts.engines import engine_spec
-from rollouts.formats import lacks_of
-from rollouts.models import Run
-from rollouts.selectors import RunSummary, RunTotals
-from rollouts.selectors.figures import KindCost
+from rollout_inspector.formats import lacks_of
+from rollouts.sampling.engines import engine_spec
+from rollouts.store.models import Run
+from rollouts.store.runs.figures import KindCost
+from rollouts.store.runs.runs import RunSummary, RunTotals
 
 
 def per_call(n_rows: int, n_steps: int) -> float | None:

@@ -10,25 +10,26 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from inspector.runs import live_parts as parts
-from inspector.runs.alarm_values import alarm_values
 from inspector.runs.filters import SORTS, TrajectoryFilter
-from inspector.runs.gap_causes import gap_causes
 from inspector.runs.jobs import JobLine, has_just_diagnosed
-from inspector.runs.launch_form import form_labels
+from inspector.runs.launches.launch_form import form_labels
+from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
 from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
-from inspector.runs.refusal import refusal
+from inspector.runs.training.alarm_values import alarm_values
+from inspector.runs.training.gap_causes import gap_causes
 from inspector.runs.values import settings_words, tokenizer_note
 from inspector.runs.work_card import work_card
 from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import from_columns, json_page, page, wants_json
-from rollouts import selectors
-from rollouts.models import Run, template_name
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.gap import named_causes
-from rollouts.selectors.jobs import latest_jobs
-from rollouts.selectors.muted import muted_in
-from rollouts.selectors.registered import chat_template_labels
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.models import Run, template_name
+from rollouts.store.people.registered_tokenizers import chat_template_labels
+from rollouts.store.runs.gap import named_causes
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.runs.runs import list_rejections, tags_of
+from rollouts.store.trajectories.trajectory_list import MAX_COUNTED
 
 MAX_REJECTIONS = 100
 MAX_LINES = 6
@@ -39,7 +40,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
     """Everything about a run, with one part of its trajectories."""
     shell: dict[str, Any] = parts.progress_part(run) | parts.figures_part(run, wanted)
     found, jobs = parts.list_page(run, wanted), latest_jobs(run)
-    rejections = selectors.list_rejections(run, MAX_REJECTIONS)
+    rejections = list_rejections(run, MAX_REJECTIONS)
     shown = RunPage(
         run=ShownRun.of(run, project=project_name(request, run.project_id)),
         progress=shell["progress"],
@@ -47,7 +48,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         summary=shell["summary"],
         rejections=[from_columns(RejectedLine, one) for one in rejections],
         tokenizer_note=tokenizer_note(run, shell["summary"]),
-        tags=selectors.tags_of([run]).get(run.pk, []),
+        tags=tags_of([run]).get(run.pk, []),
         jobs=[JobLine.of(job, run) for job in jobs],
         jobs_live=any(is_active(job) for job in jobs),
         filter={**dict(wanted.pairs()), "sort": wanted.sort},
@@ -70,7 +71,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         "heads": wanted.heads(),
         "above": [one for one in shown.alarms if one.holds],
         "muted_kinds": muted_in(run),
-        "most_counted": selectors.MAX_COUNTED,
+        "most_counted": MAX_COUNTED,
         "settings_words": settings_words(run.settings, form_labels()),
         "target": run,
         **_template_names(run),

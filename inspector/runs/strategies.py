@@ -7,11 +7,11 @@ from datetime import datetime
 from typing import Any
 
 from inspector.runs.jobs import JobLine
-from rollouts.models import Job, Run
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.jobs import latest_jobs
-from rollouts.tito.strategies import about_strategy
-from rollouts.work import run_replays
+from rollout_inspector.streams.strategies import about_strategy
+from rollouts.jobs.replays import run_replays
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.models import Job, Run
 
 
 @dataclass(frozen=True)

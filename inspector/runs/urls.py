@@ -2,22 +2,9 @@
 
 from django.urls import path
 
-from inspector.runs import (
-    alarms_page,
-    change_page,
-    columns_page,
-    compare_page,
-    cost_page,
-    gap_page,
-    group_page,
-    import_views,
-    job_views,
-    launch_views,
-    muted,
-    training_page,
-    views,
-    weights_page,
-)
+from inspector.runs import change_page, compare_page, cost_page, group_page, job_views, muted, views
+from inspector.runs.launches import import_views, launch_views
+from inspector.runs.training import alarms_page, columns_page, gap_page, training_page, weights_page
 from inspector.web.twins import twins
 
 urlpatterns = [

@@ -10,19 +10,19 @@ from typing import Any
 
 from django.utils import timezone
 
+from inspector.html.inspector_tags import plural
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from inspector.templatetags.inspector_tags import plural
-from rollouts.models import Job, Run
-from rollouts.selectors import GroupStats, RunSummary
-from rollouts.selectors.activity import is_active, is_silent
-from rollouts.selectors.gallery import KEY, TRAINING_KEY
-from rollouts.selectors.jobs import latest_jobs
-from rollouts.services.imports import has_partial_file, is_read_in_parts
-from rollouts.services.pushed import DIAGNOSED_TO
-from rollouts.tasks.jobs import MAX_ATTEMPTS
-from rollouts.tasks.run_state import QUIET_SECONDS
-from rollouts.work.sending import engine_queue
+from rollouts.jobs.sending import engine_queue
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.models import Job, Run
+from rollouts.store.people.gallery import KEY, TRAINING_KEY
+from rollouts.store.runs.import_writes import has_partial_file, is_read_in_parts
+from rollouts.store.runs.runs import GroupStats, RunSummary
+from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
+from rollouts.worker.jobs import MAX_ATTEMPTS
+from rollouts.worker.run_state import QUIET_SECONDS
 
 BOOKKEEPING = (
     "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,

@@ -10,9 +10,9 @@ from django.views.decorators.http import require_safe
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import STATUSES, TrajectoryFilter
-from inspector.runs.listed import listed_run, severity_bar
+from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.pages import RunsPage, RunValues
-from inspector.runs.refusal import refusal
+from inspector.runs.run_list import listed_run, severity_bar
 from inspector.runs.run_page import jobs_part, whole_page
 from inspector.web.access import (
     access,
@@ -25,14 +25,14 @@ from inspector.web.access import (
     writes_run,
 )
 from inspector.web.twins import is_fragment, json_page, page, wants_json
-from rollouts import selectors
-from rollouts.models import Role, Run
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.alarms import count_alarms
-from rollouts.selectors.figures import severities_of
-from rollouts.selectors.gap import named_causes
-from rollouts.selectors.muted import muted_in_runs
-from rollouts.work import run_control
+from rollouts.jobs import run_control
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Role, Run
+from rollouts.store.runs.alarms import count_alarms
+from rollouts.store.runs.figures import severities_of
+from rollouts.store.runs.gap import named_causes
+from rollouts.store.runs.muted import muted_in_runs
+from rollouts.store.runs.runs import RunFilters, known_tags, tags_of, total_runs, visible_runs
 
 RUNS_PER_PAGE = 25
 MAX_TAGS = 200
@@ -50,13 +50,13 @@ def index(request: HttpRequest) -> HttpResponse:
         if asked[name] and asked[name] not in known:
             notices.append(f"There is no {name} “{asked[name][:40]}”; it was left out. Known: {', '.join(known)}.")
             asked[name] = ""
-    filters = selectors.RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"], asked["tag"])
+    filters = RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"], asked["tag"])
     try:
-        part = selectors.visible_runs(access(request), filters, asked["after"], RUNS_PER_PAGE)
+        part = visible_runs(access(request), filters, asked["after"], RUNS_PER_PAGE)
     except ValueError:  # an address that was cut short shows the newest
-        part = selectors.visible_runs(access(request), filters, "", RUNS_PER_PAGE)
+        part = visible_runs(access(request), filters, "", RUNS_PER_PAGE)
     shown = part.items
-    severities, tags, muted = severities_of(shown), selectors.tags_of(shown), muted_in_runs(shown)
+    severities, tags, muted = severities_of(shown), tags_of(shown), muted_in_runs(shown)
     alarms, causes = count_alarms(shown), named_causes(shown)
     data = RunsPage(
         runs=[
@@ -72,7 +72,7 @@ def index(request: HttpRequest) -> HttpResponse:
             for run in shown
         ],
         next=part.next or None,
-        totals=selectors.total_runs(access(request), filters),
+        totals=total_runs(access(request), filters),
         notices=notices,
     )
     filtered = any(asked[name] for name in ("text", "status", "kind", "project", "tag"))
@@ -85,7 +85,7 @@ def index(request: HttpRequest) -> HttpResponse:
     return page(
         request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark,
         projects=projects_to_filter(request),
-        known_tags=selectors.known_tags(access(request), MAX_TAGS),
+        known_tags=known_tags(access(request), MAX_TAGS),
         lines=[(run, severity_bar(run)) for run in data.runs],
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollouts.engines import scoring_engines
-from rollouts.models import Run
-from rollouts.selectors.registered import tokenizer_names
-from rollouts.tito.diagnose import VERSION
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.work.exporting import WRITERS, is_rows, title_of
-from rollouts.work.launch import served_models
+from rollout_inspector.diagnose import VERSION
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.jobs.exports.exports import WRITERS, is_rows, title_of
+from rollouts.jobs.launch import served_models
+from rollouts.sampling.engines import scoring_engines
+from rollouts.store.models import Run
+from rollouts.store.people.registered_tokenizers import tokenizer_names
 
 MAX_TOKENIZERS = 500
 

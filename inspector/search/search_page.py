@@ -16,10 +16,11 @@ from inspector.html.text import text_html
 from inspector.runs.filters import TrajectoryFilter
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page
-from rollouts.models import Run
-from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
-from rollouts.selectors.muted import muted_in_runs
-from rollouts.work.search import INDEXES, Found, SearchedPart, SearchQuestion, search
+from rollouts.jobs.search import INDEXES, Found, SearchedPart, SearchQuestion, search
+from rollouts.store.models import Run
+from rollouts.store.runs.muted import muted_in_runs
+from rollouts.store.runs.runs import RunFilters, visible_runs
+from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
 
 RESULTS = 50
 """The most results of one part of a page."""
@@ -92,7 +93,7 @@ class SearchResult(Page):
 
     @classmethod
     def of(cls, found: Found, is_muted: bool) -> SearchResult:
-        """A result of :func:`rollouts.work.search.search`. ``is_muted``: the run mutes the kind of its finding."""
+        """A result of :func:`rollouts.jobs.search.search`. ``is_muted``: the run mutes the kind of its finding."""
         return cls(
             found.trajectory, found.external_id, found.run.code, found.run.name, found.row, found.step, found.start,
             found.stop, found.text, found.before, found.after, found.kind, is_muted, _address(found),

@@ -21,12 +21,12 @@ from inspector.search.search_page import (
 )
 from inspector.web.access import found_or_404, projects_to_filter, reads_trajectory, visible
 from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
-from rollouts import selectors
-from rollouts.models import Run, StoredRow, StoredTrajectory
-from rollouts.selectors.runs import find_run
-from rollouts.services.tokenizers import byte_table_of
-from rollouts.tito.diagnose.kinds import KINDS as FINDING_KINDS
-from rollouts.work.search import PatternRefused, PatternTooSlow, SearchQuestion, find_in_row
+from rollout_inspector.diagnose.kinds import KINDS as FINDING_KINDS
+from rollouts.jobs.search import PatternRefused, PatternTooSlow, SearchQuestion, find_in_row
+from rollouts.store.models import Run, StoredRow, StoredTrajectory
+from rollouts.store.people.tokenizers import byte_table_of
+from rollouts.store.runs.runs import find_run
+from rollouts.store.trajectories.rows import get_row
 
 MAX_PLACES = 5000
 """The most places that one answer of a row names."""
@@ -112,7 +112,7 @@ def in_row(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The places of one row, as JSON: ``?row=`` (default 0), ``?q=`` and ``?by=`` (text, ids or regex)."""
     try:
         question = SearchQuestion.read(request.GET.get("by") or "text", request.GET.get("q", "").replace("\0", ""))
-        row = selectors.get_row(trajectory, whole_number(request.GET.get("row") or "0") or 0)
+        row = get_row(trajectory, whole_number(request.GET.get("row") or "0") or 0)
         with search_turn():
             places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
     except StoredRow.DoesNotExist:

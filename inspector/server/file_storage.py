@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 from inspector.server.env import EnvironmentReader
 
 NAME = "INSPECTOR_FILES"
-FOLDER = "rollouts.files.folder.FolderStorage"
+FOLDER = "rollouts.store.files.folder.FolderStorage"
 OPTIONS = ("endpoint_url", "region_name", "addressing_style", "access_key", "secret_key")
 """What the query of a bucket's address may hold."""
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -29,7 +29,7 @@ def file_storage(env: EnvironmentReader) -> dict[str, Any]:
     named = env.text(NAME)
     if named.startswith("s3://"):
         if (options := _bucket(env, named)) is not None:
-            return {"BACKEND": "rollouts.files.bucket.BucketStorage", "OPTIONS": options}
+            return {"BACKEND": "rollouts.store.files.bucket.BucketStorage", "OPTIONS": options}
     elif "://" in named:
         env.problem(f"{NAME} begins with {named.partition(':')[0][:20]!r}, which is not served.", WAY_OUT)
     elif named:

@@ -62,7 +62,7 @@ def post_worker_init(worker: Any) -> None:
     """Tell the other machines what this web server is; `manage.py doctor` compares them."""
     from inspector.server.machines import TELL_SECONDS, describe, tell
     from inspector.server.workers import connect
-    from rollouts.tasks.heartbeat import repeat
+    from rollouts.worker.heartbeat import repeat
 
     name = _name(worker.ppid)
     repeat("machine", TELL_SECONDS, lambda: tell(connect(), describe(name, "web")))

@@ -26,9 +26,8 @@ from django.conf import settings
 from django.db import connection as database
 
 from inspector.server.health import MIN_FREE_BYTES
-from rollouts import files
-from rollouts.selectors.database import clock_offset, database_identity
-from rollouts.services import storage_mark
+from rollouts.store import files, storage_mark
+from rollouts.store.database import clock_offset, database_identity
 
 log = logging.getLogger(__name__)
 

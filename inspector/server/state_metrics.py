@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 from inspector.server import workers
 from inspector.server.cached import keep, recall
 from inspector.server.health import served_queues
-from rollouts.models import Job
-from rollouts.selectors.workload import Stored, Workload, stored, workload
-from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.work.sending import DO_JOB, RUN_ROLLOUTS
+from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.jobs.sending import DO_JOB, RUN_ROLLOUTS
+from rollouts.store.jobs.workload import Stored, Workload, stored, workload
+from rollouts.store.models import Job
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from django.db import DatabaseError
 
 from inspector.server.file_storage import FOLDER
 from inspector.server.paths import LOCAL_HOSTS
-from rollouts import confinement
-from rollouts.files.values import StorageDown
-from rollouts.selectors.database import database_identity
-from rollouts.services import storage_mark
-from rollouts.work.launch import served_models
+from rollout_inspector.text import confinement
+from rollouts.jobs.launch import served_models
+from rollouts.store import storage_mark
+from rollouts.store.database import database_identity
+from rollouts.store.files.values import StorageDown
 
 
 @register()

@@ -21,11 +21,11 @@ from inspector.team.login import tried_too_often
 from inspector.team.provider import link_key
 from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, page
-from rollouts.models import LoginSession
-from rollouts.selectors.people import live_sessions, memberships_of
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.sessions import end_sessions
+from rollouts.store.models import LoginSession
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.people import live_sessions, memberships_of
+from rollouts.store.people.sessions import end_sessions
 
 BROWSERS = (("Edg", "Edge"), ("OPR", "Opera"), ("Firefox", "Firefox"), ("Chrom", "Chrome"), ("Safari", "Safari"))
 SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS", "macOS"),

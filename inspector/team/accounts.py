@@ -12,13 +12,13 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from inspector.team.doors import for_server_admins
+from inspector.team.people_access import for_server_admins
 from inspector.web.twins import Page, error_page, page
-from rollouts.selectors.people import all_accounts, find_account
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.members import PeopleRefused, set_account
-from rollouts.services.sessions import end_sessions
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.members import PeopleRefused, set_account
+from rollouts.store.people.people import all_accounts, find_account
+from rollouts.store.people.sessions import end_sessions
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {
     "close": ({"is_active": False}, "closed"),

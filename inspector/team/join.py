@@ -20,15 +20,15 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.team.login import BACKEND
 from inspector.web.access import is_logged_in
-from inspector.web.guesses import guessed_too_often
+from inspector.web.guess_limit import guessed_too_often
 from inspector.web.twins import Page, error_page, page
-from rollouts.models import Invitation
-from rollouts.selectors.people import find_invitation
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.members import PeopleRefused, invitation_fault, join
-from rollouts.services.shares import token_hash
-from rollouts.services.users import make_account
+from rollouts.store.models import Invitation
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.members import PeopleRefused, invitation_fault, join
+from rollouts.store.people.people import find_invitation
+from rollouts.store.people.share_writes import token_hash
+from rollouts.store.people.users import make_account
 
 
 @dataclass(frozen=True)

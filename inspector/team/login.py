@@ -16,9 +16,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import use_token
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.users import active_user
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.users import active_user
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 

@@ -12,12 +12,12 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.runs.alarm_values import LimitLine
-from inspector.team.doors import of_project
+from inspector.runs.training.alarm_values import LimitLine
+from inspector.team.people_access import of_project
 from inspector.web.twins import Page, page, wants_json
-from rollouts.models import Project, Role
-from rollouts.selectors.alarms import alarms_of_project, limits_of_project
-from rollouts.services.alarms import AlarmRefused, set_webhook, webhook_key
+from rollouts.store.models import Project, Role
+from rollouts.store.runs.alarm_writes import AlarmRefused, set_webhook, webhook_key
+from rollouts.store.runs.alarms import alarms_of_project, limits_of_project
 
 
 @dataclass(frozen=True)

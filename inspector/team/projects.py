@@ -14,17 +14,17 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from inspector.runs.muted import MutedValues
-from inspector.team.doors import for_server_admins, of_project
+from inspector.team.people_access import for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
-from rollouts.models import Invitation, Membership, Project, Role
-from rollouts.selectors.muted import rules_of_project
-from rollouts.selectors.people import find_account, listed_projects, members_of, newest_invitations
-from rollouts.services import audit
-from rollouts.services import members as services
-from rollouts.services.audit import Action
-from rollouts.services.members import MAX_INVITATION_DAYS, MAX_NAME, PeopleRefused, invitation_fault
+from rollouts.store.models import Invitation, Membership, Project, Role
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people import members as services
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.members import MAX_INVITATION_DAYS, MAX_NAME, PeopleRefused, invitation_fault
+from rollouts.store.people.people import find_account, listed_projects, members_of, newest_invitations
+from rollouts.store.runs.muted import rules_of_project
 
 ROLES = {
     Role.VIEWER: "reads everything of the project",

@@ -28,9 +28,9 @@ from requests import RequestException
 from inspector.team.login import BACKEND, next_page
 from inspector.web.access import is_logged_in
 from inspector.web.twins import error_page
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.identities import SignInRefused, account_of, link_identity
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.identities import SignInRefused, account_of, link_identity
 
 NEXT = "provider next"
 """In the session: where somebody goes after the sign-in."""

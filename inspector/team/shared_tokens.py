@@ -9,11 +9,11 @@ from datetime import datetime
 from django.http import Http404, HttpRequest, HttpResponse
 
 from inspector.trajectories.place import read_place
-from inspector.trajectories.reads import painter_of, read_tokens
-from inspector.trajectories.token_window import TokenFields, window_tokens
+from inspector.trajectories.tokens.page_queries import painter_of, read_tokens
+from inspector.trajectories.tokens.token_window import TokenFields, window_tokens
 from inspector.web.twins import Page, page
-from rollouts.models import ShareLink, StoredTrajectory
-from rollouts.selectors.parts import rows_and_steps
+from rollouts.store.models import ShareLink, StoredTrajectory
+from rollouts.store.trajectories.trajectory_parts import rows_and_steps
 
 MAX_SHARED_TOKENS = 4096
 """The most tokens of such a link: one window of the token view."""

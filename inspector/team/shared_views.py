@@ -5,12 +5,12 @@ from __future__ import annotations
 from django.http import Http404, QueryDict
 from django.urls import reverse
 
-from inspector.templatetags.inspector_tags import finding_title
-from inspector.trajectories.lenses import column_label, find
+from inspector.html.inspector_tags import finding_title
 from inspector.trajectories.place import View
 from inspector.trajectories.tabs import TABS, TOKENS
-from inspector.trajectories.tokens_page import VIEW_NAMES
-from rollouts.models import ShareLink
+from inspector.trajectories.tokens.lenses import column_label, find
+from inspector.trajectories.tokens.tokens_page import VIEW_NAMES
+from rollouts.store.models import ShareLink
 
 SIDES = {"prompt": "its prompt and what it should have been", "trained": "sampled and trained"}
 

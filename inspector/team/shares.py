@@ -19,17 +19,17 @@ from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, share
 from inspector.team.shared_views import target_of, view_words
 from inspector.web.access import access, found_or_404, is_live, remember_grant, require, share_is_over, visible
 from inspector.web.forms import ShareForm
-from inspector.web.guesses import guessed_too_often
+from inspector.web.guess_limit import guessed_too_often
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
-from rollouts import services
-from rollouts.models import Role, ShareLink, StoredTrajectory
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.checks import find_check
-from rollouts.selectors.runs import find_run, find_trajectory
-from rollouts.selectors.shares import find_share, maker_left, newest_shares
-from rollouts.services import audit
-from rollouts.services.audit import Action
-from rollouts.services.shares import count_opening
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Role, ShareLink, StoredTrajectory
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people import share_writes
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.share_writes import count_opening, create_share, token_hash
+from rollouts.store.people.shares import find_share, maker_left, newest_shares
+from rollouts.store.people.template_checks import find_check
+from rollouts.store.runs.runs import find_run, find_trajectory
 
 MAX_OPENINGS = "300/5m"
 """How often share links are opened from one address."""
@@ -166,7 +166,7 @@ def _create(request: HttpRequest) -> HttpResponse:
         if window is None:
             sentence = f"Mark the tokens on the page of a trajectory first, at most {MAX_SHARED_TOKENS:,} of one row."
             return page(request, "shares/refused.html", RefusedSharePage({"only": [sentence]}), 422, form=form)
-    link, token = services.create_share(
+    link, token = create_share(
         request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
     )
     audit.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
@@ -191,7 +191,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     if not may_revoke(request, link):
         sentence = "Only its maker or an admin of its project revokes a share link. Ask them."
         return error_page(request, 403, "This link is not yours", sentence)
-    services.revoke(link)
+    share_writes.revoke(link)
     if wants_json(request):
         return json_page(ShareLine.of(link, request))
     messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")
@@ -209,7 +209,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
     wanted_json = token.endswith(".json")
     if guessed_too_often(request, "share") or guessed_too_often(request, "opened", again=True, rate=MAX_OPENINGS):
         return too_many_guesses(request)
-    link = find_share(token_sha256=services.token_hash(token.removesuffix(".json")))
+    link = find_share(token_sha256=token_hash(token.removesuffix(".json")))
     if link is None:
         guessed_too_often(request, "share", again=True)
         raise Http404("There is no such share link. It may be cut short: copy the whole address.")

@@ -5,14 +5,18 @@ from django.urls import path
 from inspector.team import (
     account,
     accounts,
-    api_tokens,
-    audit_page,
     join,
     login,
     project_alarms,
     projects,
     provider,
     shares,
+)
+from inspector.team import (
+    activity_page as audit_page,
+)
+from inspector.team import (
+    api_keys as api_tokens,
 )
 from inspector.web.twins import twins
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories import reads as data
 from inspector.trajectories.place import PagePlace
+from inspector.trajectories.tokens import page_queries as data
 from inspector.web.twins import Page
-from rollouts.models import StoredTrajectory
-from rollouts.selectors import beside
-from rollouts.selectors.parts import RowSummary, StepSummary
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 
 @dataclass(frozen=True)

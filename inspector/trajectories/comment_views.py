@@ -15,9 +15,8 @@ from inspector.trajectories.discussion import CommentValues, comment_address, di
 from inspector.trajectories.place import read_range
 from inspector.web.access import reads_trajectory, require, writes_trajectory
 from inspector.web.twins import Page, error_page, json_page, page, wants_json, whole_number
-from rollouts.models import Comment, Role, StoredTrajectory
-from rollouts.selectors.comments import find_comment
-from rollouts.services.comments import (
+from rollouts.store.models import Comment, Role, StoredTrajectory
+from rollouts.store.trajectories.comment_writes import (
     MAX_TEXT,
     CommentRefused,
     Place,
@@ -27,6 +26,7 @@ from rollouts.services.comments import (
     reopen_comment,
     resolve_comment,
 )
+from rollouts.store.trajectories.comments import find_comment
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,18 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
-from inspector.trajectories import reads
 from inspector.trajectories.place import PagePlace, View
-from inspector.trajectories.turns import FindingItem
-from rollouts import models, selectors
-from rollouts.selectors import parts
-from rollouts.selectors.parts import RowSummary, StepSummary
-from rollouts.tito.roles import role_turns
-from rollouts.tito.row_places import place_in_row
-from rollouts.tito.said import Media, Said, media_of, media_parts
-from rollouts.tito.trajectory import Trajectory
-from rollouts.tito.unheld import unheld_tokens
+from inspector.trajectories.tokens import page_queries as reads
+from inspector.trajectories.tokens.turns import FindingItem
+from rollout_inspector.streams.dropped_text import unheld_tokens
+from rollout_inspector.streams.message_view import Media, Said, media_of, media_parts
+from rollout_inspector.streams.roles import role_turns
+from rollout_inspector.streams.row_places import place_in_row
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.store import models
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 FOLDED = 1_500
 """A longer text of a tool or of a system prompt is folded."""
@@ -304,7 +305,7 @@ class ChatPainter:
         if row is None or self.trajectory.n_tokens > MAX_ALIGNED_TOKENS:
             return None
         if self.whole is None:
-            (self.whole,) = selectors.load_trajectories([self.trajectory])
+            (self.whole,) = load_trajectories([self.trajectory])
         held = self.whole.rows[self.with_arrays.index(row.index)]
         found = place_in_row(self.whole.steps, held, index, start, stop)
         if found is None:
@@ -325,7 +326,7 @@ class ChatPainter:
 
 
 def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:
-    """The number of each media part in the stored values of a step, as :func:`inspector.trajectories.media` counts."""
+    """The number of each media part in the stored values of a step, as :func:`inspector.trajectories.tokens.media` counts."""
     return {id(part): n for n, part in enumerate(part for body in bodies for part in media_parts(body))}
 
 

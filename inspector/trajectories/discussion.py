@@ -14,9 +14,9 @@ from inspector.runs.muted import MutedValues, muted_values
 from inspector.trajectories.tabs import is_text_only
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page, from_columns
-from rollouts.models import Comment, Role, StoredTrajectory
-from rollouts.selectors.comments import comments_of
-from rollouts.selectors.seen import is_seen
+from rollouts.store.models import Comment, Role, StoredTrajectory
+from rollouts.store.trajectories.comments import comments_of
+from rollouts.store.trajectories.seen import is_seen
 
 
 @dataclass(frozen=True)

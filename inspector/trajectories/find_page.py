@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.trajectories import reads as data
+from inspector.trajectories.tokens import page_queries as data
 from inspector.web.twins import Page
-from rollouts.models import StoredTrajectory
-from rollouts.selectors.parts import RowSummary
-from rollouts.tokenizers import ByteTable
+from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_PLACES = 2000
 """The most places that one answer names."""

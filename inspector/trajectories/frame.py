@@ -11,14 +11,14 @@ from django.http import HttpRequest, QueryDict
 from django.urls import reverse
 from django.utils import timezone
 
+from inspector.html.inspector_tags import kind_words
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from inspector.templatetags.inspector_tags import kind_words
 from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.access import reader_of
 from inspector.web.twins import Page
-from rollouts import selectors
-from rollouts.models import Job, Run, StoredTrajectory
-from rollouts.selectors.activity import is_active
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.runs.runs import group_stats
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _trained_note(trajectory: StoredTrajectory) -> tuple[str, str]:
 
 def _group_note(trajectory: StoredTrajectory) -> tuple[str, str]:
     """A sentence about the rewards of the group, and its tone."""
-    stats = selectors.group_stats(trajectory.run, [trajectory.group]).get(trajectory.group)
+    stats = group_stats(trajectory.run, [trajectory.group]).get(trajectory.group)
     if stats is None or stats.n < 2 or stats.mean is None:
         return "", ""
     if stats.has_no_signal:

@@ -9,9 +9,15 @@ from django.urls import reverse
 
 from inspector.runs.filters import PARAMETERS, SORTS, TrajectoryFilter
 from inspector.runs.group_page import group_url
-from rollouts import selectors
-from rollouts.models import StoredTrajectory
-from rollouts.services.imports import PROVISIONAL
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.import_writes import PROVISIONAL
+from rollouts.store.trajectories.trajectory_list import (
+    MAX_COUNTED,
+    count_before,
+    count_trajectories,
+    neighbours,
+    passes,
+)
 
 FILTER_FIELDS = (*PARAMETERS, "sort")
 """Parameters of a run's list that the address of a trajectory keeps."""
@@ -45,7 +51,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     filtered and sorted list.
     """
     wanted = TrajectoryFilter.read(params, reader)
-    before, after = selectors.neighbours(trajectory, wanted, wanted.sort)
+    before, after = neighbours(trajectory, wanted, wanted.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
     # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
     stay = {field: str(params.get(field, "")) for field in ("view", "lens") if here == "tokens"}
@@ -72,11 +78,11 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
 
 def _place(trajectory: StoredTrajectory, wanted: TrajectoryFilter) -> str:
     """`5 of 252`: its place among those that pass the filter."""
-    if not selectors.passes(trajectory, wanted):
+    if not passes(trajectory, wanted):
         return "not in the filtered list"
-    place = selectors.count_before(trajectory, wanted, wanted.sort) + 1
-    total = max(selectors.count_trajectories(trajectory.run, wanted), place)
-    most = selectors.MAX_COUNTED
+    place = count_before(trajectory, wanted, wanted.sort) + 1
+    total = max(count_trajectories(trajectory.run, wanted), place)
+    most = MAX_COUNTED
     if wanted.pass_all and total > most:
         return f"{place:,} of {total:,}" if wanted.sort == "index" or place <= most else f"of {total:,}"
     return (f"{place:,} of " if place <= most else "of ") + (f"{total:,}" if total <= most else f"more than {most:,}")

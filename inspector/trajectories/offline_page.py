@@ -18,23 +18,23 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.trajectories import lenses
-from inspector.trajectories import reads as data
 from inspector.trajectories.discussion import CommentValues, Discussion, discussion_of
 from inspector.trajectories.frame import HeaderField, header_fields
-from inspector.trajectories.lane_tree import drawn_lanes, listed_lanes, read_lanes
 from inspector.trajectories.place import TOKEN_KINDS, PagePlace, View, read_place
-from inspector.trajectories.tokens_page import TokensRead, check_lines, read_lenses, trajectory_html
-from inspector.trajectories.turns import FindingItem, worst_finding
+from inspector.trajectories.tokens import lenses
+from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.lane_tree import drawn_lanes, listed_lanes, read_lanes
+from inspector.trajectories.tokens.tokens_page import TokensRead, check_lines, read_lenses, trajectory_html
+from inspector.trajectories.tokens.turns import FindingItem, worst_finding
 from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
-from rollouts.formats import lacks_of
-from rollouts.models import StoredTrajectory, Tokenizer
-from rollouts.selectors import parts
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.jobs import diagnosed_at
-from rollouts.services.text import without_paths
-from rollouts.tito.diagnose import VERSION
+from rollout_inspector.diagnose import VERSION
+from rollout_inspector.formats import lacks_of
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.job_lists import diagnosed_at
+from rollouts.store.models import StoredTrajectory, Tokenizer
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories import trajectory_parts as parts
 
 MAX_FILE_TOKENS = {View.RUNS: 100_000, View.TOKENS: 20_000}
 """The most tokens of a file in each view, of all its rows together."""

@@ -1,6 +1,6 @@
 """Parsers: how one reply was read. What its message lost of the sampled ids, and what every other parser reads of them.
 
-A worker reads (``rollouts.work.parser_audits``). This page draws what it stored.
+A worker reads (``rollouts.jobs.parser_audits``). This page draws what it stored.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, wait
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
-from rollouts import models
-from rollouts.selectors import parts
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.parts import RowSummary, StepSummary
-from rollouts.work import parser_audits
+from rollouts.jobs import parser_audits
+from rollouts.store import models
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 KIND = "reply_text_lost"
 """The finding of a reply that lost text."""

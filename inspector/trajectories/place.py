@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from urllib.parse import urlencode
 
-from inspector.trajectories import lenses
-from inspector.trajectories.turns import FindingItem
+from inspector.trajectories.tokens import lenses
+from inspector.trajectories.tokens.turns import FindingItem
 from inspector.web.twins import whole_number
 
 WINDOW = 4096

@@ -26,10 +26,10 @@ from inspector.trajectories.conversation import (
 )
 from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
 from inspector.web.twins import wants_json, whole_number
-from rollouts import models
-from rollouts.formats import lacks_of
-from rollouts.selectors import parts
-from rollouts.tito.said import Said, messages_in, reply_in, without_data
+from rollout_inspector.formats import lacks_of
+from rollout_inspector.streams.message_view import Said, messages_in, reply_in, without_data
+from rollouts.store import models
+from rollouts.store.trajectories import trajectory_parts as parts
 
 STEPS = 20
 ROWS = 60

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from django.http import Http404, HttpRequest, HttpResponse
 
-from inspector.templatetags.inspector_tags import finding_title
+from inspector.html.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
-from rollouts import models, selectors
-from rollouts.models import StoredTrajectory as Stored
-from rollouts.selectors import parts
-from rollouts.selectors.registered import chat_template_texts
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import Trajectory
-from rollouts.work.reproduce import CannotReproduce, script
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.jobs.exports.reproduce import CannotReproduce, script
+from rollouts.store import models
+from rollouts.store.models import StoredTrajectory as Stored
+from rollouts.store.people.registered_tokenizers import chat_template_texts
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.trajectories import load_trajectories
 
 
 @reads_trajectory
@@ -25,7 +26,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
     tokenizer = run.tokenizer
     from_hub = tokenizer is not None and bool(tokenizer.revision)
     name = f"finding_{trajectory.code}_{number}.py"
-    (value,) = selectors.load_trajectories([trajectory])
+    (value,) = load_trajectories([trajectory])
     try:
         text = script(
             _value(stored),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from inspector.trajectories.compare_page import compare_page
-from inspector.trajectories.deltas_page import deltas_page
+from inspector.trajectories.compare.compare_page import compare_page
+from inspector.trajectories.compare.deltas_page import deltas_page
+from inspector.trajectories.compare.strategies_page import strategies_page
 from inspector.trajectories.frame import Tab
-from inspector.trajectories.mask_page import mask_page
 from inspector.trajectories.parsers_page import parsers_page
 from inspector.trajectories.record_page import record_page
-from inspector.trajectories.strategies_page import strategies_page
-from rollouts.models import StoredTrajectory
-from rollouts.selectors.activity import is_active
+from inspector.trajectories.tokens.mask_page import mask_page
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import StoredTrajectory
 
 
 def is_text_only(trajectory: StoredTrajectory) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from django.urls import URLPattern, path
 
-from inspector.trajectories import comment_views, media, offline_page, reproduce_views, views
+from inspector.trajectories import comment_views, offline_page, reproduce_views, views
 from inspector.trajectories.frame import Tab
 from inspector.trajectories.tabs import TABS
+from inspector.trajectories.tokens import media
 from inspector.web.twins import twins
 
 

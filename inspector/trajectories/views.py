@@ -17,13 +17,14 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
-from inspector.trajectories import tabs, tokens_page
+from inspector.trajectories import tabs
 from inspector.trajectories.alternatives_page import alternatives_page
 from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.trajectories.place import read_place
-from inspector.trajectories.tokens_page import PagePart
+from inspector.trajectories.tokens import tokens_page
+from inspector.trajectories.tokens.tokens_page import PagePart
 from inspector.web.access import (
     found_or_404,
     reads_trajectory,
@@ -32,16 +33,17 @@ from inspector.web.access import (
     visible,
     writes_trajectory,
 )
-from inspector.web.in_parts import page_in_parts
+from inspector.web.response_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
-from rollouts import services
-from rollouts.models import StoredTrajectory
-from rollouts.selectors import parts
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.runs import find_trajectory
-from rollouts.services.seen import mark_seen
-from rollouts.work import parser_audits, replays
-from rollouts.work.sending import send
+from rollouts.jobs import parser_audits
+from rollouts.jobs.replays import replays
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import cancel_job
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.runs import find_trajectory
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.seen_writes import mark_seen
 
 
 def _version_of_pages() -> str:
@@ -240,7 +242,7 @@ def parsers_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRes
     if request.POST.get("do") == "cancel":
         made = parser_audits.current(trajectory, step)
         if made is not None:
-            services.cancel_job(made.job)
+            cancel_job(made.job)
     elif step < trajectory.n_steps and not is_active(trajectory) and not parser_audits.missing(trajectory):
         made, is_new = parser_audits.ask(trajectory, step, request.user)
         if is_new:

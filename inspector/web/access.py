@@ -1,4 +1,4 @@
-"""Who may see and change what: roles in projects (``rollouts.selectors.access``), and share links.
+"""Who may see and change what: roles in projects (``rollouts.store.people.access``), and share links.
 
 A `reads_...` or `writes_...` decorator finds the object of an address, decides, and hands the object to the view. An
 object of a project in which the user has no role does not exist for that user: the answer is that of an unknown code.
@@ -22,11 +22,11 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
-from rollouts.models import Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
-from rollouts.selectors.access import RANK, Access, access_of, admin_names
-from rollouts.selectors.checks import find_check
-from rollouts.selectors.runs import find_run, find_trajectory
-from rollouts.selectors.shares import Shared, maker_left, shares_of
+from rollouts.store.models import Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.store.people.access import RANK, Access, access_of, admin_names
+from rollouts.store.people.shares import Shared, maker_left, shares_of
+from rollouts.store.people.template_checks import find_check
+from rollouts.store.runs.runs import find_run, find_trajectory
 
 SESSION_KEY = "shares"
 PROJECT_KEY = "project"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from inspector.web.guesses import guessed_too_often
+from inspector.web.guess_limit import guessed_too_often
 from inspector.web.problems import ApiProblem
-from rollouts.models import ApiToken
-from rollouts.selectors.access import access_of_token
-from rollouts.services.api_tokens import find_api_token, token_fault
+from rollouts.store.models import ApiToken
+from rollouts.store.people.access import access_of_token
+from rollouts.store.people.api_keys import find_api_token, token_fault
 
 
 def token_of(request: HttpRequest, token: str) -> ApiToken:

@@ -10,11 +10,11 @@ from django.conf import settings
 from django.core.exceptions import NON_FIELD_ERRORS
 from django.core.files.uploadedfile import UploadedFile
 
-from rollouts import chat_templates
-from rollouts.formats import FORMATS, FileRefused, Source
-from rollouts.formats.training_step import MAX_PATTERN, MAX_STEP, checked_rule
-from rollouts.models import Project
-from rollouts.selectors.registered import tokenizers_of
+from rollout_inspector.formats import FORMATS, FileRefused, Source
+from rollout_inspector.formats.training_step import MAX_PATTERN, MAX_STEP, checked_rule
+from rollout_inspector.text import chat_templates
+from rollouts.store.models import Project
+from rollouts.store.people.registered_tokenizers import tokenizers_of
 
 MAX_TEMPLATE_BYTES = 2_000_000
 HEAD_BYTES = 4096

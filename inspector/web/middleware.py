@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 
-from inspector.web.in_parts import PageInParts, compressed
-from rollouts.services.audit import Actor, acting
+from inspector.web.response_parts import PageInParts, compressed
+from rollouts.store.people.activity_log import Actor, acting
 
 View = Callable[[HttpRequest], HttpResponse]
 

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 
-from rollouts.services.outages import DISK_FULL, is_disk_full
+from rollouts.store.outages import DISK_FULL, is_disk_full
 
 MAX_SUFFIX = 20
 """How many characters of a file name's suffix are kept. The name of the temporary file holds them."""

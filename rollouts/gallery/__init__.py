@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollouts.demo_policy import MODEL_DIR
+from rollouts.sampling.demo_policy import MODEL_DIR
 
 BUNDLE = Path(__file__).parent / "trajectories.jsonl"
 """In this project's own JSON Lines. The ids are those of the demo policy's tokenizer."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from django.core.management.base import CommandError
 
-from rollouts import chat_templates, services
-from rollouts.guard import text_files
-from rollouts.models import ChatTemplate, Project
+from rollout_inspector.guard import text_files
+from rollout_inspector.text import chat_templates
+from rollouts.store.models import ChatTemplate, Project
+from rollouts.store.people.tokenizers import register_chat_template
 
 
 def read_text(path: str | Path, what: str) -> str:
@@ -31,4 +32,4 @@ def read_chat_template(path: str | Path) -> str:
 
 def registered_chat_template(path: str | Path, project: Project) -> ChatTemplate:
     """The same template, stored in a project under the file's name."""
-    return services.register_chat_template(read_chat_template(path), Path(path).stem, project)
+    return register_chat_template(read_chat_template(path), Path(path).stem, project)

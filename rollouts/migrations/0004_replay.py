@@ -2,7 +2,7 @@
 
 import django.db.models.deletion
 import django.utils.timezone
-import rollouts.fields
+import rollouts.store.fields
 from django.db import migrations, models
 
 
@@ -47,9 +47,9 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("strategy", models.CharField(max_length=40)),
                 ("lengths", models.JSONField(help_text="Tokens of each row.")),
-                ("ids", rollouts.fields.IdsField()),
-                ("loss_mask", rollouts.fields.MaskField()),
-                ("origin", rollouts.fields.OriginsField(null=True)),
+                ("ids", rollouts.store.fields.IdsField()),
+                ("loss_mask", rollouts.store.fields.MaskField()),
+                ("origin", rollouts.store.fields.OriginsField(null=True)),
                 (
                     "replay",
                     models.ForeignKey(

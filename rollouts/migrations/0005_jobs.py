@@ -2,7 +2,7 @@
 
 import django.db.models.deletion
 import django.utils.timezone
-import rollouts.models
+import rollouts.store.models
 from django.conf import settings
 from django.db import migrations, models
 
@@ -33,7 +33,7 @@ class Migration(migrations.Migration):
             name="Job",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("code", models.CharField(default=rollouts.models.new_code, max_length=16, unique=True)),
+                ("code", models.CharField(default=rollouts.store.models.new_code, max_length=16, unique=True)),
                 ("kind", models.CharField(choices=[("diagnose", "Diagnose"), ("export", "Export")], max_length=10)),
                 (
                     "status",

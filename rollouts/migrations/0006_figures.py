@@ -37,7 +37,7 @@ class Migration(migrations.Migration):
                         help_text="Hash of the totals it was counted at; others make it stale.", max_length=64
                     ),
                 ),
-                ("body", models.JSONField(help_text="``rollouts.selectors.figures.count``.")),
+                ("body", models.JSONField(help_text="``rollouts.store.runs.figures.count``.")),
             ],
         ),
         migrations.RemoveIndex(

@@ -1,7 +1,7 @@
 from django.db import migrations, models
 from django.db.models import F
 
-from rollouts.fields import IdsField
+from rollouts.store.fields import IdsField
 
 UNKNOWN = "None = not known."
 

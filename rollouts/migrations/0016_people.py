@@ -2,8 +2,8 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
-import rollouts.models.codes
-import rollouts.models.people
+import rollouts.store.models.codes
+import rollouts.store.models.people
 
 
 def everything_is_in_the_default_project(apps, schema_editor):  # type: ignore[no-untyped-def]
@@ -27,7 +27,7 @@ def add_project(model, **more):  # type: ignore[no-untyped-def]
     """A column: 1 in every row that there is. The model's own default asks for columns of later days."""
     before, after = (
         migrations.AddField(model, "project", models.ForeignKey(default=default, **more))
-        for default in (1, rollouts.models.people.default_project)
+        for default in (1, rollouts.store.models.people.default_project)
     )
     return migrations.SeparateDatabaseAndState([before], [after])
 
@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             name="Project",
             fields=[
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("code", models.CharField(default=rollouts.models.codes.new_code, max_length=16, unique=True)),
+                ("code", models.CharField(default=rollouts.store.models.codes.new_code, max_length=16, unique=True)),
                 ("name", models.CharField(max_length=100, unique=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
@@ -172,7 +172,7 @@ class Migration(migrations.Migration):
                     models.CharField(blank=True, help_text="It stays when the account goes.", max_length=150),
                 ),
                 ("address", models.CharField(blank=True, help_text="The address of the client.", max_length=45)),
-                ("action", models.CharField(help_text="``rollouts.services.audit.Action``.", max_length=40)),
+                ("action", models.CharField(help_text="``rollouts.store.people.activity_log.Action``.", max_length=40)),
                 (
                     "target",
                     models.CharField(

@@ -14,7 +14,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='run',
             name='token_store',
-            field=models.CharField(default='database', help_text='Where its token arrays go: a name of ``rollouts.token_store``.', max_length=20),
+            field=models.CharField(default='database', help_text='Where its token arrays go: a name of ``rollouts.store.token_arrays``.', max_length=20),
         ),
         migrations.AddField(
             model_name='storedrow',

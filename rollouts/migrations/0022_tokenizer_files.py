@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import migrations, models, transaction
 from django.utils import timezone
 
-from rollouts import files
+from rollouts.store import files
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 

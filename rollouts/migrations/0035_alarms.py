@@ -2,7 +2,7 @@
 
 import django.db.models.deletion
 import django.utils.timezone
-import rollouts.models.codes
+import rollouts.store.models.codes
 from django.conf import settings
 from django.db import migrations, models
 
@@ -25,7 +25,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('webhook', models.CharField(blank=True, help_text='Address that takes a POST; empty = none.', max_length=500)),
-                ('salt', models.CharField(default=rollouts.models.codes.new_code, help_text='Makes the key of its signatures another one.', max_length=16)),
+                ('salt', models.CharField(default=rollouts.store.models.codes.new_code, help_text='Makes the key of its signatures another one.', max_length=16)),
                 ('since', models.DateTimeField(help_text='Alarms before it are not delivered.', null=True)),
                 ('n_failures', models.PositiveIntegerField(default=0, help_text='Tries that failed since the last one that did not.')),
                 ('next_try_at', models.DateTimeField(default=django.utils.timezone.now)),
@@ -40,7 +40,7 @@ class Migration(migrations.Migration):
             name='Alarm',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('code', models.CharField(default=rollouts.models.codes.new_code, help_text='Names its delivery.', max_length=16, unique=True)),
+                ('code', models.CharField(default=rollouts.store.models.codes.new_code, help_text='Names its delivery.', max_length=16, unique=True)),
                 ('figure', models.CharField(max_length=20)),
                 ('kind', models.CharField(blank=True, max_length=40)),
                 ('holds', models.BooleanField(default=True, help_text='False = no step is above the limit any more.')),
@@ -66,7 +66,7 @@ class Migration(migrations.Migration):
             name='AlarmRule',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('figure', models.CharField(help_text='A value of rollouts.tito.alarm_rules.AlarmFigure.', max_length=20)),
+                ('figure', models.CharField(help_text='A value of rollout_inspector.diagnose.alarm_rules.AlarmFigure.', max_length=20)),
                 ('kind', models.CharField(blank=True, help_text='Of the findings, for the figure “finding” alone.', max_length=40)),
                 ('limit', models.FloatField(help_text='null = the alarm is switched off.', null=True)),
                 ('author_name', models.CharField(help_text='It stays when the account goes.', max_length=150)),

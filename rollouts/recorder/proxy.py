@@ -19,10 +19,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from rollouts.formats.shapes import MAX_NUMBER
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.formats.shapes import MAX_NUMBER
 from rollouts.recorder import access, wire
 from rollouts.recorder.writer import Call, Writer
-from rollouts.tito.trajectory_end import TrajectoryEnd
 
 log = logging.getLogger(__name__)
 

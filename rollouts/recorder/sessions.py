@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rollouts.formats.containers.json_text import canonical_json
-from rollouts.tito.prefix import shared_with_stream, stream_length
-from rollouts.tito.trajectory import Message, Step
+from rollout_inspector.formats.containers.json_text import canonical_json
+from rollout_inspector.streams.prefix import shared_with_stream, stream_length
+from rollout_inspector.streams.trajectory import Message, Step
 
 MAX_REMEMBERED = 10_000
 """How many conversations a call may still continue. The ones without a call for longest are forgotten first."""

@@ -17,19 +17,21 @@ import msgspec
 from django.db import DatabaseError, close_old_connections, connection
 from django.utils import timezone
 
-from rollouts import selectors, services
-from rollouts.formats import Rejected, Source
-from rollouts.formats.readers import recorded_calls
-from rollouts.formats.routing import with_routing
-from rollouts.models import Run
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.formats import Rejected, Source
+from rollout_inspector.formats.readers import recorded_calls
+from rollout_inspector.formats.routing import with_routing
+from rollout_inspector.streams.trajectory import Step
+from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
 from rollouts.recorder.sessions import Conversations
-from rollouts.services.recorded import append_steps, settle_trajectory
-from rollouts.services.rejections import add_rejections
-from rollouts.services.retokenized import keep_retokenized
-from rollouts.tito.trajectory import Step
-from rollouts.tito.trajectory_end import TrajectoryEnd
-from rollouts.work.diagnosis import diagnosis_for
+from rollouts.store.models import Run
+from rollouts.store.people.tokenizers import byte_table_of
+from rollouts.store.runs.rejections import add_rejections
+from rollouts.store.runs.run_writes import beat, end_run
+from rollouts.store.trajectories.recorded_trajectories import append_steps, settle_trajectory
+from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.trajectories.trajectories import load_trajectory
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class Writer:
     def _run(self) -> None:
         table = None
         with suppress(DatabaseError):
-            table = services.byte_table_of(self.run)  # it tells template tokens from observations
+            table = byte_table_of(self.run)  # it tells template tokens from observations
         beat_at = 0.0
         try:
             while True:
@@ -254,7 +256,7 @@ class Writer:
                 reason = f"The end of session {end.key!r} came without any call of it."
                 add_rejections(self.run, SOURCE, [Rejected(None, reason)])
             return
-        found = diagnosis_for(selectors.load_trajectory(record), self.run)
+        found = diagnosis_for(load_trajectory(record), self.run)
         settle_trajectory(self.run, replace(end, findings=found.findings, checks=found.checks))
         keep_retokenized(self.run, [(record.pk, found.again)])
 
@@ -268,7 +270,7 @@ class Writer:
 
     def _beat(self) -> None:
         with suppress(DatabaseError):
-            if services.beat(self.run) and not self.cancelled.is_set():
+            if beat(self.run) and not self.cancelled.is_set():
                 log.warning("recording was cancelled, calls still pass run=%s", self.run.code)
                 self.cancelled.set()
 
@@ -276,7 +278,7 @@ class Writer:
         held = Run.objects.filter(pk=self.run.pk).first()
         if held is not None:
             status = Run.Status.CANCELLED if held.cancel_requested else Run.Status.DONE
-            services.end_run(held, status, held.error)
+            end_run(held, status, held.error)
 
 
 def _lacks_ids(step: Step) -> bool:

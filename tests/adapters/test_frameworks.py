@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import formats
-from rollouts.adapters import nemo_rl, prime_rl, skyrl, slime, tinker
-from rollouts.adapters.stream import RolloutStream
-from rollouts.formats import Source, policy_versions
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.client.adapters import nemo_rl, prime_rl, skyrl, slime, tinker
+from rollout_inspector.client.adapters.stream import RolloutStream
+from rollout_inspector.formats import Source, policy_versions
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.adapters.conftest import FakeServer
 from tests.formats.published import importable, taken_from
 from tests.formats.test_writers import SOURCES, TOOL, agent_loop_output, same_row, same_steps, skyrl_batch, split
@@ -30,7 +30,7 @@ from tests.formats.test_writers import SOURCES, TOOL, agent_loop_output, same_ro
 def stream(server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RolloutStream]:
     """The stream that the adapters share."""
     made = RolloutStream(server.url, "t", "r", folder=tmp_path)
-    monkeypatch.setattr("rollouts.adapters.stream._shared", made)
+    monkeypatch.setattr("rollout_inspector.client.adapters.stream._shared", made)
     yield made
     made.close()
 
@@ -108,7 +108,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], Any]:
         ray.remote = lambda kind: kind  # type: ignore[attr-defined]
         for one in (module, actors, ray):
             monkeypatch.setitem(sys.modules, one.__name__, one)
-        from rollouts.adapters import verl as adapter
+        from rollout_inspector.client.adapters import verl as adapter
 
         for name in [name for name in vars(adapter) if name.startswith("StreamingAgentLoop")]:
             monkeypatch.delattr(adapter, name)
@@ -407,7 +407,7 @@ def test_slime_tells_no_calls_that_it_does_not_know(server: FakeServer, stream: 
 def test_without_an_address_a_trainer_does_not_begin(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, verl: Callable[[list[Any]], Any]
 ) -> None:
-    monkeypatch.setattr("rollouts.adapters.stream._shared", None)
+    monkeypatch.setattr("rollout_inspector.client.adapters.stream._shared", None)
     monkeypatch.setattr(slime, "_inner", lambda: pytest.fail("the first rollout was made"))
     with pytest.raises(ValueError, match="ROLLOUT_INSPECTOR_URL"):
         slime.generate_rollout(None, 0, None)
@@ -419,7 +419,7 @@ def test_slime_names_what_is_missing(stream: RolloutStream, monkeypatch: pytest.
     monkeypatch.delenv("ROLLOUT_INSPECTOR_ROLLOUT_FUNCTION", raising=False)
     with pytest.raises(ImportError, match="ROLLOUT_INSPECTOR_ROLLOUT_FUNCTION"):
         slime.generate_rollout(None, 0, None)
-    monkeypatch.setenv("ROLLOUT_INSPECTOR_ROLLOUT_FUNCTION", "rollouts.adapters.slime.generate_rollout")
+    monkeypatch.setenv("ROLLOUT_INSPECTOR_ROLLOUT_FUNCTION", "rollout_inspector.client.adapters.slime.generate_rollout")
     with pytest.raises(ImportError, match="another function"):
         slime.generate_rollout(None, 0, None)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.command_line import push
-from rollouts.command_line.main import main
+from rollout_inspector.commands import push
+from rollout_inspector.commands.main import main
 from tests.adapters.conftest import FakeServer
 from tests.adapters.test_watch import line, names, write
 from tests.conftest import ROOT
@@ -122,7 +122,7 @@ def test_what_the_server_refuses_is_told_and_the_others_are_pushed(asked: FakeSe
 def test_it_needs_the_standard_library_alone(asked: FakeServer) -> None:
     write(Path("train_data_step3.jsonl"), "a")
     program = (
-        "import sys; from rollouts.command_line.main import main\n"
+        "import sys; from rollout_inspector.commands.main import main\n"
         "code = main(['push', 'train_data_step3.jsonl', '--run', 'r'])\n"
         "assert not {'numpy', 'django', 'msgspec'} & sys.modules.keys(); sys.exit(code)"
     )

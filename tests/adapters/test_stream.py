@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.adapters import stream as module
-from rollouts.adapters.stream import RolloutStream
+from rollout_inspector.client.adapters import stream as module
+from rollout_inspector.client.adapters.stream import RolloutStream
 from tests.adapters.conftest import FakeServer, until
 from tests.conftest import ROOT
 
@@ -106,7 +106,7 @@ def test_what_is_left_is_sent_without_a_trainer(server: FakeServer, tmp_path: Pa
 def test_a_killed_process_loses_nothing_that_was_written(server: FakeServer, tmp_path: Path) -> None:
     server.silent = True
     program = (
-        "import os, time; from rollouts.adapters.stream import RolloutStream\n"
+        "import os, time; from rollout_inspector.client.adapters.stream import RolloutStream\n"
         f"s = RolloutStream({server.url!r}, 't', 'r', folder={str(tmp_path)!r})\n"
         "s.send([{'id': 'a'}, {'id': 'b'}])\n"
         "while not s.waiting(): time.sleep(0.01)\n"
@@ -290,7 +290,7 @@ def test_a_folder_that_cannot_be_written_stops_no_training(server: FakeServer, t
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_has_a_queue_of_its_own(server: FakeServer, tmp_path: Path) -> None:
     program = (
-        "import os; from rollouts.adapters.stream import RolloutStream\n"
+        "import os; from rollout_inspector.client.adapters.stream import RolloutStream\n"
         f"s = RolloutStream({server.url!r}, 't', 'r', folder={str(tmp_path)!r})\n"
         "s.send({'id': 'parent'})\n"
         "child = os.fork()\n"

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import selectors
-from rollouts.adapters.stream import RolloutStream
-from rollouts.adapters.trl import TrlStream
-from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector.client.adapters.stream import RolloutStream
+from rollout_inspector.client.adapters.trl import TrlStream
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.store.models import Run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.adapters.conftest import FakeServer
 from tests.conftest import ROOT, missing
 from tests.people import make_member
@@ -66,7 +66,7 @@ def test_two_steps_of_grpo_arrive(live_server: Any, tmp_path: Path, sent: list[i
             kept = run.trajectories.filter(training_step=step).order_by("index")
             assert len(kept) == 4
             for i, one in enumerate(kept):
-                found = selectors.load_trajectory(one)
+                found = load_trajectory(one)
                 check(found, batch, i)
                 if held is plain:
                     (call,) = found.steps

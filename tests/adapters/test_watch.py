@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from rollouts.adapters import folder_watch
-from rollouts.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
-from rollouts.adapters.stream import RolloutStream
-from rollouts.client import Client
-from rollouts.command_line.main import main
+from rollout_inspector.client.adapters import folder_watch
+from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
+from rollout_inspector.client.adapters.stream import RolloutStream
+from rollout_inspector.client.client import Client
+from rollout_inspector.commands.main import main
 from tests.adapters.conftest import FakeServer, until
 from tests.conftest import ROOT
 
@@ -219,7 +219,7 @@ def test_links_and_pipes_in_the_folder_lead_nowhere(server: FakeServer, tmp_path
 def test_a_line_without_an_end_is_refused_and_not_read_into_memory(
     server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollouts.adapters.pushed_files.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("rollout_inspector.client.adapters.pushed_files.MAX_LINE_BYTES", 1000)
     write(tmp_path / "a.jsonl", "a", end=b"x" * 5000)
     said: list[str] = []
     watch = watched(server, tmp_path, said=said)
@@ -255,7 +255,7 @@ def test_the_command_pushes_with_the_standard_library_alone(server: FakeServer, 
     write(tmp_path / "train_data_step3.jsonl", "a")
     (tmp_path / "dump.pt").write_bytes(b"PK")
     program = (
-        "import sys; from rollouts.command_line.main import main\n"
+        "import sys; from rollout_inspector.commands.main import main\n"
         f"code = main(['watch', {str(tmp_path)!r}, '--once', '--run', 'r'])\n"
         "assert not {'numpy', 'django', 'msgspec'} & sys.modules.keys(); sys.exit(code)"
     )

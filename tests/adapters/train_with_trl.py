@@ -13,8 +13,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from rollouts.adapters.trl import TrlStream
-from rollouts.demo_policy import MODEL_DIR
+from rollout_inspector.client.adapters.trl import TrlStream
+from rollouts.sampling.demo_policy import MODEL_DIR
 
 
 def reward(completions: list[Any], **_: Any) -> list[float | None]:

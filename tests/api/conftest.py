@@ -10,8 +10,8 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from rollouts.models import ApiToken, Membership, Project, Role, Run, default_project
-from rollouts.services.api_tokens import create_api_token
+from rollouts.store.models import ApiToken, Membership, Project, Role, Run, default_project
+from rollouts.store.people.api_keys import create_api_token
 from tests.web.trajectory_samples import Maker
 
 Ask = Callable[..., Any]

@@ -16,13 +16,13 @@ from mcp import Client as AgentClient
 from mcp import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
-from rollouts.client import Client, ServerError
-from rollouts.command_line import agents
-from rollouts.command_line.agent_tools import AgentTools, ToolRefused, tools_of
-from rollouts.command_line.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
-from rollouts.models import Job, Run, default_project
-from rollouts.services import ask_job
-from rollouts.tito.gap.report import gap_report
+from rollout_inspector.client.client import Client, ServerError
+from rollout_inspector.commands import agents
+from rollout_inspector.commands.agent_tools import AgentTools, ToolRefused, tools_of
+from rollout_inspector.commands.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
+from rollout_inspector.diagnose.gap.report import gap_report
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run, default_project
 from tests.api.conftest import member_of, token_for
 from tests.test_architecture import ROOT
 from tests.tito import gap_runs
@@ -186,7 +186,7 @@ def test_over_http_each_caller_has_the_rights_of_their_own_token(token: str, run
 def test_stdio_carries_the_protocol_alone() -> None:
     said_to_it = {**os.environ, "ROLLOUT_INSPECTOR_URL": ABROAD, "ROLLOUT_INSPECTOR_TOKEN": "t"}
     command = StdioServerParameters(
-        command=sys.executable, args=["-m", "rollouts.command_line", "mcp"], env=said_to_it, cwd=ROOT
+        command=sys.executable, args=["-m", "rollout_inspector.commands", "mcp"], env=said_to_it, cwd=ROOT
     )
     names, said = [], ""
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from inspector.api import tokens
-from rollouts import selectors
-from rollouts.client import Client, ServerError
-from rollouts.engines import vllm_parsers
-from rollouts.models import Run, default_project
+from rollout_inspector.client.client import Client, ServerError
+from rollouts.sampling.engines import vllm_parsers
+from rollouts.store.models import Run, default_project
+from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.api.conftest import member_of, token_for
 from tests.web.trajectory_samples import Maker, own_row
 
@@ -46,12 +47,12 @@ def test_token_columns_are_joined_from_windows(server: Client, make: Maker, monk
     run = make.run([make.conversation("long"), own_row(60, advantages=np.ones(60, np.float32))])
     long, row = run.trajectories.order_by("index")
     n = server.rows(long.code)[0]["n_tokens"]
-    window = selectors.row_window(long, 0, 0, n)
+    window = row_window(long, 0, 0, n)
     found = server.tokens(long.code)
     assert n > 100 and found["ids"] == window.ids.tolist() and found["loss_mask"] == window.loss_mask.tolist()
     assert server.tokens(long.code, start=10, stop=130, columns=["ids"]) == {"ids": window.ids[10:130].tolist()}
     assert server.tokens(row.code)["advantages"] == [1.0] * 60
-    step = selectors.load_trajectory(long).steps[1]
+    step = load_trajectory(long).steps[1]
     assert server.tokens(long.code, step=1)["ids"] == step.stream.tolist()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollouts.models import AuditEvent, Run
-from rollouts.services.muted import mute
+from rollouts.store.models import AuditEvent, Run
+from rollouts.store.runs.muted_writes import mute
 from tests.api.conftest import Ask
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from inspector.api.app import schema
-from rollouts import client
-from rollouts.models import default_project
+from rollout_inspector.client import client
+from rollouts.store.models import default_project
 from tests.api.conftest import member_of, token_for
 from tests.conftest import ROOT, missing
 from tests.push.conftest import episodes

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rollouts import selectors
-from rollouts.models import Job, Run
-from rollouts.services import ask_job
-from rollouts.tito.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
+from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.api.conftest import Ask
 from tests.web.trajectory_samples import Maker, own_row
 
@@ -90,7 +91,7 @@ def test_steps_with_what_was_recorded(run: Run, ask: Ask) -> None:
 def test_token_columns_of_a_row_are_the_stored_ones(run: Run, ask: Ask) -> None:
     trajectory = run.trajectories.get(external_id="whole")
     (row,) = ask(f"/trajectories/{trajectory.code}/rows").json()["items"]
-    window = selectors.row_window(trajectory, 0, 5, 40)
+    window = row_window(trajectory, 0, 5, 40)
     found = ask(f"/trajectories/{trajectory.code}/rows/0/tokens?start=5&stop=40").json()
     assert (found["start"], found["stop"], found["n_tokens"], found["next"]) == (5, 40, row["n_tokens"], 40)
     assert found["ids"] == window.ids.tolist() and found["loss_mask"] == window.loss_mask.tolist()
@@ -137,7 +138,7 @@ def test_what_an_engine_told_is_a_column(make: Maker, ask: Ask) -> None:
 
 def test_the_stream_of_a_step(run: Run, ask: Ask) -> None:
     trajectory = run.trajectories.get(external_id="whole")
-    step = selectors.load_trajectory(trajectory).steps[1]
+    step = load_trajectory(trajectory).steps[1]
     here = f"/trajectories/{trajectory.code}/steps/1/tokens"
     found = ask(here).json()
     assert found["ids"] == step.stream.tolist()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollouts.engines import vllm_parsers
-from rollouts.models import Run
-from rollouts.tasks.jobs import do_job
+from rollouts.sampling.engines import vllm_parsers
+from rollouts.store.models import Run
+from rollouts.worker.jobs import do_job
 from tests.api.conftest import Ask
 from tests.web.trajectory_samples import Maker
 

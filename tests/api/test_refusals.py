@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from rollouts.models import ApiToken, Job, Run, TemplateCheck
-from rollouts.services import ask_job
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import ApiToken, Job, Run, TemplateCheck
 from tests.api.conftest import Ask
 
 

@@ -13,8 +13,8 @@ import pytest
 from django.test import Client
 
 from inspector.api.app import schema
-from rollouts.models import Job, Project, Run, TemplateCheck
-from rollouts.services import ask_job
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Project, Run, TemplateCheck
 from tests.api.conftest import Ask, member_of, token_for
 from tests.web.trajectory_samples import Maker
 

@@ -9,8 +9,8 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from rollouts.models import AuditEvent, Job, Project, Run, TemplateCheck
-from rollouts.work.exporting import Wanted
+from rollouts.jobs.exports.exports import Wanted
+from rollouts.store.models import AuditEvent, Job, Project, Run, TemplateCheck
 from tests.api.conftest import Ask
 from tests.api.test_refusals import assert_problem
 from tests.push.conftest import episodes

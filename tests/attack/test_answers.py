@@ -10,10 +10,12 @@ import pytest
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
-from rollouts import services
-from rollouts.models import Job, Run
-from rollouts.services.users import local_user
-from rollouts.work import template_checks
+from rollouts.jobs import template_checks
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.people.users import local_user
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -34,8 +36,8 @@ def places(tiny_tokenizer: Path) -> tuple[Run, dict[str, str]]:
     make = Maker(tiny_tokenizer)
     trajectory, (finding,) = make.broken("x")
     run = make.run([trajectory], [[finding]])
-    template = services.register_chat_template("{{ messages }}")
-    job = services.ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"}, None)[0]
+    template = register_chat_template("{{ messages }}")
+    job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"}, None)[0]
     check, _ = template_checks.ask(run.tokenizer, template, None, None, local_user(), None, False)
     return run, {
         "runs": run.code,
@@ -58,7 +60,7 @@ def test_every_address_answers_privately_and_names_no_path(
     places: tuple[Run, dict[str, str]], admin_client: Client, settings: Any
 ) -> None:
     run, codes = places
-    _, token = services.create_share(local_user(), run, query="", note="", days=1)
+    _, token = create_share(local_user(), run, query="", note="", days=1)
     visitor = Client()
     visitor.get(f"/s/{token}")
     addresses = sorted({filled(route, codes) for route in routes()})

@@ -14,13 +14,13 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from inspector.views import push as push_view
-from rollouts import services
-from rollouts.formats import limits
-from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
-from rollouts.work import push_process as pushes
-from rollouts.work.push_process import PushAnswer, PushedBody
+from inspector.api import push_views as push_view
+from rollout_inspector.formats import limits
+from rollouts.jobs import push_process as pushes
+from rollouts.jobs.push_process import PushAnswer, PushedBody
+from rollouts.store.models import Run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.runs.run_writes import create_run
 from tests.attack.hostile_bodies import BODIES, own_line
 from tests.conftest import wait_until
 from tests.people import make_member
@@ -36,7 +36,7 @@ class Pusher:
     def __init__(self, address: str) -> None:
         user = make_member("ann")
         self.token = create_api_token(user, "trainer")[1]
-        self.run = services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+        self.run = create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
         self.address = urlsplit(address)
 
     def push(self, body: bytes) -> tuple[int, dict[str, Any], str | None]:
@@ -132,7 +132,7 @@ def token(db: None) -> str:
 
 @pytest.fixture
 def run(db: None) -> Run:
-    return services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+    return create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
 
 
 def test_pushes_leave_threads_to_pages(client: Client, token: str, run: Run, sent: list[int]) -> None:

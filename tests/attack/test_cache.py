@@ -19,11 +19,11 @@ from django.test import Client
 
 import inspector.settings as product
 from inspector.server import workers
-from rollouts import services
-from rollouts.models import Job
-from rollouts.selectors import figures
-from rollouts.services.jobs import ask_job
-from rollouts.work.sending import send
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job
+from rollouts.store.runs import figures
+from rollouts.store.runs.run_writes import start_run
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
 from tests.web.samples import stored_run
@@ -70,7 +70,7 @@ def test_a_poisoned_value_is_a_miss(
     """M5: pickles, noise and other shapes in each key: the pages answer as with an empty cache."""
     monkeypatch.setattr(figures, "LARGE", 2)
     run = stored_run(4)
-    services.start_run(run)
+    start_run(run)
     maker = Maker(tiny_tokenizer)
     trajectory = maker.run([maker.conversation("a", turns=3)]).trajectories.get()
     pages = [f"/runs/{run.code}.json", f"/runs/{run.code}/cost.json", f"/trajectories/{trajectory.code}/deltas.json"]
@@ -163,4 +163,4 @@ def test_nothing_of_the_server_unpickles_what_it_did_not_write() -> None:
                 names = [node.module or ""]
             if {"pickle", "shelve", "marshal", "dill", "cloudpickle", "joblib"} & set(names):
                 reading.add(path.relative_to(ROOT).as_posix())
-    assert reading == {"rollouts/engines/process.py", "rollouts/management/commands/convert_pickle.py"}
+    assert reading == {"rollouts/sampling/engines/process.py", "tools/management/commands/convert_pickle.py"}

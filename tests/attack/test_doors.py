@@ -22,12 +22,12 @@ from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
 from inspector.web.uploads import LimitedUploadHandler
-from rollouts import services
-from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
-from rollouts.services.users import local_user
-from rollouts.work import pushing
-from rollouts.work.reproduce import script
+from rollouts.jobs import pushing
+from rollouts.jobs.exports.reproduce import script
+from rollouts.store.models import Run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.users import local_user
+from rollouts.store.runs.run_writes import create_run
 from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 
@@ -109,7 +109,7 @@ def test_a_push_on_a_full_disk_says_so(place: str, error: Exception, monkeypatch
         monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: Full())
     else:
         monkeypatch.setattr(pushing, "add_new_trajectories", refuse)
-    answer = _push(services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE))
+    answer = _push(create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE))
     assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"]
 
 
@@ -131,7 +131,7 @@ def test_a_login_on_a_full_disk_says_so(django_user_model: Any, monkeypatch: pyt
 
 
 def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+    run = create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
 
     def delete(*_: Any) -> None:
         Run.objects.filter(pk=run.pk).delete()

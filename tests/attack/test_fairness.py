@@ -12,13 +12,15 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.utils import timezone
 
-from rollouts import services
-from rollouts.models import Job, Run
-from rollouts.services.job_queue import take_next_job
-from rollouts.services.jobs import ask_job, end_job
-from rollouts.tasks import jobs
-from rollouts.work import imports, template_checks
-from rollouts.work.sending import send
+from rollouts.jobs import template_checks
+from rollouts.jobs.imports import imports
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.job_queue import take_next_job
+from rollouts.store.jobs.jobs import ask_job, end_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.run_writes import create_run
+from rollouts.worker import jobs
 from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
@@ -26,14 +28,14 @@ from tests.formats.test_formats import GYM, changed, jsonl
 
 def check_of(user: User, n: int) -> Job:
     """A job that checks a hostile template."""
-    template = services.register_chat_template(f"{FOREVER}{n}")
+    template = register_chat_template(f"{FOREVER}{n}")
     return template_checks.ask(None, template, user=user)[0].job
 
 
 def import_of(user: User, n: int, folder: Path) -> Job:
     file = folder / f"{user.username}-{n}.jsonl"
     file.write_bytes(jsonl(changed(GYM, "_ng_task_index", to=n)))
-    return imports.ask(services.create_run(Run.Kind.IMPORT, file.name, user=user), [file])
+    return imports.ask(create_run(Run.Kind.IMPORT, file.name, user=user), [file])
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_workers_that_are_free_at_once_keep_the_limit(n_users: int) -> None:
     """M10: six workers take two jobs of one user, and six jobs of six users."""
     users = [User.objects.create(username=f"user{n}") for n in range(n_users)]
     for n in range(6):
-        run = services.create_run(Run.Kind.IMPORT, "run", user=users[n % n_users])
+        run = create_run(Run.Kind.IMPORT, "run", user=users[n % n_users])
         ask_job(run, Job.Kind.DIAGNOSE, user=users[n % n_users])
     start, taken = threading.Barrier(6), []
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import zstandard
 
-from rollouts.formats import FileRefused, Rejected, Source, TooLarge, limits, read
-from rollouts.formats.limits import Limits, memory_of
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector.formats import FileRefused, Rejected, Source, TooLarge, limits, read
+from rollout_inspector.formats.limits import Limits, memory_of
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.attack import hostile_bodies
 from tests.attack.hostile_bodies import own_line
 from tests.conftest import ROOT
@@ -165,7 +165,7 @@ def test_marks_inside_texts_cost_nothing() -> None:
 
 MEASURE = """
 import sys
-from rollouts.formats import FileRefused, Source, limits, read
+from rollout_inspector.formats import FileRefused, Source, limits, read
 import pyarrow.parquet, zstandard
 data = sys.stdin.buffer.read()
 def most():
@@ -203,7 +203,7 @@ def test_a_trajectory_within_the_limits_is_read_whole() -> None:
 
 PAGES = """
 import sys
-from rollouts.formats import FileRefused, Source, limits
+from rollout_inspector.formats import FileRefused, Source, limits
 with limits.reading(limits.Limits(parquet_ratio=1 << 40, line_bytes=32 << 20, parquet_memory=int(sys.argv[2]))):
     try:
         print([(line.number, line.problem) for line in Source.of_path(sys.argv[1]).lines()])

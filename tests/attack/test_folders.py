@@ -12,9 +12,10 @@ import pytest
 from django.test import Client
 
 from inspector.server.env import EnvironmentReader
-from rollouts import services, tokenizers
-from rollouts.models import Tokenizer
-from rollouts.tokenizers import TokenizerUnusable, server_folder
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.tokenizers import TokenizerUnusable, server_folder
+from rollouts.store.models import Tokenizer
+from rollouts.store.people.tokenizers import hub_tokenizer
 
 SECRET = "the-secret-key-of-this-server"
 
@@ -167,7 +168,7 @@ def test_m6_a_hub_id_is_never_taken_for_a_path(
         assert answer.status_code in (200, 400, 422) and not Tokenizer.objects.exists()
     assert asked == (["at/x@main"] if revision == "main" else [])
     with pytest.raises(ValueError, match="hub id"):
-        services.hub_tokenizer(f"{room}/root/at/x", "main")
+        hub_tokenizer(f"{room}/root/at/x", "main")
 
 
 def test_the_default_folders_are_those_of_the_owner_on_a_machine_of_ones_own() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from rollouts.models import TemplateCheck
+from rollouts.store.models import TemplateCheck
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

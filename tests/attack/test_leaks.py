@@ -14,16 +14,17 @@ from django.test import Client
 
 from inspector.server.logs import JsonLineFormatter, TextLineFormatter, without_secrets
 from inspector.web.login import make_token
-from rollouts import services
-from rollouts.models import Run, StoredTrajectory
-from rollouts.services.api_tokens import create_api_token
-from rollouts.services.text import without_paths
-from rollouts.services.tokenizers import files_of
-from rollouts.services.users import local_user
-from rollouts.tito import diagnose as tito_diagnose
-from rollouts.tito.trajectory import Trajectory
-from rollouts.work import diagnosis
-from rollouts.work.reproduce import script
+from rollout_inspector import diagnose as tito_diagnose
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.jobs import diagnosis
+from rollouts.jobs.exports.reproduce import script
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import files_of
+from rollouts.store.people.users import local_user
+from rollouts.store.runs.run_writes import create_run, end_active_run, end_run, fail_run
+from rollouts.store.text import without_paths
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +36,7 @@ def shared(tiny_tokenizer: Path) -> tuple[Run, Client]:
     make = Maker(tiny_tokenizer)
     trajectory, (finding,) = make.broken("x")
     run = make.run([trajectory], [[finding]])
-    _, token = services.create_share(local_user(), run, query="", note="", days=1)
+    _, token = create_share(local_user(), run, query="", note="", days=1)
     visitor = Client()
     assert visitor.get(f"/s/{token}").status_code == 302
     return run, visitor
@@ -109,14 +110,14 @@ def test_l12_errors_of_work_are_stored_without_paths(
     monkeypatch.setattr(tito_diagnose, "examine", fail)
     (finding,) = diagnosis.diagnosis_for(Trajectory("a", ()), run).findings
     assert "a.jsonl" in finding.evidence and str(settings.INSPECTOR_DATA) not in finding.evidence
-    for end in (services.end_run, services.end_active_run):
+    for end in (end_run, end_active_run):
         Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
         end(run, Run.Status.FAILED, f"It broke off: {settings.INSPECTOR_DATA}/uploads/abc/a.jsonl is gone.")
         assert "a.jsonl is gone" in visitor.get(f"/runs/{run.code}").content.decode()
         assert str(settings.INSPECTOR_DATA) not in visitor.get(f"/runs/{run.code}.json").content.decode()
     Run.objects.filter(pk=run.pk).update(status=Run.Status.RUNNING)
     StoredTrajectory.objects.filter(run=run).update(status=StoredTrajectory.Status.RUNNING)
-    services.fail_run(run, f"The engine cannot read {settings.INSPECTOR_DATA}/model/config.json.")
+    fail_run(run, f"The engine cannot read {settings.INSPECTOR_DATA}/model/config.json.")
     assert run.trajectories.get().error == "The engine cannot read config.json."
 
 
@@ -171,8 +172,8 @@ def test_no_line_of_a_log_holds_a_secret(said: str) -> None:
 def test_the_cache_holds_no_token(admin_client: Client) -> None:
     """M1 in Redis: its keys and values are what somebody on its network reads."""
     cache.clear()
-    run = services.create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
-    _, share = services.create_share(local_user(), run, query="", note="", days=1)
+    run = create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
+    _, share = create_share(local_user(), run, query="", note="", days=1)
     _, token = create_api_token(local_user(), "trainer")
     login = make_token()
     visitor = Client()

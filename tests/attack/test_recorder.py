@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollouts import services
-from rollouts.models import Run
 from rollouts.recorder.access import token_problem
+from rollouts.store.models import Run
+from rollouts.store.runs.run_writes import create_run
 from tests.recorder.harness import FakeServer, RecorderSetup, play
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -19,7 +19,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 def answers(tmp_path: Path, calls: list[tuple[str, str, dict[str, str]]]) -> tuple[list[int], FakeServer, Run]:
     """The status of each call (method, path, headers), what reached the server, and the run."""
-    run, server = services.create_run(Run.Kind.IMPORT, "recorded", engine="recorder"), FakeServer()
+    run, server = create_run(Run.Kind.IMPORT, "recorded", engine="recorder"), FakeServer()
 
     async def scenario(setup: RecorderSetup) -> list[int]:
         found = []

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from inspector.server.system_checks import check_confinement
-from rollouts import confinement
-from rollouts.confinement import missing
+from rollout_inspector.text import confinement
+from rollout_inspector.text.confinement import missing
 
 ROOT = Path(__file__).parents[2]
 WORKER = ROOT / "rollouts" / "chat_templates" / "sandbox" / "worker" / "__main__.py"

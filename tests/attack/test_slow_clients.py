@@ -22,10 +22,11 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server.web_worker import awaits_body
-from rollouts import files, services
-from rollouts.models import Job, Run
-from rollouts.services.api_tokens import create_api_token
-from rollouts.work import exporting
+from rollouts.jobs.exports import exports as exporting
+from rollouts.store import files
+from rollouts.store.models import Job, Run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.runs.run_writes import create_run
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
@@ -86,7 +87,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         from tests.people import make_member
 
         user = make_member("ada", password="a long password")
-        run = services.create_run(Run.Kind.IMPORT, "run", user=user, status=Run.Status.DONE)
+        run = create_run(Run.Kind.IMPORT, "run", user=user, status=Run.Status.DONE)
         job = Job.objects.create(
             run=run, kind=Job.Kind.EXPORT, status="done", options={"format": "own_jsonl"}, created_by=user,
             expires_at=timezone.now() + timedelta(days=1),

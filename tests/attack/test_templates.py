@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollouts.chat_templates.sandbox.client import Rendered, RenderJob, render
+from rollout_inspector.text.chat_templates.sandbox.client import Rendered, RenderJob, render
 
 
 def lines_of(template: str) -> list[tuple[str, int | None]]:

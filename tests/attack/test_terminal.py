@@ -11,10 +11,10 @@ import pytest
 from django.core.management import call_command, get_commands, load_command_class
 from django.core.management.base import CommandError
 
-from rollouts import services
 from rollouts.management import TerminalCommand
 from rollouts.management.commands.findings import Command as Findings
-from rollouts.models import Run
+from rollouts.store.models import Run
+from rollouts.store.people.tokenizers import register_tokenizer
 from tests.web.trajectory_samples import Maker
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\u202eb"
@@ -59,7 +59,7 @@ def test_l11_each_command_that_reads_foreign_data(tiny_tokenizer: Path, tmp_path
         "steps": [{"finish_reason": HOSTILE}],
     }
     lines.write_text(json.dumps(broken) + "\n" + json.dumps({HOSTILE: HOSTILE}) + f'\n{{"a": "{HOSTILE}"\n')
-    services.register_tokenizer(tiny_tokenizer, name=HOSTILE)
+    register_tokenizer(tiny_tokenizer, name=HOSTILE)
     for arguments in (
         ["findings", run.code], ["findings", run.code, "--checks"], ["diagnose", run.code], ["replay", run.code],
         ["check_template", "--chat-template", str(template), "--repair"], ["check_template", "--matrix"],

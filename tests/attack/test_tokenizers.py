@@ -19,12 +19,12 @@ import psutil
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from rollouts import services
-from rollouts.tito.trajectory import Request, Step, Trajectory
-from rollouts.tokenizers import TokenizerUnusable, check_folder, limited, load, unpack_zip
-from rollouts.tokenizers.validate import examined
-from rollouts.work import run_replays
-from rollouts.work.diagnosis import diagnosis_for
+from rollout_inspector.streams.trajectory import Request, Step, Trajectory
+from rollout_inspector.text.tokenizers import TokenizerUnusable, check_folder, limited, load, unpack_zip
+from rollout_inspector.text.tokenizers.validate import examined
+from rollouts.jobs.diagnosis import diagnosis_for
+from rollouts.jobs.replays import run_replays
+from rollouts.store.people.tokenizers import register_chat_template
 from tests.attack.hostile_uploads import BOMBS, NESTED, bomb, changed
 from tests.conftest import ROOT
 from tests.web.trajectory_samples import Maker
@@ -183,7 +183,7 @@ def test_a_forked_process_uses_no_process_of_its_parent(tiny_tokenizer: Path, tm
     """gunicorn and Celery fork; both sides go on with their own processes."""
     folder = changed(tiny_tokenizer, tmp_path / "forked", {})
     program = (
-        "import os, sys; from rollouts.tokenizers import load; one = load(sys.argv[1]); ids = one.encode('hello');"
+        "import os, sys; from rollout_inspector.text.tokenizers import load; one = load(sys.argv[1]); ids = one.encode('hello');"
         "held = one._process._turn; held.acquire(); child = os.fork(); child and held.release();"
         "same = one.encode('hello').tolist() == ids.tolist();"
         "child or os._exit(0 if same else 1);"
@@ -250,7 +250,7 @@ def test_a_panic_in_a_replay_refuses_its_trajectory(tiny_tokenizer: Path, tmp_pa
         request, reply = Request(({"role": "user", "content": text},)), {"role": "assistant", "content": "hello"}
         said.append(Step(make.ids("hello"), make.ids("hello"), None, request=request, reply=reply))
     run = make.run([Trajectory(str(n), (step,)) for n, step in enumerate(said)])
-    run.chat_template = services.register_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
+    run.chat_template = register_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
     run.save()
     report = run_replays.new_report(run)
     assert list(run_replays.replay_run(run, report)) == [0, 1]

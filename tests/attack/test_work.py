@@ -21,17 +21,24 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server import health
-from rollouts import files, services
-from rollouts.models import Job, Run, StoredTrajectory, TokenSegment
-from rollouts.services import storage_mark, token_segments
-from rollouts.services.imports import imported
-from rollouts.services.jobs import adopt_jobs, ask_job, take_job
-from rollouts.services.pushed import add_new_trajectories
-from rollouts.tasks import jobs
-from rollouts.tito.diagnose.checks import Diagnosis
-from rollouts.work import diagnosis, exporting, imports, leftovers, replays, run_control, template_checks
-from rollouts.work.launch import LaunchSettings, launch
-from rollouts.work.uploads import kept_codes
+from rollout_inspector.diagnose.checks import Diagnosis
+from rollouts.jobs import diagnosis, run_control, template_checks
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import imports
+from rollouts.jobs.imports.uploads import kept_codes
+from rollouts.jobs.launch import LaunchSettings, launch
+from rollouts.jobs.replays import replays
+from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.store import files, storage_mark
+from rollouts.store.jobs.jobs import adopt_jobs, ask_job, take_job
+from rollouts.store.models import Job, Run, StoredTrajectory, TokenSegment
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.import_writes import imported
+from rollouts.store.runs.run_writes import create_run, end_run, start_run
+from rollouts.store.trajectories import token_segments
+from rollouts.store.trajectories.findings import replace_findings
+from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
+from rollouts.worker import jobs
 from tests import faults
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
@@ -57,7 +64,7 @@ def kept_of(run: Run) -> bool:
 @pytest.fixture
 def asked(sent: list[int]) -> Job:
     """The job of an upload of two files."""
-    run = services.create_run("import", "files")
+    run = create_run("import", "files")
     uploads = [SimpleUploadedFile(name, lines(10 * n, 3)) for n, name in enumerate(("a.jsonl", "b.jsonl"))]
     imports.take_uploads(run, uploads, "auto", True)
     return run.jobs.get()
@@ -105,7 +112,7 @@ def test_work_goes_on_after_each_way_to_lose_its_worker(
     """H1, M8, L8: kill -9 of the pool's child, kill -9 of the main process, SIGTERM as by a supervisor."""
     (tmp_path / "a.jsonl").write_bytes(lines(0, 5))
     (tmp_path / "b.jsonl").write_bytes(lines(10, 3000))
-    run = services.create_run("import", "files")
+    run = create_run("import", "files")
     job = imports.ask(run, [tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
     maker = Maker(tiny_tokenizer)
     asked = [job, *work_on_runs(maker.run([maker.conversation(f"t{n}") for n in range(20)]))]
@@ -134,9 +141,9 @@ def test_work_goes_on_after_each_way_to_lose_its_worker(
 
 def work_on_runs(run: Run) -> list[Job]:
     """A job of each kind but an import."""
-    pushed = services.create_run("import", "pushed", status=Run.Status.DONE)
+    pushed = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(pushed, [trajectory(f"t{n}") for n in range(40)])
-    check = template_checks.ask(None, services.register_chat_template(BROKEN))[0]
+    check = template_checks.ask(None, register_chat_template(BROKEN))[0]
     return [
         *(ask_job(run, kind)[0] for kind in (Job.Kind.REPLAY, Job.Kind.DIAGNOSE)),
         ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0],
@@ -324,8 +331,8 @@ def test_a_worker_that_was_only_slow_does_not_cancel_what_is_queued_again(
 
 @pytest.mark.parametrize("kind", ["launch", "import"])  # an import without a job: a recorder wrote it
 def test_a_run_whose_writer_is_lost_can_be_cancelled(kind: str, web: Client) -> None:
-    run = services.create_run(kind, "lost", model="demo")
-    services.start_run(run)
+    run = create_run(kind, "lost", model="demo")
+    start_run(run)
     web.post(f"/runs/{run.code}/cancel")
     assert (Run.objects.get().status, Run.objects.get().cancel_requested) == ("running", True)  # its writer may live
     Run.objects.update(heartbeat_at=timezone.now() - timedelta(seconds=30))
@@ -362,7 +369,7 @@ def test_readers_are_told_of_a_part_of_a_file(asked: Job, monkeypatch: pytest.Mo
 
 
 def test_rejected_lines_are_counted_once_after_a_lost_worker(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    run = services.create_run("import", "files")
+    run = create_run("import", "files")
     uploads = [SimpleUploadedFile(name, lines(10 * n, 3) + b"{\n") for n, name in enumerate(("a.jsonl", "b.jsonl"))]
     imports.take_uploads(run, uploads, "auto", True)
     monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
@@ -431,7 +438,7 @@ def test_a_pile_that_always_fails_does_not_block_later_ones(
 ) -> None:
     """M8: every later push began at the same pile, and nobody was told."""
     monkeypatch.setattr(diagnosis, "BATCH", 2)
-    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    run = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory(name) for name in ("a", "killer", "c", "d", "e")])
     job = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[0]
     real = diagnosis.diagnosis_for
@@ -456,10 +463,10 @@ def test_a_pile_that_always_fails_does_not_block_later_ones(
 
 
 def test_a_trajectory_whose_findings_cannot_be_stored_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    run = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory(name) for name in ("a", "b", "c")])
     job = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[0]
-    real = services.replace_findings
+    real = replace_findings
 
     def store(of: Run, found: Any) -> None:
         if any(record.external_id == "b" and not findings for record, findings in found):
@@ -480,11 +487,11 @@ def test_a_trajectory_whose_findings_cannot_be_stored_costs_the_others_nothing(m
 def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_path: Path, sent: list[int]) -> None:
     """M7: nothing ever removed them."""
     settings.INSPECTOR_DATA = tmp_path
-    live, done, failed = (services.create_run("import", name) for name in ("live", "done", "failed"))
+    live, done, failed = (create_run("import", name) for name in ("live", "done", "failed"))
     for run in (live, done, failed):
         imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines(0, 1))], "auto", True)
-    services.end_run(done, "done")
-    services.end_run(failed, "failed", "It broke off.")
+    end_run(done, "done")
+    end_run(failed, "failed", "It broke off.")
     Job.objects.filter(run=failed).update(status="failed")
     stored = tmp_path / "files"
     kept = [stored / "uploads" / run.code / "a.jsonl" for run in (live, failed)]
@@ -520,7 +527,7 @@ def test_leftovers_of_another_database_stay(
     settings.INSPECTOR_DATA = tmp_path
     cache.clear()
     monkeypatch.setattr(token_segments, "ORPHAN_AGE", timedelta(0))
-    run = services.create_run("import", "ours")
+    run = create_run("import", "ours")
     TokenSegment.objects.create(run=run, key="segments/ours/a.parquet", n_items=1, n_tokens=1, n_bytes=1)
     theirs = ["uploads/theirs/a.jsonl", "exports/theirs/run.jsonl", "segments/theirs/a.parquet"]
     for key in theirs:

@@ -9,9 +9,10 @@ import pytest
 from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
-from rollouts import services
-from rollouts.models import ApiToken, Role, Run, ShareLink
-from rollouts.services.api_tokens import create_api_token
+from rollouts.store.models import ApiToken, Role, Run, ShareLink
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.runs.run_writes import create_run
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
@@ -26,8 +27,8 @@ def member(name: str, **flags: Any) -> tuple[Any, Client]:
 def test_m11_who_deletes_revokes_or_pushes_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     ada, _ = member("ada")
     _, bob = member("bob", is_staff=True)
-    run = services.create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
-    link, token = services.create_share(ada, run, query="", note="", days=1)
+    run = create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
+    link, token = create_share(ada, run, query="", note="", days=1)
     record, api_token = create_api_token(ada, "trainer")
     with caplog.at_level(logging.INFO):
         bob.post(f"/shares/{link.pk}/revoke")

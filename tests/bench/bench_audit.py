@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from rollouts import tokenizers
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.guard.audit_runners import Done, Todo, on_processes, on_ray
-from rollouts.guard.shard_audit import AuditSettings, AuditShard, cut_files
+from rollout_inspector.guard.audit_runners import Done, Todo, on_processes, on_ray
+from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, cut_files
+from rollout_inspector.text import tokenizers
+from rollouts.sampling.demo_policy import MODEL_DIR
 from tests.bench.gym_file import write_gym_file
 from tests.bench.processes import family, processor_seconds
 

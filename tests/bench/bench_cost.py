@@ -19,9 +19,10 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from rollouts import models, services
-from rollouts.tito.diagnose import KINDS, VERSION
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.diagnose import KINDS, VERSION
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.store import models
+from rollouts.store.runs.run_writes import create_run, end_run, recount
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +35,7 @@ TIMES = 9
 def large_run(n: int = N) -> models.Run:
     """A finished run with as many trajectories, and 1.5 findings each on average; rows of the tables alone."""
     rng = np.random.default_rng(0)
-    run = services.create_run("import", "large")
+    run = create_run("import", "large")
     kinds = sorted(KINDS)[:24]
     ids, text = ids_array(range(40)), "The prompt of step 3 leaves the stream of step 2. " * 4
     for start in range(0, n, BATCH):
@@ -60,8 +61,8 @@ def large_run(n: int = N) -> models.Run:
             for i, record in enumerate(trajectories)
             for _ in range(counts[i])
         )
-    services.recount(run)
-    services.end_run(run, models.Run.Status.DONE)
+    recount(run)
+    end_run(run, models.Run.Status.DONE)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
         if connection.vendor == "postgresql":

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.tito.diagnose import diagnose
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import ModelSetup, planted
 from tests.tito.test_diagnose_corpus import PAIRS

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates import check
-from rollouts.tokenizers import load
-from rollouts.tokenizers.worker.definition import read_definition
-from rollouts.tokenizers.worker.encoders import Reference
+from rollout_inspector.text.chat_templates import check
+from rollout_inspector.text.tokenizers import load
+from rollout_inspector.text.tokenizers.worker.definition import read_definition
+from rollout_inspector.text.tokenizers.worker.encoders import Reference
 
 
 @pytest.mark.bench

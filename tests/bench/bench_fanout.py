@@ -27,15 +27,16 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, connections
 
-from rollouts import services
-from rollouts.formats import FORMATS, Source
-from rollouts.models import Job, Run
-from rollouts.services.job_queue import take_next_job
-from rollouts.tasks import jobs
-from rollouts.tito.trajectory import Trajectory
-from rollouts.tokenizers import load
-from rollouts.work import import_shards, imports
-from rollouts.work.diagnosis import codec_of
+from rollout_inspector.formats import FORMATS, Source
+from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.tokenizers import load
+from rollouts.jobs.diagnosis import codec_of
+from rollouts.jobs.imports import import_shards, imports
+from rollouts.store.jobs.job_queue import take_next_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people.tokenizers import find_tokenizer
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.worker import jobs
 from tests.bench.gym_file import write_gym_file
 from tests.bench.processes import family, processor_seconds
 
@@ -72,8 +73,8 @@ def worker(run: Run, ready: Path, ended: Path) -> None:
 
 def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, float, list[tuple[float, float]]]:
     """The run, the seconds of the clock, and the processor seconds of each of ``n`` workers and of its backend."""
-    run = services.create_run(
-        Run.Kind.IMPORT, f"{n} workers", tokenizer=services.find_tokenizer(str(tokenizer)), token_store=STORE
+    run = create_run(
+        Run.Kind.IMPORT, f"{n} workers", tokenizer=find_tokenizer(str(tokenizer)), token_store=STORE
     )
     ended = folder / run.code
     ready = [folder / f"{run.code}.ready.{number}" for number in range(n)]
@@ -90,7 +91,7 @@ def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, 
         pids.append(pid)
     while not all(one.exists() for one in ready):
         time.sleep(0.01)
-    with mock.patch("rollouts.work.imports.send", lambda job: ""):
+    with mock.patch("rollouts.jobs.imports.imports.send", lambda job: ""):
         imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", data)], "auto", True)
     began = time.monotonic()
     while Job.objects.filter(run=run, status__in=("queued", "running")).exists():
@@ -108,7 +109,7 @@ def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, 
 def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_shards, "PART_BYTES", PART)
     if STORE == "segments":
-        import_module("rollouts.token_store.segment_file")  # it loads pyarrow, once in the life of a worker
+        import_module("rollouts.store.token_arrays.segment_file")  # it loads pyarrow, once in the life of a worker
     path = tmp_path / "a.jsonl"
     write_gym_file(path, load(tiny_tokenizer), SIZE)
     data = path.read_bytes()
@@ -120,7 +121,7 @@ def test_import_by_two_workers(tiny_tokenizer: Path, tmp_path: Path, monkeypatch
         for n in (1, 2):
             run, clocks[n], spent[n] = import_by(n, data, tiny_tokenizer, tmp_path)
             stored.append((run.n_trajectories, run.n_tokens, dict(run.finding_counts)))
-            services.delete_run(run)
+            delete_run(run)
         assert stored[0] == stored[1]
         (took, backend), busiest = spent[1][0], max(took for took, _ in spent[2])
         print(

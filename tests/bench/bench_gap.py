@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rollouts.tito.gap.figures import GapFigures
-from rollouts.tito.gap.report import gap_report
-from rollouts.tito.gap.tokens import GapRow, GapTokens
+from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollout_inspector.diagnose.gap.report import gap_report
+from rollout_inspector.diagnose.gap.tokens import GapRow, GapTokens
 
 TOKENS = int(os.environ.get("BENCH_TOKENS", "10000000"))
 PER_ROW, PROMPT, ROUNDS = 2_000, 500, 3

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import formats, services
-from rollouts.command_line.main import main
-from rollouts.formats import Source
-from rollouts.guard import Guard
-from rollouts.tito.prefix import links_of, merge_steps
-from rollouts.tito.trajectory import Row, Trajectory
+from rollout_inspector import formats
+from rollout_inspector.commands.main import main
+from rollout_inspector.formats import Source
+from rollout_inspector.guard import Guard
+from rollout_inspector.streams.prefix import links_of, merge_steps
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
+from rollouts.store.runs.run_writes import delete_run
 from tests.bench.bench_import import MB, import_file, seconds, tokenizer_folders
 from tests.bench.gym_file import write_gym_file
 
@@ -49,7 +51,7 @@ def guarded(guard: Guard, name: str, items: list[Any]) -> None:
 def test_tokens_a_second(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     print("\ntokenizer  what   sample  M tokens/s  looked at  slowest call, ms")
     for folder in tokenizer_folders(corpus, tiny_tokenizer):
-        codec = services.load_tokenizer(services.find_tokenizer(str(folder)).files_sha256)
+        codec = load_tokenizer(find_tokenizer(str(folder)).files_sha256)
         path = tmp_path / f"{folder.name}.jsonl"
         write_gym_file(path, codec, SIZE)
         trajectories = [one for one in formats.read(Source.of_path(path))[1] if isinstance(one, Trajectory)]
@@ -71,7 +73,7 @@ def test_tokens_a_second(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> 
 def test_check_against_import(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     print("\ntokenizer  import, s  check, s  check / import")
     for folder in tokenizer_folders(corpus, tiny_tokenizer):
-        codec = services.load_tokenizer(services.find_tokenizer(str(folder)).files_sha256)
+        codec = load_tokenizer(find_tokenizer(str(folder)).files_sha256)
         path, report = tmp_path / f"{folder.name}.jsonl", tmp_path / "report.json"
         n = write_gym_file(path, codec, SIZE)
         options = ["--tokenizer", str(codec.path), "--format", "json", "--output", str(report), "--fail-on", "none"]
@@ -79,7 +81,7 @@ def test_check_against_import(corpus: Path, tiny_tokenizer: Path, tmp_path: Path
         for _ in range(TIMES):
             took, run = seconds(lambda: import_file(path, folder))  # noqa: B023
             imports.append(took)
-            services.delete_run(run)
+            delete_run(run)
             took, status = seconds(lambda: main(["check", str(path), *options]))  # noqa: B023
             checks.append(took)
             assert status == 0 and json.loads(report.read_text())["trajectories"] == n

@@ -19,15 +19,16 @@ import numpy as np
 import pytest
 from django.db.models import F
 
-from rollouts import services
-from rollouts.models import Content, Run, StoredStep, StoredTrajectory
-from rollouts.services.bulk import insert_values
-from rollouts.services.contents import Contents
-from rollouts.tokenizers import load
-from rollouts.tokenizers.loaded import LoadedTokenizer
-from rollouts.tokenizers.worker.definition import read_definition
-from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
-from rollouts.work import imports
+from rollout_inspector.text.tokenizers import load
+from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
+from rollout_inspector.text.tokenizers.worker.definition import read_definition
+from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
+from rollouts.jobs.imports import imports
+from rollouts.store.bulk import insert_values
+from rollouts.store.models import Content, Run, StoredStep, StoredTrajectory
+from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.trajectories.contents import Contents
 from tests.bench.gym_file import rollout, write_gym_file
 from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT
@@ -154,7 +155,7 @@ def _in_children() -> float:
 
 
 def import_file(path: Path, folder: Path) -> Run:
-    run = services.create_run(Run.Kind.IMPORT, path.name, tokenizer=services.find_tokenizer(str(folder)))
+    run = create_run(Run.Kind.IMPORT, path.name, tokenizer=find_tokenizer(str(folder)))
     imports.import_files(run, [path])
     assert run.status == Run.Status.DONE and not run.n_rejected, run.error
     return run
@@ -162,7 +163,7 @@ def import_file(path: Path, folder: Path) -> Run:
 
 def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     for folder in tokenizer_folders(corpus, tiny_tokenizer):
-        codec = services.load_tokenizer(services.find_tokenizer(str(folder)).files_sha256)
+        codec = load_tokenizer(find_tokenizer(str(folder)).files_sha256)
         path = tmp_path / f"{folder.name}.jsonl"
         n = write_gym_file(path, codec, SIZE)
         ours = []
@@ -170,7 +171,7 @@ def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Pa
             took, run = seconds(lambda: import_file(path, folder))  # noqa: B023
             ours.append(took)
             if k < 2:
-                services.delete_run(run)
+                delete_run(run)
         completions, verdicts = seconds(lambda: loop(path, codec.hf, whole=False))  # noqa: B023
         whole, _ = seconds(lambda: loop(path, codec.hf, whole=True))  # noqa: B023
         assert our_verdicts(run) == verdicts
@@ -187,7 +188,7 @@ def test_import_with_all_checks(corpus: Path, tiny_tokenizer: Path, tmp_path: Pa
             f"\n  msgspec + {codec.encoder}, everything   {every:6.2f} s  ours is {best / every:4.2f}x"
             f"  ({n_every:,} tokens)"
         )
-        services.delete_run(run)
+        delete_run(run)
         path.unlink()
 
 
@@ -210,7 +211,7 @@ def test_memory_does_not_grow_with_the_file(tiny_tokenizer: Path, tmp_path: Path
 
 def test_a_rollout_costs_its_new_tokens(tiny_tokenizer: Path, tmp_path: Path) -> None:
     """Files of about as many new tokens, in rollouts of 1 to 64 calls: what a new token costs."""
-    codec = services.load_tokenizer(services.find_tokenizer(str(tiny_tokenizer)).files_sha256)
+    codec = load_tokenizer(find_tokenizer(str(tiny_tokenizer)).files_sha256)
     import_file(_curve_file(tmp_path, codec, 2, 20), tiny_tokenizer)
     print("\ncalls  file MB  new tokens  us a new token  us a token of the file")
     for calls in (1, 2, 4, 8, 16, 32, 64):
@@ -268,13 +269,13 @@ def test_bodies_that_are_held(tiny_tokenizer: Path, tmp_path: Path, monkeypatch:
         insert_values(Content, sorted(contents._bodies.items()), ignore_conflicts=True)
         contents._bodies = {}
 
-    codec = services.load_tokenizer(services.find_tokenizer(str(tiny_tokenizer)).files_sha256)
+    codec = load_tokenizer(find_tokenizer(str(tiny_tokenizer)).files_sha256)
     paths = [write_tiny_file(tmp_path / "tiny.jsonl", 4000), tmp_path / "gym.jsonl"]
     write_gym_file(paths[1], codec, 25 * MB)
     print("\nfile  held s  not held s  ratio of the least")
     for path in paths:
         took: dict[str, list[float]] = {"held": [], "not held": []}
-        services.delete_run(import_file(path, tiny_tokenizer))
+        delete_run(import_file(path, tiny_tokenizer))
         for _ in range(3):
             for name, of_one in took.items():
                 with monkeypatch.context() as patched:
@@ -283,6 +284,6 @@ def test_bodies_that_are_held(tiny_tokenizer: Path, tmp_path: Path, monkeypatch:
                     began = time.perf_counter()
                     run = import_file(path, tiny_tokenizer)
                     of_one.append(time.perf_counter() - began)
-                services.delete_run(run)
+                delete_run(run)
         held, plain = took.values()
         print(path.name, *(f"{min(of_one):.2f}" for of_one in (held, plain)), f"{min(held) / min(plain):.3f}")

@@ -1,6 +1,6 @@
 """A launched run, its writes and its diagnosis included, beside a bare loop around the same engine. Ratios, printed.
 
-The bare loop (rollouts/gpu_proof/bare.py) runs where the engine is, in its process and thread, and drives it directly:
+The bare loop (tools/gpu_proof/bare.py) runs where the engine is, in its process and thread, and drives it directly:
 the same prompts, turns, lengths, tool answers and concurrency, and nothing else. Runs and loops alternate.
 
 On a machine that others use, both wait for cores, and not equally long. So a second ratio leaves out the time that the
@@ -23,13 +23,14 @@ from statistics import median
 import pytest
 from django.db import connection
 
-from rollouts import selectors, services
-from rollouts.gpu_proof.bare import plan
-from rollouts.models import Run, StoredFinding, StoredTrajectory
-from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchSettings, launch, served_models
+from rollouts.jobs.launch import LaunchSettings, launch, served_models
+from rollouts.store.models import Run, StoredFinding, StoredTrajectory
+from rollouts.store.runs.run_writes import cancel_run
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.worker import run_rollouts as work
 from tests.bench.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
+from tools.gpu_proof.bare import plan
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
@@ -74,7 +75,7 @@ def test_throughput_against_a_bare_loop(engine: str, request: pytest.FixtureRequ
         run, seconds = launched(engine, PROMPTS, 10 + pair)
         waited, busy = (after - before for after, before in zip(spent(), start, strict=True))
         processors = sums(processor_seconds, family()) - processors
-        plans = [plan(one, pair) for one in selectors.load_trajectories(list(run.trajectories.order_by("index")))]
+        plans = [plan(one, pair) for one in load_trajectories(list(run.trajectories.order_by("index")))]
         start = spent()
         measured = owner.call(partial(bare, plans, live)).result()
         waited_bare, busy_bare = (after - before for after, before in zip(spent(), start, strict=True))
@@ -114,7 +115,7 @@ def test_seconds_until_a_cancelled_runs_requests_are_dropped(engine: str, reques
                 assert not worked.done(), run.error
                 time.sleep(0.02 + 0.02 * (n % 10))  # not always at the same moment of the worker's own polls
             began = time.perf_counter()
-            services.cancel_run(run)
+            cancel_run(run)
             while owner.call(is_busy).result():
                 pass
             seconds.append(time.perf_counter() - began)

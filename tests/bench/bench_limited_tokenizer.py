@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.tokenizers import load
-from rollouts.tokenizers.worker.definition import read_definition
-from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
+from rollout_inspector.text.tokenizers import load
+from rollout_inspector.text.tokenizers.worker.definition import read_definition
+from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
 from tests.bench.processes import family, megabytes, sums
 
 pytestmark = pytest.mark.bench

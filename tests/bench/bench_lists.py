@@ -17,9 +17,9 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from rollouts import services
-from rollouts.models import Run, StoredFinding, StoredTrajectory
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.store.models import Run, StoredFinding, StoredTrajectory
+from rollouts.store.runs.run_writes import create_run, end_run
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
@@ -35,7 +35,7 @@ def run() -> Run:
 
 def stored_run() -> Run:
     """A run of ``N`` trajectories, every third with a finding."""
-    run = services.create_run("import", "many")
+    run = create_run("import", "many")
     made = StoredTrajectory.objects.bulk_create(
         (
             StoredTrajectory(
@@ -63,7 +63,7 @@ def stored_run() -> Run:
         n_trajectories=N, n_finished=N, n_steps=3 * N, n_rows=N, n_rewards=N, finding_counts={"boundary_merge": N // 3}
     )
     run.refresh_from_db()
-    services.end_run(run, "done")
+    end_run(run, "done")
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return run

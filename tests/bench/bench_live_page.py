@@ -30,9 +30,9 @@ from django.conf import settings
 from django.db import connection
 from django.test import Client
 
-from rollouts.models import Run
-from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchSettings, launch, served_models
+from rollouts.jobs.launch import LaunchSettings, launch, served_models
+from rollouts.store.models import Run
+from rollouts.worker import run_rollouts as work
 from tests.bench.engine_calls import computed, forget, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT, wait_until

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from rollouts.tito.loss_weights.figures import FindingPlaces, WeightSums
-from rollouts.tito.trajectory import Row, Trajectory
+from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums
+from rollout_inspector.streams.trajectory import Row, Trajectory
 
 TOKENS = int(os.environ.get("BENCH_TOKENS", "10000000"))
 KEPT = 200

@@ -27,18 +27,26 @@ from django.db.models import Model
 from django.test import Client
 from django.utils import timezone
 
-from rollouts import services
-from rollouts.formats.containers.source import Source
-from rollouts.models import Job, PushedFigures, Run, RunFigures, StoredFinding, StoredTrajectory, TrainingStepFigures
-from rollouts.selectors import figures
-from rollouts.selectors.training_steps import count_training_steps
-from rollouts.services.jobs import take_job
-from rollouts.services.pushed import DIAGNOSED_TO
-from rollouts.services.pushed_figures import count_due
-from rollouts.tito.gap.figures import GapFigures
-from rollouts.work import imports
-from rollouts.work.diagnosis import do_pushed_job
-from rollouts.work.pushing import take_push
+from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollout_inspector.formats.containers.source import Source
+from rollouts.jobs.diagnosis import do_pushed_job
+from rollouts.jobs.imports import imports
+from rollouts.jobs.pushing import take_push
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import (
+    Job,
+    PushedFigures,
+    Run,
+    RunFigures,
+    StoredFinding,
+    StoredTrajectory,
+    TrainingStepFigures,
+)
+from rollouts.store.runs import figures
+from rollouts.store.runs.pushed_figures import count_due
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.training_steps import count_training_steps
+from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
@@ -51,7 +59,7 @@ KINDS = ("boundary_merge", "template_rewrites", "reply_text_lost", "row_not_samp
 
 def stored_run() -> Run:
     """A large run. Only the trajectories of its last step have a gap, as large as that of 500 tokens is."""
-    run, total = services.create_run(Run.Kind.IMPORT, "steps"), STEPS * PER_STEP
+    run, total = create_run(Run.Kind.IMPORT, "steps"), STEPS * PER_STEP
     one = StoredTrajectory.objects.create(
         run=run, external_id="0", index=0, group="g0", reward=0.5, n_steps=3, n_rows=1, n_tokens=500, n_sampled=100,
         n_trained=100, n_lost=0, training_step=0, checks={}, worst_severity="error", n_findings=2,
@@ -131,7 +139,7 @@ def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         say(f"  page{suffix} {1000 * statistics.median(timed(look) for _ in range(ROUNDS)):.0f} ms")
     one = statistics.median(timed(lambda: list(count_training_steps(run, {STEPS - 1}))) for _ in range(ROUNDS))
     say(f"  counting one step {1000 * one:.0f} ms")
-    monkeypatch.setattr("rollouts.work.pushing.send", lambda job: "")
+    monkeypatch.setattr("rollouts.jobs.pushing.send", lambda job: "")
     spent = measured(monkeypatch)
     for n, part in enumerate((PER_STEP, 100, 10)):
         lines = list(rows(PER_STEP, lambda _, step=STEPS + n: step))
@@ -157,7 +165,7 @@ def test_share_of_an_import(tmp_path: Path, capsys: Any, monkeypatch: pytest.Mon
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"".join(rows(LINES, lambda at: at // 100)))
     spent = measured(monkeypatch)
-    run = services.create_run(Run.Kind.IMPORT, "rows")
+    run = create_run(Run.Kind.IMPORT, "rows")
     took = timed(lambda: imports.import_files(run, [file]))
     assert TrainingStepFigures.objects.filter(run=run).count() == -(-LINES // 100)
     with capsys.disabled():
@@ -183,7 +191,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     for place in ("work.diagnosis.count_due", "work.diagnosis.note_uncounted", "services.figures.take_training_steps"):
         watch(f"rollouts.{place}")
-    watch("rollouts.services.figures.take_policy_versions")
+    watch("rollouts.store.runs.figure_writes.take_policy_versions")
     return spent
 
 

@@ -22,8 +22,9 @@ from django.test import Client
 from django.urls import path, reverse
 
 from inspector.urls import urlpatterns as pages
-from rollouts import selectors, services
-from rollouts.models import StoredTrajectory
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.people.tokenizers import byte_table
+from rollouts.store.trajectories.rows import row_window
 from tests.browser.conftest import browser, contexts, open_page  # noqa: F401
 from tests.people import make_member
 from tests.web.long_rows import long_trajectory
@@ -72,8 +73,8 @@ SPANS = engines["django"].from_string(
 def span_per_token(request: HttpRequest, code: str) -> HttpResponse:
     """A whole row with an element per token, as a template loop writes it."""
     row = StoredTrajectory.objects.select_related("run__tokenizer").get(code=code)
-    window = selectors.row_window(row, 0, 0, row.n_tokens)
-    pieces = services.byte_table(row.run.tokenizer.files_sha256).token_bytes(window.ids)
+    window = row_window(row, 0, 0, row.n_tokens)
+    pieces = byte_table(row.run.tokenizer.files_sha256).token_bytes(window.ids)
     texts = [piece.decode("utf-8", "replace") for piece in pieces]
     columns = (window.ids.tolist(), window.origin.tolist(), window.loss_mask.tolist(), texts)
     return HttpResponse(SPANS.render({"tokens": zip(*columns, strict=True)}))

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollouts import services
-from rollouts.models import Run
+from rollouts.store.models import Run
+from rollouts.store.runs.run_writes import delete_run
 from tests.conftest import ROOT
 from tests.recorder.conftest import start, stop
 
@@ -78,7 +78,7 @@ def test_added_latency(start: Any, tmp_path: Path, prompt_tokens: int) -> None:
     )
     assert counts["stored"] == counts["calls"] == CALLS + 20 and counts["without_ids"] == 0
     assert Run.objects.get(code=said["run"]).n_steps == CALLS + 20
-    services.delete_run(Run.objects.get(code=said["run"]))
+    delete_run(Run.objects.get(code=said["run"]))
 
 
 async def measure(urls: dict[str, str], prompt_tokens: int) -> dict[str, list[float]]:

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts import tokenizers
-from rollouts.chat_templates import PrefetchingRenderer, renderer
-from rollouts.chat_templates.sandbox import client
-from rollouts.tito.canonical import canonical_check_batch
-from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import replay, replay_many
-from rollouts.tito.trajectory import Message, Request, Step, Trajectory
-from rollouts.tokenizers.pieces import PieceEncoder
+from rollout_inspector.streams.canonical import canonical_check_batch
+from rollout_inspector.streams.strategies import STRATEGIES, Context
+from rollout_inspector.streams.strategies.replay import replay, replay_many
+from rollout_inspector.streams.trajectory import Message, Request, Step, Trajectory
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.chat_templates import PrefetchingRenderer, renderer
+from rollout_inspector.text.chat_templates.sandbox import client
+from rollout_inspector.text.tokenizers.pieces import PieceEncoder
 
 pytestmark = pytest.mark.bench
 

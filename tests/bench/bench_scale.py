@@ -28,7 +28,7 @@ from urllib.parse import urlencode
 if TYPE_CHECKING:
     from django.test import Client
 
-    from rollouts.models import Run
+    from rollouts.store.models import Run
 
 GOAL_MS = 100
 Ask = Callable[[random.Random], str]
@@ -54,7 +54,7 @@ def world() -> World:
     """Read it from the database."""
     from django.db.models import F
 
-    from rollouts.models import Run, StoredTrajectory
+    from rollouts.store.models import Run, StoredTrajectory
     from tests.bench.scale_data import TOKENS_EVERY
 
     runs = list(Run.objects.order_by("-n_trajectories", "pk"))
@@ -104,7 +104,7 @@ def filters(world: World) -> dict[str, Callable[[random.Random, Any], dict[str, 
 def pages(world: World) -> dict[str, Ask]:
     """What is asked: page -> the next address of it."""
     from inspector.runs.filters import SORTS
-    from rollouts.selectors.trajectory_list import _cursor
+    from rollouts.store.trajectories.trajectory_list import _cursor
 
     def any_run(dice: random.Random) -> Any:
         return dice.choice(world.large if dice.random() < 0.6 else world.some)
@@ -276,7 +276,7 @@ def main() -> None:
     from django.core.management import call_command
     from django.test import Client
 
-    from rollouts.models import Run, StoredFinding, StoredStep, StoredTrajectory
+    from rollouts.store.models import Run, StoredFinding, StoredStep, StoredTrajectory
     from tests.bench.scale_data import fill
 
     call_command("migrate", verbosity=0)

@@ -12,11 +12,16 @@ import numpy as np
 import pytest
 from django.db import connection
 
-from rollouts import models, selectors, services
-from rollouts.selectors.access import EVERYTHING
-from rollouts.tito.batches import batched
-from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.work.search import SearchQuestion, find_in_row, search
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollouts.jobs.search import SearchQuestion, find_in_row, search
+from rollouts.store import models
+from rollouts.store.people.access import EVERYTHING
+from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.rows import get_row
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
@@ -27,7 +32,7 @@ TOKENS = TRAJECTORIES * TURNS * (DELTA + COMPLETION)
 def stored(tokenizer: models.Tokenizer, vocabulary: int, needle: np.ndarray) -> models.Run:
     """A run of random tokens, with the needle in every fiftieth trajectory, across the border of two steps."""
     rng = np.random.default_rng(7)
-    run = services.create_run("import", "search", tokenizer=tokenizer)
+    run = create_run("import", "search", tokenizer=tokenizer)
     for numbers in batched(range(TRAJECTORIES), 50):
         values = []
         for number in numbers:
@@ -42,7 +47,7 @@ def stored(tokenizer: models.Tokenizer, vocabulary: int, needle: np.ndarray) -> 
                 steps.append(Step(prompt, completion))
                 stream = np.concatenate([prompt, completion])
             values.append(Trajectory(f"t{number}", tuple(steps)))
-        services.save_trajectories(run, values)
+        save_trajectories(run, values)
     run.refresh_from_db()
     return run
 
@@ -50,7 +55,7 @@ def stored(tokenizer: models.Tokenizer, vocabulary: int, needle: np.ndarray) -> 
 def lists(run: models.Run) -> Iterator[list[int]]:
     """The stream of each trajectory as a list, read by the selectors."""
     for some in batched(run.trajectories.order_by("index"), 50):
-        for value in selectors.load_trajectories(some):
+        for value in load_trajectories(some):
             yield [*value.steps[-1].prompt_ids.tolist(), *value.steps[-1].completion_ids.tolist()]
 
 
@@ -66,8 +71,8 @@ def timed(what: Callable[[], int], times: int = 3) -> tuple[float, int]:
 
 
 def test_ids_and_text_of_ten_million_tokens(tiny_tokenizer: Path) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "demo")
-    loaded, table = services.load_tokenizer(tokenizer.files_sha256), services.byte_table(tokenizer.files_sha256)
+    tokenizer = register_tokenizer(tiny_tokenizer, "demo")
+    loaded, table = load_tokenizer(tokenizer.files_sha256), byte_table(tokenizer.files_sha256)
     text = " zebra quagga okapi"
     needle = loaded.encode(text)
     run = stored(tokenizer, table.vocab_size, needle)
@@ -107,16 +112,16 @@ def test_ids_and_text_of_ten_million_tokens(tiny_tokenizer: Path) -> None:
 
 
 def test_find_in_a_row_of_a_million_tokens(tiny_tokenizer: Path) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "demo")
-    table = services.byte_table(tokenizer.files_sha256)
+    tokenizer = register_tokenizer(tiny_tokenizer, "demo")
+    table = byte_table(tokenizer.files_sha256)
     ids = np.random.default_rng(3).integers(0, table.vocab_size, 1_000_000, dtype=np.int32)
-    run = services.create_run("import", "row", tokenizer=tokenizer)
-    services.save_trajectories(run, [Trajectory("long", (Step(ids[:500_000], ids[500_000:]),))])
+    run = create_run("import", "row", tokenizer=tokenizer)
+    save_trajectories(run, [Trajectory("long", (Step(ids[:500_000], ids[500_000:]),))])
     trajectory = run.trajectories.get()
     for by, q in (("text", "the number"), ("text", "e"), ("ids", "5 * 7"), ("regex", r"\d+ of \w+")):
 
         def find(by: str = by, q: str = q) -> int:
-            row = selectors.get_row(trajectory, 0)
+            row = get_row(trajectory, 0)
             return len(find_in_row(trajectory, row, SearchQuestion.read(by, q), table, 5000)[0])
 
         best, found = timed(find)

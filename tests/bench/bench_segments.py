@@ -17,14 +17,17 @@ import pytest
 from django.db.models import Sum
 from django.test import Client
 
-from rollouts import files, selectors, services
-from rollouts.models import RowColumn, RowTokens, Run, StepTokens
-from rollouts.tasks import run_rollouts as work
-from rollouts.token_store import STORES, items, segment_file
-from rollouts.tokenizers import load
-from rollouts.work import imports
-from rollouts.work.launch import LaunchSettings, launch
-from rollouts.work.token_moves import move_run
+from rollout_inspector.text.tokenizers import load
+from rollouts.jobs.imports import imports
+from rollouts.jobs.launch import LaunchSettings, launch
+from rollouts.jobs.storage.token_moves import move_run
+from rollouts.store import files
+from rollouts.store.models import RowColumn, RowTokens, Run, StepTokens
+from rollouts.store.people.tokenizers import find_tokenizer
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.token_arrays import STORES, items, segment_file
+from rollouts.store.trajectories.rows import row_window
+from rollouts.worker import run_rollouts as work
 from tests.bench.bench_import import seconds
 from tests.bench.gym_file import write_gym_file
 
@@ -43,8 +46,8 @@ def no_segments_stay() -> Iterator[None]:
 
 
 def imported(store: str, paths: Sequence[Path], tokenizer: Path) -> Run:
-    run = services.create_run(
-        Run.Kind.IMPORT, store, tokenizer=services.find_tokenizer(str(tokenizer)), token_store=store
+    run = create_run(
+        Run.Kind.IMPORT, store, tokenizer=find_tokenizer(str(tokenizer)), token_store=store
     )
     imports.import_files(run, paths)
     assert run.status == Run.Status.DONE, run.error
@@ -61,7 +64,7 @@ def test_import_and_windows(corpus: Path, tmp_path: Path, client: Client, django
     for _ in range(PAIRS):
         for store in STORES:
             if store in runs:
-                services.delete_run(runs[store])
+                delete_run(runs[store])
             spent, runs[store] = seconds(lambda: imported(store, [path], tokenizer))  # noqa: B023
             took[store].append(spent)
     ratios = [ours / theirs for theirs, ours in zip(took["database"], took["segments"], strict=True)]
@@ -93,7 +96,7 @@ def test_import_and_windows(corpus: Path, tmp_path: Path, client: Client, django
             f"database {middle['segments'] / middle['database']:.3f} (target 1.10)"
         )
 
-    compare("window of 4,096 tokens", lambda one: selectors.row_window(one, 0, 0, WINDOW))  # type: ignore[arg-type]
+    compare("window of 4,096 tokens", lambda one: row_window(one, 0, 0, WINDOW))  # type: ignore[arg-type]
     compare("page of it", lambda one: page(one.code))  # type: ignore[attr-defined]
     print_bytes("the imported file", run)
 

@@ -18,14 +18,15 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from inspector.trajectories import reads
-from rollouts import models, selectors
-from rollouts.services import tokenizers as kept
-from rollouts.tito.align import align_ids
-from rollouts.tito.diagnose import examine
-from rollouts.tito.trajectory import Ids, Row, Step, Trajectory
-from rollouts.tokenizers import limited, loaded
-from rollouts.work.diagnosis import diagnose_run
+from inspector.trajectories.tokens import page_queries as reads
+from rollout_inspector.diagnose import examine
+from rollout_inspector.streams.align import align_ids
+from rollout_inspector.streams.trajectory import Ids, Row, Step, Trajectory
+from rollout_inspector.text.tokenizers import limited, loaded
+from rollouts.jobs.diagnosis import diagnose_run
+from rollouts.store import models
+from rollouts.store.people import tokenizers as kept
+from rollouts.store.trajectories.trajectories import load_trajectories
 from tests.people import make_member
 from tests.web.long_rows import real_text
 from tests.web.trajectory_samples import Maker
@@ -128,12 +129,12 @@ def test_whole_pages(corpus: Path, tmp_path: Path) -> None:
 
 def test_what_the_diagnosis_pays(corpus: Path) -> None:
     """The seconds of the diagnosis that go into encoding rows again."""
-    from rollouts.tito import diagnose
-    from rollouts.tito.retokenized import rows_again
+    from rollout_inspector import diagnose
+    from rollout_inspector.streams.retokenized import rows_again
 
     make = Maker(corpus / "tokenizers" / "qwen3")
     values = [make.conversation(str(n), turns=4, size=200) for n in range(200)]
-    stored = list(selectors.load_trajectories(make.run(values).trajectories.order_by("index")))
+    stored = list(load_trajectories(make.run(values).trajectories.order_by("index")))
     spent = {True: [], False: []}
     try:
         for _ in range(ROUNDS):

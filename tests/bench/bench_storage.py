@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from django.db import connection, models, transaction
 
-from rollouts import selectors, services
-from rollouts.fields import FloatsField, IdsField, MaskField
-from rollouts.models import Run, StepTokens
-from rollouts.tito.trajectory import Step, Trajectory
+from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollouts.store.fields import FloatsField, IdsField, MaskField
+from rollouts.store.models import Run, StepTokens
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
@@ -124,7 +126,7 @@ def test_a_column_of_bytes_against_a_column_of_json_text(bench_tables: None) -> 
 
 
 def test_store_and_load_against_json_text(bench_tables: None) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "bench")
+    run = create_run(Run.Kind.IMPORT, "bench")
     value = long_trajectory("x")
 
     def store_json(k: int) -> None:
@@ -145,12 +147,12 @@ def test_store_and_load_against_json_text(bench_tables: None) -> None:
         ]
 
     def store(k: int) -> None:
-        stored.extend(services.save_trajectories(run, [replace(value, external_id=f"o{k}-{m}") for m in range(BATCH)]))
+        stored.extend(save_trajectories(run, [replace(value, external_id=f"o{k}-{m}") for m in range(BATCH)]))
 
     stored: list[models.Model] = []
     ours = seconds(store) / BATCH
     theirs = seconds(store_json) / BATCH
-    load_ours = seconds(lambda k: selectors.load_trajectory(stored[0]))
+    load_ours = seconds(lambda k: load_trajectory(stored[0]))
     load_theirs = seconds(load_json)
     n = stored[0].n_tokens
     print(f"\nstore {n:,} tokens, whole: {ours * 1e3:.2f} ms, as JSON text {theirs * 1e3:.2f} ms: {theirs / ours:.0f}x")
@@ -158,8 +160,8 @@ def test_store_and_load_against_json_text(bench_tables: None) -> None:
 
 
 def test_bytes_a_token_without_logprobs() -> None:
-    run = services.create_run(Run.Kind.IMPORT, "bench")
-    (stored,) = services.save_trajectories(run, [long_trajectory("x", with_logprobs=False)])
+    run = create_run(Run.Kind.IMPORT, "bench")
+    (stored,) = save_trajectories(run, [long_trajectory("x", with_logprobs=False)])
     arrays = sum(
         t.delta_ids.nbytes + t.completion_ids.nbytes + (0 if t.delta_origin is None else t.delta_origin.nbytes)
         for t in StepTokens.objects.filter(step__trajectory=stored)
@@ -170,7 +172,7 @@ def test_bytes_a_token_without_logprobs() -> None:
         with connection.cursor() as cursor:
             cursor.execute(USED)
             before = cursor.fetchone()[0]
-            services.save_trajectories(
+            save_trajectories(
                 run, [replace(long_trajectory("x", with_logprobs=False), external_id=f"n{n}") for n in range(50)]
             )
             cursor.execute(USED)

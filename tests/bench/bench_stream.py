@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.adapters import records
-from rollouts.adapters.stream import RolloutStream
-from rollouts.client import Client
+from rollout_inspector.client.adapters import records
+from rollout_inspector.client.adapters.stream import RolloutStream
+from rollout_inspector.client.client import Client
 from tests.adapters.conftest import FakeServer
 
 pytestmark = pytest.mark.bench

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates import Repair, check, find_marks, find_repair
-from rollouts.chat_templates.probes.checks import make_render_cache
-from rollouts.chat_templates.probes.report import CheckReport, CheckStatus, Purpose
-from rollouts.chat_templates.repair.regression_set import RegressionSet
-from rollouts.chat_templates.sandbox.render import TemplateRenderer
-from rollouts.tokenizers import LoadedTokenizer, load
+from rollout_inspector.text.chat_templates import Repair, check, find_marks, find_repair
+from rollout_inspector.text.chat_templates.probes.checks import make_render_cache
+from rollout_inspector.text.chat_templates.probes.report import CheckReport, CheckStatus, Purpose
+from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from rollout_inspector.text.tokenizers import LoadedTokenizer, load
 
 pytestmark = pytest.mark.bench
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.formats import Source, read
-from rollouts.tito.canonical import canonical_check_batch
-from rollouts.tito.diagnose import diagnose
-from rollouts.tito.prefix import link_steps
-from rollouts.tito.trajectory import Trajectory
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.canonical import canonical_check_batch
+from rollout_inspector.streams.prefix import link_steps
+from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.tokenizers import load
 from tests.tito.model_setups import model_setup
 
 

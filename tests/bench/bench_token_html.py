@@ -14,7 +14,7 @@ import pytest
 from django.template import engines
 
 from inspector.html.tokens import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
-from rollouts.tokenizers import load
+from rollout_inspector.text.tokenizers import load
 
 pytestmark = pytest.mark.bench
 

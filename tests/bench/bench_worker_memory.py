@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchSettings, launch
+from rollouts.jobs.launch import LaunchSettings, launch
+from rollouts.worker import run_rollouts as work
 from tests.bench.processes import family, megabytes, sums
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]

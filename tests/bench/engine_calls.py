@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.engines.protocol import Engine, GenerationRequest, Sampling
-from rollouts.gpu_proof.bare import Measured, PlainVllm, Plan, run_bare
+from rollouts.sampling.engines.protocol import Engine, GenerationRequest, Sampling
+from tools.gpu_proof.bare import Measured, PlainVllm, Plan, run_bare
 
 
 class PlainEngine:

@@ -13,15 +13,21 @@ from typing import Any
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
 
-from rollouts import files, selectors, services
-from rollouts.client import Client
-from rollouts.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
-from rollouts.services.api_tokens import create_api_token
-from rollouts.services.pushed import DIAGNOSED_TO
-from rollouts.services.users import local_user
-from rollouts.work import exporting, imports, template_checks
-from rollouts.work.launch import LaunchSettings, launch, resume
-from rollouts.work.sending import send
+from rollout_inspector.client.client import Client
+from rollouts.jobs import template_checks
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import imports
+from rollouts.jobs.launch import LaunchSettings, launch, resume
+from rollouts.jobs.sending import send
+from rollouts.store import files
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.tokenizers import load_tokenizer, register_chat_template
+from rollouts.store.people.users import local_user
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
+from rollouts.store.trajectories.trajectories import load_trajectory
 
 Digest = dict[str, tuple[str, ...]]
 """External id of a trajectory -> the hash of each step's ids."""
@@ -43,7 +49,7 @@ def digest_of(run: Run) -> tuple[Digest, int]:
     found: Digest = {}
     doubled = 0
     for record in run.trajectories.filter(status="done").order_by("index"):
-        value = selectors.load_trajectory(record)
+        value = load_trajectory(record)
         doubled += record.external_id in found
         doubled += list(record.steps.order_by("index").values_list("index", flat=True)) != list(range(record.n_steps))
         found[record.external_id] = tuple(hashlib.sha256(step.stream.tobytes()).hexdigest() for step in value.steps)
@@ -124,7 +130,7 @@ class Imported(RunWork):
 
     def ask(self, n: int) -> None:
         tokenizer = Tokenizer.objects.get(name="demo")
-        self.run = services.create_run(
+        self.run = create_run(
             Run.Kind.IMPORT, f"import {n}", tokenizer=tokenizer, chat_template=tokenizer.chat_template
         )
         uploads = [SimpleUploadedFile(name, body) for name, body in self.files.items()]
@@ -182,7 +188,7 @@ class Pushed(RunWork):
         if self.error:
             self._begin()
             return
-        job, is_new = services.ask_job(self.run, Job.Kind.DIAGNOSE_PUSHED)
+        job, is_new = ask_job(self.run, Job.Kind.DIAGNOSE_PUSHED)
         if is_new:
             send(job)
 
@@ -215,7 +221,7 @@ class Exported(JobWork):
     source: Run
 
     def ask(self, n: int) -> None:
-        self.job, is_new = services.ask_job(self.source, Job.Kind.EXPORT, exporting.Wanted().as_options())
+        self.job, is_new = ask_job(self.source, Job.Kind.EXPORT, exporting.Wanted().as_options())
         assert is_new
         send(self.job)
 
@@ -240,7 +246,7 @@ class Checked(JobWork):
         assert tokenizer.chat_template is not None
         # Each question is new, and a template that breaks has a repair that is searched for.
         text = tokenizer.chat_template.text + "{# " + str(n) + " #}"
-        template: ChatTemplate = services.register_chat_template(text)
+        template: ChatTemplate = register_chat_template(text)
         self.check, to_do = template_checks.ask(tokenizer, template)
         self.job = self.check.job
         if to_do:
@@ -268,6 +274,6 @@ def gym_files(folder: Path, size: int) -> dict[str, bytes]:
 
     tokenizer = Tokenizer.objects.get(name="demo")
     path = folder / "part.jsonl"
-    write_gym_file(path, services.load_tokenizer(tokenizer.files_sha256), size)
+    write_gym_file(path, load_tokenizer(tokenizer.files_sha256), size)
     lines = path.read_bytes().splitlines(keepends=True)
     return {"a.jsonl": b"".join(lines[: len(lines) // 2]), "b.jsonl": b"".join(lines[len(lines) // 2 :])}

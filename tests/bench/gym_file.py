@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.demo_policy.dialogues import random_dialogue
-from rollouts.tokenizers.loaded import LoadedTokenizer
+from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
+from tools.demo_policy.dialogues import random_dialogue
 
 SENTENCES = [
     sentence.strip() + "."

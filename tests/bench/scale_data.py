@@ -11,7 +11,9 @@ from typing import Any
 
 from django.db import connection, models, transaction
 
-from rollouts.models import (
+from rollout_inspector.diagnose import KINDS, VERSION
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.store.models import (
     ApiToken,
     ChatTemplate,
     Job,
@@ -26,9 +28,7 @@ from rollouts.models import (
     TemplateCheck,
     Tokenizer,
 )
-from rollouts.services.figures import take_figures
-from rollouts.tito.diagnose import KINDS, VERSION
-from rollouts.tito.trajectory import ids_array
+from rollouts.store.runs.figure_writes import take_figures
 
 SIZES = ((200_000, 3), (50_000, 4), (5_000, 20), (500, 100), (10, 5_000))
 """(trajectories of a run, runs of that size), together a million."""

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
 from django.contrib.sessions.backends.db import SessionStore
 
-from rollouts.models import Membership, Role, default_project
+from rollouts.store.models import Membership, Role, default_project
 from tests.web.trajectory_samples import Maker
 
 PATIENCE_MS = 30_000

@@ -19,8 +19,8 @@ from django.contrib.staticfiles import finders
 from django.db import connections
 from django.test import Client
 
-from rollouts.models import StepTokens, StoredStep
-from rollouts.work import gallery
+from rollouts.jobs import gallery
+from rollouts.store.models import StepTokens, StoredStep
 from tests.web.access_table import ROWS
 from tests.web.test_access import Places, page_of, places, routes
 

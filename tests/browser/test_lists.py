@@ -10,10 +10,10 @@ import pytest
 from playwright.sync_api import expect
 
 from inspector.search import search_page, views
-from rollouts import services
-from rollouts.models import Run
-from rollouts.services.figures import take_figures
-from rollouts.services.training_steps import take_training_steps
+from rollouts.store.models import Run
+from rollouts.store.runs.figure_writes import take_figures
+from rollouts.store.runs.run_writes import create_run, start_run
+from rollouts.store.runs.training_step_writes import take_training_steps
 from tests.storage.test_training_steps import save, world
 from tests.web.samples import stored_run
 from tests.web.test_training_page import of_versions
@@ -39,8 +39,8 @@ def test_a_line_opens_its_trajectory_and_two_of_a_group_are_aligned(open_page: O
 
 def test_what_is_chosen_stays_chosen_while_a_run_works(open_page: Open) -> None:
     done = stored_run(1, "done")
-    live = services.create_run("launch", "live", model="demo")
-    services.start_run(live)
+    live = create_run("launch", "live", model="demo")
+    start_run(live)
     page = open_page("/")
     page.check(f"#pick-{done.code}")
     Run.objects.filter(pk=live.pk).update(n_tokens=12345)
@@ -86,7 +86,7 @@ def test_a_search_goes_on_below_what_it_found(open_page: Open, make: Maker, monk
 
 
 def test_charts_over_training_are_drawn_narrowed_together_and_lead_to_a_step(open_page: Open) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "steps")
+    run = create_run(Run.Kind.IMPORT, "steps")
     save(run, world(6))
     take_training_steps(run)
     page = open_page(f"/runs/{run.code}/training")
@@ -107,7 +107,7 @@ def test_charts_over_training_are_drawn_narrowed_together_and_lead_to_a_step(ope
 
 
 def test_pressing_twice_shows_all_steps_again_also_where_the_address_names_some(open_page: Open) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "steps")
+    run = create_run(Run.Kind.IMPORT, "steps")
     save(run, world(6))
     take_training_steps(run)
     page = open_page(f"/runs/{run.code}/training?training_min=2&training_max=4")
@@ -123,7 +123,7 @@ def test_pressing_twice_shows_all_steps_again_also_where_the_address_names_some(
 
 def test_two_runs_are_drawn_on_the_same_axes(open_page: Open) -> None:
     for n in (4, 6):
-        run = services.create_run(Run.Kind.IMPORT, f"of {n} steps")
+        run = create_run(Run.Kind.IMPORT, f"of {n} steps")
         save(run, world(n))
         take_training_steps(run)
     page = open_page(f"/runs/{run.code}/training")
@@ -138,7 +138,7 @@ def test_two_runs_are_drawn_on_the_same_axes(open_page: Open) -> None:
 
 
 def test_versions_are_named_on_the_axis(open_page: Open) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "versions")
+    run = create_run(Run.Kind.IMPORT, "versions")
     save(run, of_versions(world(4), lambda one: f"weights-{one.training_step}"))
     take_figures(run)
     page = open_page(f"/runs/{run.code}/training?by=version")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import models
-from rollouts.tito.trajectory import Row
+from rollout_inspector.streams.trajectory import Row
+from rollouts.store import models
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -193,7 +193,7 @@ def test_windows_and_the_end_of_the_row_keep_the_focus(open_page, make, monkeypa
     page.keyboard.press("Enter")
     page.wait_for_url("**t=4200-4204**")
     assert "find=84" in page.url, "what is searched for goes along"
-    monkeypatch.setattr("inspector.trajectories.token_pane.RUNS_BYTES", 20_000)
+    monkeypatch.setattr("inspector.trajectories.tokens.token_pane.RUNS_BYTES", 20_000)
     page.goto(page.url.split("?")[0])
     assert not page.evaluate(AT_THE_END)
     page.keyboard.press("G")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import services
-from rollouts.models import Run, ShareLink
+from rollouts.store.models import Run, ShareLink
+from rollouts.store.people.share_writes import revoke
+from rollouts.store.runs.run_writes import create_run, end_run, start_run
 from tests.web.samples import HOSTILE, stored_run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -57,20 +58,20 @@ def test_the_list_of_keys_opens_with_a_key_and_not_while_typing(open_page: Open)
 
 
 def test_a_run_is_followed_to_its_end_without_reloading_by_hand(open_page: Open) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=2)
-    services.start_run(run)
+    run = create_run("launch", "live", model="demo", n_expected=2)
+    start_run(run)
     page = open_page(f"/runs/{run.code}")
     assert "running" in page.inner_text("#run-live .progress-line") and page.is_visible("#cancel")
     Run.objects.filter(pk=run.pk).update(n_finished=1)
     page.wait_for_selector("text=1 of 2 done")
-    services.end_run(run, Run.Status.FAILED, "The engine broke.")
+    end_run(run, Run.Status.FAILED, "The engine broke.")
     page.wait_for_selector("text=Why it failed")
     assert "The engine broke." in page.inner_text("#run-live") and not page.is_visible("#cancel")
 
 
 def test_a_tab_that_nobody_looks_at_asks_rarely(open_page: Open) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=2)
-    services.start_run(run)
+    run = create_run("launch", "live", model="demo", n_expected=2)
+    start_run(run)
     page = open_page(f"/runs/{run.code}")
     polls: list[str] = []
     page.on("request", lambda request: polls.append(request.url) if "have=" in request.url else None)
@@ -90,7 +91,7 @@ def test_a_tab_that_nobody_looks_at_asks_rarely(open_page: Open) -> None:
 
 
 def test_cancel_is_pressed_on_the_page(open_page: Open) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=2)
+    run = create_run("launch", "live", model="demo", n_expected=2)
     page = open_page(f"/runs/{run.code}")
     page.click("#cancel")
     page.wait_for_selector(".status-cancelled")
@@ -139,7 +140,7 @@ def test_a_link_is_made_copied_and_opened_by_somebody_else(open_page: Open, brow
         seen.goto(link)
         assert seen.url.endswith(f"/runs/{run.code}?finding=boundary_merge")
         assert "look here" in seen.content() and "t001" in seen.content() and "t000" not in seen.content()
-        services.revoke(ShareLink.objects.get())
+        revoke(ShareLink.objects.get())
         answer = seen.reload()
         assert answer.status == 410 and "has expired or was revoked" in seen.inner_text("h1")
     finally:

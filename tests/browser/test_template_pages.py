@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import services
-from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
-from rollouts.tasks.jobs import do_job
-from rollouts.work import template_checks
+from rollouts.jobs import template_checks
+from rollouts.store.models import ChatTemplate, TemplateCheck, Tokenizer
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.worker.jobs import do_job
 from tests.web.test_template_pages import BROKEN, SAFE, TALK
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -20,7 +20,7 @@ Open = Callable[..., Any]
 
 
 def checked(text: str, tokenizer: Tokenizer | None = None, **question: Any) -> TemplateCheck:
-    check, _ = template_checks.ask(tokenizer, services.register_chat_template(text), **question)
+    check, _ = template_checks.ask(tokenizer, register_chat_template(text), **question)
     do_job(check.job.pk)
     check.refresh_from_db()
     return check
@@ -30,7 +30,7 @@ def checked(text: str, tokenizer: Tokenizer | None = None, **question: Any) -> T
 def test_no_page_of_the_lab_is_wider_than_its_window(
     open_page: Open, tiny_tokenizer: Path, width: int, scheme: str
 ) -> None:
-    demo = services.register_tokenizer(tiny_tokenizer, name="demo-" + "long" * 20)
+    demo = register_tokenizer(tiny_tokenizer, name="demo-" + "long" * 20)
     assert demo.chat_template is not None
     own, broken = checked(demo.chat_template.text, demo), checked(BROKEN, demo, conversation=TALK)
     page = open_page("/templates", width=width, color_scheme=scheme)
@@ -68,7 +68,7 @@ def test_a_link_opens_the_probe_and_the_probe_leads_to_its_line(open_page: Open)
 
 
 def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Open) -> None:
-    check, _ = template_checks.ask(None, services.register_chat_template(BROKEN), repair=False)
+    check, _ = template_checks.ask(None, register_chat_template(BROKEN), repair=False)
     do_job(check.job.pk)
     check.refresh_from_db()
     assert template_checks.ask_for_repair(check)
@@ -80,7 +80,7 @@ def test_the_search_ends_on_the_page_without_closing_what_is_open(open_page: Ope
 
 
 def test_the_matrix_fills_while_it_is_watched(open_page: Open, tiny_tokenizer: Path) -> None:
-    demo = services.register_tokenizer(tiny_tokenizer, name="demo")
+    demo = register_tokenizer(tiny_tokenizer, name="demo")
     assert demo.chat_template is not None
     check, _ = template_checks.ask(demo, demo.chat_template, repair=False)
     page = open_page("/templates/matrix")

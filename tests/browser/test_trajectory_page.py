@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import models
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import NO_IDS, Row
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.streams.trajectory import NO_IDS, Row
+from rollouts.store import models
 from tests.web.trajectory_samples import HOSTILE, Maker, own_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -300,7 +300,7 @@ def test_the_next_window_is_swapped_in_and_has_cards(open_page, make):
 
 
 def test_the_run_view_fetches_what_did_not_fit(open_page, make, monkeypatch):
-    monkeypatch.setattr("inspector.trajectories.token_pane.RUNS_BYTES", 30_000)
+    monkeypatch.setattr("inspector.trajectories.tokens.token_pane.RUNS_BYTES", 30_000)
     stored = make.run([make.conversation("long", turns=8, size=3000)]).trajectories.get()
     page = open_page(path(stored))
     text = make.tokenizer.decode(make.conversation("long", turns=8, size=3000).steps[-1].stream)

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from rollouts import models, selectors, services
-from rollouts.tasks import run_rollouts as work
-from rollouts.tasks.jobs import do_job
-from rollouts.work import launch as launching
-from rollouts.work.launch import LaunchSettings
+from rollouts.jobs import launch as launching
+from rollouts.jobs.launch import LaunchSettings
+from rollouts.store import models
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.runs.run_writes import cancel_run, fail_run
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker import run_rollouts as work
+from rollouts.worker.jobs import do_job
 from tests.conftest import wait_until
 from tests.web.trajectory_samples import Maker
 
@@ -34,7 +37,7 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
 
 def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: None, sent: list[int]) -> None:
     run = launching.launch(LaunchSettings(prompts=3, group=1, seed=2), enqueue=False)
-    services.fail_run(run, "The engine broke.")
+    fail_run(run, "The engine broke.")
     page = open_page(f"/runs/{run.code}")
     assert "The engine broke." in page.inner_text("#run-live")
     page.click("#resume")
@@ -86,7 +89,7 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
             return False
         os.killpg(worker.pid, signal.SIGSTOP)
         for record in run.trajectories.filter(status="running", n_steps=1):
-            (step,) = selectors.load_trajectory(record).steps
+            (step,) = load_trajectory(record).steps
             if (step.reply or {}).get("tool_calls"):
                 going_on.append(record)
                 return True
@@ -109,6 +112,6 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     assert record.status == "done" and record.n_steps > 1
     drawn = page.evaluate("() => [...document.querySelectorAll('#pane .toks')].map((box) => box.textContent).join('')")
     assert run.tokenizer is not None
-    stream = selectors.load_trajectory(record).steps[-1].stream
-    assert drawn == services.load_tokenizer(run.tokenizer.files_sha256).decode(stream)
-    services.cancel_run(run)
+    stream = load_trajectory(record).steps[-1].stream
+    assert drawn == load_tokenizer(run.tokenizer.files_sha256).decode(stream)
+    cancel_run(run)

@@ -7,19 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import CheckStatus, check, renderer
-from rollouts.chat_templates.jinja_source.scan import deciding_condition, scan
-from rollouts.chat_templates.probes.assistant_masks import overrun, transformers_mask
-from rollouts.chat_templates.probes.checks import make_render_cache
-from rollouts.chat_templates.probes.compare import token_start, whole_until
-from rollouts.chat_templates.probes.conversations import thinking_switch
-from rollouts.chat_templates.probes.message_shape import MessageShape, find_message_shape
-from rollouts.chat_templates.probes.render_cache import RenderCache
-from rollouts.chat_templates.probes.report import CheckReport
-from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
-from rollouts.tito.interfaces import RenderFailed
-from rollouts.tito.snippets import quoted
-from rollouts.tokenizers import load
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.snippets import quoted
+from rollout_inspector.text.chat_templates import CheckStatus, check, renderer
+from rollout_inspector.text.chat_templates.jinja_source.scan import deciding_condition, scan
+from rollout_inspector.text.chat_templates.probes.assistant_masks import overrun, transformers_mask
+from rollout_inspector.text.chat_templates.probes.checks import make_render_cache
+from rollout_inspector.text.chat_templates.probes.compare import token_start, whole_until
+from rollout_inspector.text.chat_templates.probes.conversations import thinking_switch
+from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, find_message_shape
+from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
+from rollout_inspector.text.chat_templates.probes.report import CheckReport
+from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.tokenizers import load
 
 TURN = (
     "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"

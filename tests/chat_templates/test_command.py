@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from rollouts import services
-from rollouts.models import TemplateCheck
-from rollouts.tokenizers import load
+from rollout_inspector.text.tokenizers import load
+from rollouts.store.models import TemplateCheck
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}<|im_end|>\n{% endfor %}"
 POSITIONED = PLAIN.replace("<|im_start|>", "{% if loop.last %}{{ '' }}{% else %}~{% endif %}<|im_start|>")
@@ -77,8 +77,8 @@ def test_a_void_pass_is_no_pass_in_the_words_of_the_post_nor_of_all(tiny_tokeniz
     )
     status, _, err = run("--chat-template", template(no_arguments))
     assert status == 2 and "raises" in err
-    deaf = services.register_tokenizer(tiny_tokenizer, "deaf")
-    deaf.chat_template = services.register_chat_template(PLAIN.replace("{{ m.tool_calls }}", ""))
+    deaf = register_tokenizer(tiny_tokenizer, "deaf")
+    deaf.chat_template = register_chat_template(PLAIN.replace("{{ m.tool_calls }}", ""))
     deaf.save()
     assert run("--all")[0] == 2
 
@@ -140,7 +140,7 @@ def test_what_is_given_as_json_names_the_entry_and_what_it_lacks(template: Any, 
 @pytest.mark.django_db
 def test_a_registered_name_and_all(tiny_tokenizer: Path) -> None:
     loaded = load(tiny_tokenizer)
-    services.register_tokenizer(tiny_tokenizer, "demo")
+    register_tokenizer(tiny_tokenizer, "demo")
     status, out, _ = run("--tokenizer", "demo", "--json")
     found = json.loads(out)["tokenizer"]
     assert (status, found["sha256"], found["name"]) == (0, loaded.sha256, "demo")
@@ -163,8 +163,8 @@ def test_a_registered_name_and_all(tiny_tokenizer: Path) -> None:
 
 @pytest.mark.django_db
 def test_all_says_which_could_not_be_checked(tiny_tokenizer: Path) -> None:
-    broken = services.register_tokenizer(tiny_tokenizer, "broken")
-    broken.chat_template = services.register_chat_template("{% if %}")
+    broken = register_tokenizer(tiny_tokenizer, "broken")
+    broken.chat_template = register_chat_template("{% if %}")
     broken.save()
     status, out, _ = run("--all")
     assert status == 2 and "syntax error on line 1" in out and TemplateCheck.objects.get().status == "failed"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import check
-from rollouts.chat_templates.probes.checks import check_append
-from rollouts.chat_templates.probes.conversations import Probe
-from rollouts.chat_templates.probes.message_shape import MessageShape
-from rollouts.chat_templates.probes.render_cache import RenderCache
-from rollouts.chat_templates.probes.report import CheckStatus, Purpose
-from rollouts.chat_templates.sandbox.render import TemplateRenderer
-from rollouts.tokenizers import LoadedTokenizer, load
+from rollout_inspector.text.chat_templates import check
+from rollout_inspector.text.chat_templates.probes.checks import check_append
+from rollout_inspector.text.chat_templates.probes.conversations import Probe
+from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape
+from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
+from rollout_inspector.text.chat_templates.probes.report import CheckStatus, Purpose
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from rollout_inspector.text.tokenizers import LoadedTokenizer, load
 
 
 @pytest.fixture(scope="module")

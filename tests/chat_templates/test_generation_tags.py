@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates import check, find_marks, renderer
-from rollouts.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, take_apart, walk
-from rollouts.chat_templates.probes.assistant_masks import merged
-from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
-from rollouts.tokenizers import load
+from rollout_inspector.text.chat_templates import check, find_marks, renderer
+from rollout_inspector.text.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, take_apart, walk
+from rollout_inspector.text.chat_templates.probes.assistant_masks import merged
+from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
 
 TALK = [

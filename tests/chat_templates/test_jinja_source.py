@@ -9,8 +9,8 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.lexer import newline_re
 
-from rollouts.chat_templates.jinja_source.tokens import LEXER, Piece, pieces, top_level
-from rollouts.chat_templates.sandbox.worker import rendering
+from rollout_inspector.text.chat_templates.jinja_source.tokens import LEXER, Piece, pieces, top_level
+from rollout_inspector.text.chat_templates.sandbox.worker import rendering
 from tests.chat_templates.test_mutations import damaged
 
 MADE = [

@@ -4,9 +4,9 @@ import json
 import random
 from pathlib import Path
 
-from rollouts.chat_templates import check, find_repair
-from rollouts.tito.interfaces import RenderFailed
-from rollouts.tokenizers import load
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.text.chat_templates import check, find_repair
+from rollout_inspector.text.tokenizers import load
 
 
 def damaged(text: str, chance: random.Random) -> str:

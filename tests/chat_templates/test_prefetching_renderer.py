@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import PrefetchingRenderer, renderer
-from rollouts.chat_templates.sandbox import client
-from rollouts.chat_templates.sandbox.worker import resuming, serving
-from rollouts.tito.interfaces import Conversation, RenderFailed
-from rollouts.tito.trajectory import Message
-from rollouts.tokenizers import load
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
+from rollout_inspector.streams.trajectory import Message
+from rollout_inspector.text.chat_templates import PrefetchingRenderer, renderer
+from rollout_inspector.text.chat_templates.sandbox import client
+from rollout_inspector.text.chat_templates.sandbox.worker import resuming, serving
+from rollout_inspector.text.tokenizers import load
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "description": "", "parameters": {"type": "object"}}}]
 TALK: list[Message] = [

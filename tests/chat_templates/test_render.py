@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import Conversation, renderer
-from rollouts.chat_templates.probes.checks import all_probes, make_render_cache
-from rollouts.chat_templates.sandbox.client import Rendered
-from rollouts.chat_templates.sandbox.render import TemplateRenderer
-from rollouts.tito.interfaces import Renderer, RenderFailed
-from rollouts.tokenizers import load
+from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.text.chat_templates import Conversation, renderer
+from rollout_inspector.text.chat_templates.probes.checks import all_probes, make_render_cache
+from rollout_inspector.text.chat_templates.sandbox.client import Rendered
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from rollout_inspector.text.tokenizers import load
 
 DUMMY_CALL = [{"type": "function", "function": {"name": "dummy", "arguments": {}}}]
 CALLED = [{"role": "user", "content": "dummy"}, {"role": "assistant", "content": "", "tool_calls": DUMMY_CALL}]

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollouts.chat_templates import check, find_repair, renderer, with_repair
-from rollouts.chat_templates.jinja_source.edits import edits, operands
-from rollouts.chat_templates.jinja_source.scan import suspects
-from rollouts.chat_templates.jinja_source.tokens import pieces
-from rollouts.chat_templates.probes.checks import make_render_cache
-from rollouts.chat_templates.probes.report import CheckReport, Purpose
-from rollouts.chat_templates.repair import search
-from rollouts.chat_templates.repair.regression_set import RegressionSet
-from rollouts.chat_templates.repair.search import Repair, unified_diff
-from rollouts.chat_templates.sandbox.render import TemplateRenderer
-from rollouts.tokenizers import load
+from rollout_inspector.text.chat_templates import check, find_repair, renderer, with_repair
+from rollout_inspector.text.chat_templates.jinja_source.edits import edits, operands
+from rollout_inspector.text.chat_templates.jinja_source.scan import suspects
+from rollout_inspector.text.chat_templates.jinja_source.tokens import pieces
+from rollout_inspector.text.chat_templates.probes.checks import make_render_cache
+from rollout_inspector.text.chat_templates.probes.report import CheckReport, Purpose
+from rollout_inspector.text.chat_templates.repair import search
+from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
+from rollout_inspector.text.chat_templates.repair.search import Repair, unified_diff
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from rollout_inspector.text.tokenizers import load
 from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.chat_templates.sandbox import client
-from rollouts.chat_templates.sandbox.client import Rendered, RenderJob, render
+from rollout_inspector.text.chat_templates.sandbox import client
+from rollout_inspector.text.chat_templates.sandbox.client import Rendered, RenderJob, render
 from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -94,14 +94,14 @@ def test_many_threads_share_the_pool() -> None:
 def test_a_forked_process_has_its_own_pool() -> None:
     code = """
 import os
-from rollouts.chat_templates.sandbox.client import RenderJob, pool, render
+from rollout_inspector.text.chat_templates.sandbox.client import RenderJob, pool, render
 assert render("{{ n }}", [RenderJob({"n": 1})])[0].text == "1"
 parents = {worker.process.pid for worker in pool().idle}
 child = os.fork()
 if child == 0:
     ok = render("{{ n }}", [RenderJob({"n": 2})])[0].text == "2"
     ok = ok and not parents & {worker.process.pid for worker in pool().idle}
-    from rollouts.chat_templates.sandbox import client
+    from rollout_inspector.text.chat_templates.sandbox import client
     client.close()
     os._exit(0 if ok else 1)
 _, status = os.waitpid(child, 0)
@@ -115,7 +115,7 @@ assert parents == {worker.process.pid for worker in pool().idle}
 def test_workers_end_with_their_process() -> None:
     code = """
 import os, signal
-from rollouts.chat_templates.sandbox.client import RenderJob, pool, render
+from rollout_inspector.text.chat_templates.sandbox.client import RenderJob, pool, render
 render("a", [RenderJob({})])
 print(pool().idle[0].process.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -135,7 +135,7 @@ def _alive(pid: int) -> bool:
 
 def test_the_sandbox_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from rollouts.chat_templates import renderer; renderer(None, 'a').render_text([]);"
+        "import sys; from rollout_inspector.text.chat_templates import renderer; renderer(None, 'a').render_text([]);"
         "heavy = {'torch', 'transformers', 'django', 'tokenizers'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

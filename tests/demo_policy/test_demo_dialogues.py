@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.demo_policy.batches import Cutter, batches, encode_dialogues
-from rollouts.demo_policy.dialogues import Dialogue, random_dialogue, training_problem
-from rollouts.environments import ENVIRONMENTS
-from rollouts.environments.arithmetic import is_held_out
+from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.sampling.environments import ENVIRONMENTS
+from rollouts.sampling.environments.arithmetic import is_held_out
+from tools.demo_policy.batches import Cutter, batches, encode_dialogues
+from tools.demo_policy.dialogues import Dialogue, random_dialogue, training_problem
 
 
 @pytest.fixture(scope="module")

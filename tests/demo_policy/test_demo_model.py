@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.demo_policy.batches import batches
-from rollouts.demo_policy.evaluate import evaluate
-from rollouts.demo_policy.train import batch_loss, build_tokenizer, new_model, train
+from rollouts.sampling.demo_policy import MODEL_DIR
+from tools.demo_policy.batches import batches
+from tools.demo_policy.evaluate import evaluate
+from tools.demo_policy.train import batch_loss, build_tokenizer, new_model, train
 
 
 def test_the_model_is_small_and_of_the_named_architecture() -> None:

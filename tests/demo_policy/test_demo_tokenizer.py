@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.demo_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, MARKUP_TOKENS, RESPONSE_TEMPLATE
-from rollouts.environments.calculator import CALCULATOR_TOOL
+from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.sampling.environments.calculator import CALCULATOR_TOOL
+from tools.demo_policy.tokenizer import CHAT_TEMPLATE, CONTROL_TOKENS, MARKUP_TOKENS, RESPONSE_TEMPLATE
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "What is 12 * (3 + 4)?"}

@@ -13,11 +13,11 @@ import torch
 from django.core.management import CommandError, call_command
 from transformers import AutoModelForCausalLM
 
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.grpo import GrpoSettings, GrpoStep, train
-from rollouts.tito.diagnose import examine
-from rollouts.tito.gap.causes import causes_of
-from rollouts.tito.gap.tokens import GapCollector
+from rollout_inspector.diagnose import examine
+from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollouts.sampling.demo_policy import MODEL_DIR
+from tools.grpo import GrpoSettings, GrpoStep, train
 
 FEW = {"groups": 2, "group_size": 3, "temperature": 1.2, "rate": 1e-3, "threads": 1, "max_tokens": 64}
 

@@ -8,16 +8,16 @@ import json
 import pytest
 from django.core.management import call_command
 
-from rollouts.formats import Source, read
+from rollout_inspector.diagnose import examine
+from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.gallery.training_runs import STEPS, TRAINING_RUNS, TrainingRun
-from rollouts.models import Run
-from rollouts.selectors.training_steps import over_training
-from rollouts.tito.diagnose import examine
-from rollouts.tito.gap.causes import causes_of
-from rollouts.tito.gap.tokens import GapCollector
-from rollouts.tito.trajectory import Trajectory
-from rollouts.work import gallery
-from rollouts.work.gap_reports import read_gap
+from rollouts.jobs import gallery
+from rollouts.jobs.gap_reports import read_gap
+from rollouts.store.models import Run
+from rollouts.store.runs.training_steps import over_training
 
 
 def values(run: TrainingRun) -> list[Trajectory]:

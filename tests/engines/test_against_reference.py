@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollouts.engines import Engine, GenerationRequest, RequestRefused, Sampling, build_engine, engine_spec
-from rollouts.engines.scoring import score_streams
-from rollouts.tito.alternatives import unpacked
-from rollouts.tito.trajectory import Ids, ids_array
+from rollout_inspector.streams.alternatives import unpacked
+from rollout_inspector.streams.trajectory import Ids, ids_array
+from rollouts.sampling.engines import Engine, GenerationRequest, RequestRefused, Sampling, build_engine, engine_spec
+from rollouts.sampling.engines.scoring import score_streams
 
 
 @pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])

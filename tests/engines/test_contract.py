@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.engines import (
+from rollout_inspector.streams.alternatives import entropy_at_least, unpacked
+from rollout_inspector.streams.trajectory import Ids, ids_array
+from rollout_inspector.text.tokenizers import load
+from rollouts.sampling.engines import (
     Engine,
     EngineError,
     Generation,
@@ -23,10 +26,7 @@ from rollouts.engines import (
     check_request,
     engine_spec,
 )
-from rollouts.engines.scoring import Scorer, score_streams
-from rollouts.tito.alternatives import entropy_at_least, unpacked
-from rollouts.tito.trajectory import Ids, ids_array
-from rollouts.tokenizers import load
+from rollouts.sampling.engines.scoring import Scorer, score_streams
 
 MAX_MODEL_LEN = 192
 ENGINES = ["scripted", "transformers", pytest.param("vllm", marks=pytest.mark.vllm)]

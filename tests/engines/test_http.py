@@ -16,10 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine, http
-from rollouts.engines.scoring import score_streams
-from rollouts.engines.worker import EngineThread
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.sampling.engines import (
+    EngineError,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    Sampling,
+    build_engine,
+    http,
+)
+from rollouts.sampling.engines.scoring import score_streams
+from rollouts.sampling.engines.worker import EngineThread
 
 PROMPT = ids_array([5, 6, 7])
 Answer = Callable[[str, Any], tuple[int, Any]]

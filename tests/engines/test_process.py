@@ -18,12 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling, build_engine
-from rollouts.engines.owner import EngineClosed, EngineLost, EngineOwner
-from rollouts.engines.process import EngineProcess, _ProcessLife
-from rollouts.engines.scoring import Scorer, score_streams
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.sampling.engines import (
+    EngineError,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+    Sampling,
+    build_engine,
+)
+from rollouts.sampling.engines.owner import EngineClosed, EngineLost, EngineOwner
+from rollouts.sampling.engines.process import EngineProcess, _ProcessLife
+from rollouts.sampling.engines.scoring import Scorer, score_streams
+from rollouts.sampling.engines.scripted import ScriptedEngine
 from tests.conftest import ROOT, wait_until
 
 Start = Callable[[Callable[[], Any]], EngineProcess]
@@ -35,7 +42,7 @@ def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) ->
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
 
 
 # What the process builds is found by its name.
@@ -99,7 +106,7 @@ def unpicklable(engine: object) -> object:
 
 
 def complain(engine: object) -> None:
-    logging.getLogger("rollouts.engines.test").warning("the cache is full n=%d", 3)
+    logging.getLogger("rollouts.sampling.engines.test").warning("the cache is full n=%d", 3)
 
 
 @pytest.fixture
@@ -236,7 +243,7 @@ def test_what_the_process_logs_is_the_workers(start: Start, caplog: pytest.LogCa
     owner = start(ScriptedEngine)
     with caplog.at_level(logging.INFO):
         owner.call(complain).result(60)
-    assert ("rollouts.engines.test", logging.WARNING, "the cache is full n=3") in caplog.record_tuples
+    assert ("rollouts.sampling.engines.test", logging.WARNING, "the cache is full n=3") in caplog.record_tuples
 
 
 def test_closing_fails_what_is_under_way_and_ends_the_process(start: Start) -> None:
@@ -255,7 +262,7 @@ WORKER = """
 import sys, time
 from functools import partial
 from pathlib import Path
-from rollouts.engines.process import EngineProcess
+from rollouts.sampling.engines.process import EngineProcess
 from tests.engines.test_process import Endless, Held, pid_of, request
 engine, folder = sys.argv[1], Path(sys.argv[2])
 owner = EngineProcess(partial(Held, folder / "gate") if engine == "stuck" else Endless)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.engines import vllm_parsers
-from rollouts.engines.vllm_parsers import ParsersUnusable, VllmParsers
+from rollouts.sampling.engines import vllm_parsers
+from rollouts.sampling.engines.vllm_parsers import ParsersUnusable, VllmParsers
 
 pytestmark = pytest.mark.vllm
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

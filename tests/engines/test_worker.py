@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import pytest
 
-from rollouts.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling
-from rollouts.engines.owner import EngineClosed, EngineLost
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineThread
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.sampling.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling
+from rollouts.sampling.engines.owner import EngineClosed, EngineLost
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.sampling.engines.worker import EngineThread
 
 
 def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
@@ -22,7 +22,7 @@ def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) ->
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
 
 
 class Gated(ScriptedEngine):
@@ -149,7 +149,7 @@ def test_engines_that_die_one_after_another_end_all_that_waits_with_the_reason()
 
 
 def test_an_abort_and_a_close_do_not_wait_for_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (600.0,))
+    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (600.0,))
     died = threading.Event()
 
     class Dying(ScriptedEngine):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollouts.environments import ENVIRONMENTS, Outcome, Task
-from rollouts.environments.arithmetic import is_held_out, random_problem
-from rollouts.environments.calculator import last_number
-from rollouts.environments.expressions import evaluate, format_value
+from rollouts.sampling.environments import ENVIRONMENTS, Outcome, Task
+from rollouts.sampling.environments.arithmetic import is_held_out, random_problem
+from rollouts.sampling.environments.calculator import last_number
+from rollouts.sampling.environments.expressions import evaluate, format_value
 
 
 @pytest.fixture

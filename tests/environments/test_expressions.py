@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.environments.expressions import ExpressionError, evaluate, format_value
+from rollouts.sampling.environments.expressions import ExpressionError, evaluate, format_value
 
 
 @pytest.mark.parametrize(

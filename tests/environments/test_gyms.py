@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.environments import (
+from rollouts.sampling.environments import (
     ENVIRONMENTS,
     EnvironmentUnavailable,
     Prompt,
@@ -26,7 +26,7 @@ from tests.conftest import ROOT, missing
 def packages() -> None:
     for name in ("reasoning_gym", "skyrl_gym"):
         if importlib.util.find_spec(name) is None:
-            missing(f"{name} is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
+            missing(f"{name} is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)")
 
 
 def say(text):
@@ -60,7 +60,7 @@ def test_a_file_of_prompts_is_refused_with_the_way_out():
 
 
 def test_naming_them_imports_neither_package():
-    code = "import sys, rollouts.environments; print([n for n in ('reasoning_gym', 'skyrl_gym') if n in sys.modules])"
+    code = "import sys, rollouts.sampling.environments; print([n for n in ('reasoning_gym', 'skyrl_gym') if n in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
 
@@ -70,7 +70,7 @@ def test_a_missing_package_is_said(name, monkeypatch):
     package = name.partition(":")[0]
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        EnvironmentUnavailable, match=rf"needs? the package {package}.*rollouts/environments/requirements\.txt"
+        EnvironmentUnavailable, match=rf"needs? the package {package}.*rollouts/sampling/environments/requirements\.txt"
     ):
         environment(name).tasks(1, seed=0)
 
@@ -131,7 +131,7 @@ def test_a_longer_list_begins_with_the_shorter_one():
 
 def test_another_process_makes_the_same_tasks():
     code = (
-        "from rollouts.environments import environment, reasoning_gym as g\n"
+        "from rollouts.sampling.environments import environment, reasoning_gym as g\n"
         "for name in g.DATASETS:\n"
         "    print('\\n' + repr([t.messages for t in environment(f'reasoning_gym:{name}').tasks(8, 5)]))"
     )

@@ -14,11 +14,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from rollouts import selectors
-from rollouts.environments import Prompt
-from rollouts.models import Run, StoredTrajectory
-from rollouts.tasks import run_rollouts as work
-from rollouts.work.launch import LaunchRefused, LaunchSettings, launch
+from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch
+from rollouts.sampling.environments import Prompt
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker import run_rollouts as work
 from tests.conftest import Take, missing
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -37,7 +37,7 @@ def finished(
 ) -> tuple[Run, list[StoredTrajectory]]:
     package = environment.partition(":")[0]
     if ":" in environment and importlib.util.find_spec(package) is None:
-        missing(f"{package} is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
+        missing(f"{package} is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)")
     form = replace(LaunchSettings(prompts=2, group=1, seed=7, environment=environment), **changes)
     run = launch(form, enqueue=False, prompts=prompts or [])
     work.work_on(run.pk)
@@ -50,13 +50,13 @@ def test_prompts_of_a_file_are_scored_where_they_have_an_answer() -> None:
     _, (with_answer, without) = finished("prompts", [Prompt(ASK, "42"), Prompt(ASK)])
     assert with_answer.reward in (0.0, 1.0) and set(with_answer.reward_parts) == {"exact", "last_number"}
     assert (without.reward, without.reward_parts) == (None, {})
-    step = selectors.load_trajectory(without).steps[0]
+    step = load_trajectory(without).steps[0]
     assert step.request is not None and list(step.request.messages) == ASK
 
 
 def test_skyrl_gyms_observations_are_turns_of_the_user() -> None:
     _, trajectories = finished("skyrl_gym:gsm8k_multi_turn", max_turns=3, max_tokens=96, temperature=0.0)
-    longest = max((selectors.load_trajectory(one) for one in trajectories), key=lambda one: len(one.steps))
+    longest = max((load_trajectory(one) for one in trajectories), key=lambda one: len(one.steps))
     assert len(longest.steps) > 1
     last = longest.steps[-1].request
     assert last is not None and last.messages[-1]["role"] == "user" and "####" in last.messages[-1]["content"]
@@ -112,7 +112,7 @@ def test_what_cannot_be_launched_says_why_and_leaves_nothing(environment: str, s
 
 def test_a_task_that_cannot_start_fails_its_own_trajectory() -> None:
     if importlib.util.find_spec("reasoning_gym") is None:
-        missing("reasoning_gym is not installed (pip install --no-deps -r rollouts/environments/requirements.txt)")
+        missing("reasoning_gym is not installed (pip install --no-deps -r rollouts/sampling/environments/requirements.txt)")
     run = launch(LaunchSettings(environment="reasoning_gym:chain_sum", prompts=2, group=1, seed=7), enqueue=False)
     bad = run.trajectories.select_related("task").order_by("index")[0]
     assert bad.task is not None

@@ -1,6 +1,6 @@
 import pytest
 
-from rollouts.environments.lookup import Index, LookupEnvironment, Passage, mentions, read_corpus
+from rollouts.sampling.environments.lookup import Index, LookupEnvironment, Passage, mentions, read_corpus
 
 
 @pytest.fixture(scope="module")

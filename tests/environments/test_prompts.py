@@ -4,8 +4,8 @@ import tracemalloc
 
 import pytest
 
-from rollouts.environments import EnvironmentUnavailable, PromptsRejected, Task, environment, read_prompts
-from rollouts.environments.prompts import MAX_LINE, MAX_PROBLEMS, PromptsEpisode, matching
+from rollouts.sampling.environments import EnvironmentUnavailable, PromptsRejected, Task, environment, read_prompts
+from rollouts.sampling.environments.prompts import MAX_LINE, MAX_PROBLEMS, PromptsEpisode, matching
 
 ASK = [{"role": "user", "content": "What is 6 * 7?"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts.formats import FileRefused, Source
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector.formats import FileRefused, Source
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.formats.test_formats import read
 
 torch = pytest.importorskip("torch")

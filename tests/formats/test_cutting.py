@@ -17,12 +17,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.formats import FORMATS, FileRefused, Rejected, Source, read
-from rollouts.formats.containers import cutting, packed
-from rollouts.formats.containers.cutting import parts_of
-from rollouts.formats.containers.file_part import FilePart
-from rollouts.formats.readers import sessions
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector.formats import FORMATS, FileRefused, Rejected, Source, read
+from rollout_inspector.formats.containers import cutting, packed
+from rollout_inspector.formats.containers.cutting import parts_of
+from rollout_inspector.formats.containers.file_part import FilePart
+from rollout_inspector.formats.readers import sessions
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 
 

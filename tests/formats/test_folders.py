@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from rollouts import formats
-from rollouts.formats import Rejected, Source
-from rollouts.formats.folders import files_of
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats import Rejected, Source
+from rollout_inspector.formats.folders import files_of
+from rollout_inspector.streams.trajectory import Trajectory
 
 
 def read_folder(folder: Path) -> tuple[list[Trajectory], list[Rejected]]:

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import zstandard
 
-from rollouts import formats
-from rollouts.formats import FileRefused, Rejected, Source, limits
-from rollouts.formats.registry import SeenIds
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats import FileRefused, Rejected, Source, limits
+from rollout_inspector.formats.registry import SeenIds
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.storage.build import assert_same, chain, rows_only
 
 CALL = {
@@ -179,8 +179,8 @@ def test_one_malformed_call_rejects_its_whole_session(line: dict[str, Any]) -> N
 
 
 def test_memory_of_an_open_session_grows_with_new_tokens_only() -> None:
-    from rollouts.formats.readers.recorded_calls import _add_line
-    from rollouts.formats.readers.sessions import Session
+    from rollout_inspector.formats.readers.recorded_calls import _add_line
+    from rollout_inspector.formats.readers.sessions import Session
 
     session = Session("s")
     prompt = list(range(1000))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollouts.formats import Source
-from rollouts.formats.containers.json_array import elements
+from rollout_inspector.formats import Source
+from rollout_inspector.formats.containers.json_array import elements
 from tests.formats.test_formats import CALL, GYM, changed, read
 from tests.formats.test_mutations import EXAMPLES
 

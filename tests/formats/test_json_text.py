@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.formats.containers.json_text import canonical_json
+from rollout_inspector.formats.containers.json_text import canonical_json
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rollouts import formats
-from rollouts.formats import FileRefused, Rejected
-from rollouts.formats.writers.exports import EXPORTS, write
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats import FileRefused, Rejected
+from rollout_inspector.formats.writers.exports import EXPORTS, write
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.formats.test_formats import CALL, GYM, TRAIN, jsonl, read
 from tests.formats.test_reader_shapes import EVENT, HARBOR, RLLM_EPISODE, SGLANG
 from tests.formats.test_text_formats import AREAL, ART, EVALS, MESSAGES, SWIFT, VERL

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.formats.policy_versions import of_row
+from rollout_inspector.formats.policy_versions import of_row
 from tests.formats.test_formats import changed, jsonl, read
 from tests.formats.test_reader_shapes import SGLANG
 

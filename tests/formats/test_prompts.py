@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from rollouts.formats import shapes
-from rollouts.formats.readers import prompts
-from rollouts.formats.shapes import BadLine
+from rollout_inspector.formats import shapes
+from rollout_inspector.formats.readers import prompts
+from rollout_inspector.formats.shapes import BadLine
 
 
 def holders(value: Any) -> Any:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts import formats
-from rollouts.formats.writers.exports import EXPORTS, padded, rows_of, step_rows_of, write
-from rollouts.tito.trajectory import Request, Row, Step, Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats.writers.exports import EXPORTS, padded, rows_of, step_rows_of, write
+from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory
 from tests.formats.test_formats import read
 from tests.storage.build import assert_same, chain
 

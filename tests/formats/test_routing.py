@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.formats.routing import summary_of, without_arrays
-from rollouts.tito.routing import summary
+from rollout_inspector.formats.routing import summary_of, without_arrays
+from rollout_inspector.streams.routing import summary
 from tests.formats.test_formats import GYM, changed, jsonl, read
 from tests.formats.test_trainer_formats import TRACE_04
 

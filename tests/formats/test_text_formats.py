@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rollouts import formats
-from rollouts.formats import FileRefused, Source
-from rollouts.formats.containers.parquet import rows
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats import FileRefused, Source
+from rollout_inspector.formats.containers.parquet import rows
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.formats.test_formats import CALL, changed, jsonl, read
 from tests.storage.build import assert_same, chain, rows_only
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.formats import Source, detect
-from rollouts.tito.diagnose import diagnose
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.formats import Source, detect
 from tests.formats.test_formats import changed, jsonl, read
 from tests.storage.build import assert_same
 

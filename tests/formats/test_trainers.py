@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.formats.writers.exports import EXPORTS, padded, rows_of, write
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector.formats.writers.exports import EXPORTS, padded, rows_of, write
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.formats.published import taken_from
 from tests.storage.build import chain
 

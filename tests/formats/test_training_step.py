@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from rollouts import formats
-from rollouts.formats import FileRefused, Source
-from rollouts.formats.folders import files_of
-from rollouts.formats.readers import inspector_jsonl
-from rollouts.formats.training_step import ANY, MAX_STEP, TrainingStepRule, checked_rule
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats import FileRefused, Source
+from rollout_inspector.formats.folders import files_of
+from rollout_inspector.formats.readers import inspector_jsonl
+from rollout_inspector.formats.training_step import ANY, MAX_STEP, TrainingStepRule, checked_rule
+from rollout_inspector.streams.trajectory import Trajectory
 
 ROW = {"token_ids": [[1, 2]], "token_loss_mask": [[0, 1]], "idx": 4}
 TRL = {"step": 7, "prompt": "a", "completion": "b", "advantage": 0.5}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import zstandard
 
-from rollouts.formats import FileRefused
-from rollouts.formats.containers.json_array import objects
+from rollout_inspector.formats import FileRefused
+from rollout_inspector.formats.containers.json_array import objects
 from tests.formats.test_formats import CALL, GYM, changed, jsonl, read
 from tests.formats.test_mutations import EXAMPLES
 

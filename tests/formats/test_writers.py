@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from rollouts import formats
-from rollouts.formats import Source
-from rollouts.formats.writers.exports import EXPORTS, rows_of, write
-from rollouts.tito.trajectory import Request, Step, Trajectory
+from rollout_inspector import formats
+from rollout_inspector.formats import Source
+from rollout_inspector.formats.writers.exports import EXPORTS, rows_of, write
+from rollout_inspector.streams.trajectory import Request, Step, Trajectory
 from tests.conftest import ROOT
 from tests.formats.published import importable, taken_from
 

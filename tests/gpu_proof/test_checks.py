@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.gpu_proof.bare import plan
-from rollouts.gpu_proof.checks import check_ids, check_logprobs
-from rollouts.gpu_proof.engine import Witness
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
+from tools.gpu_proof.bare import plan
+from tools.gpu_proof.checks import check_ids, check_logprobs
+from tools.gpu_proof.engine import Witness
 
 
 class Letters:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.gpu_proof.report import BEGIN, END, write_report
 from tests.conftest import ROOT
+from tools.gpu_proof.report import BEGIN, END, write_report
 
 
 def gpu_proof(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollouts.command_line.main import main
+from rollout_inspector.commands.main import main
 from tests.guard.test_check import CLEAN, lines_of
 from tests.guard.test_template import PLAIN, REWRITES
 from tests.test_architecture import ROOT
@@ -26,7 +26,7 @@ def programs(tmp_path: Path) -> Path:
     """A folder of programs for PATH: ours from the checkout, and a Python that says what it was called with."""
     found = tmp_path / "bin"
     found.mkdir()
-    ours = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m rollouts.command_line "$@"\n'
+    ours = f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m rollout_inspector.commands "$@"\n'
     for name, text in (("rollout-inspector", ours), ("python3", '#!/bin/sh\nprintf "%s\\n" "$@"\n')):
         (found / name).write_text(text)
         (found / name).chmod(0o755)

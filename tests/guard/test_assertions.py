@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.command_line.main import main
-from rollouts.guard import assert_template_safe, assert_tito
-from rollouts.guard.fail_rules import RuleUnusable
+from rollout_inspector.commands.main import main
+from rollout_inspector.guard import assert_template_safe, assert_tito
+from rollout_inspector.guard.fail_rules import RuleUnusable
 from tests.guard.test_check import CLEAN, lines_of
 from tests.guard.test_template import DEAF, PLAIN, REWRITES
 from tests.guard.test_trainer_guard import BAD, GOOD
@@ -89,9 +89,9 @@ def test_the_plugin_makes_tests_of_files_and_locks(tmp_path: Path) -> None:
     template.write_text(REWRITES)
     (tmp_path / "broken.lock").write_text("{}")
     (tmp_path / "test_rows.py").write_text(
-        "from rollouts.guard import assert_tito\n\ndef test_rows() -> None:\n    assert_tito([{'x': 1}])\n"
+        "from rollout_inspector.guard import assert_tito\n\ndef test_rows() -> None:\n    assert_tito([{'x': 1}])\n"
     )
-    plugins = ["-p", "rollouts.guard.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:django"]
+    plugins = ["-p", "rollout_inspector.guard.pytest_plugin", "-p", "no:cacheprovider", "-p", "no:django"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "-q", "-rA", "--continue-on-collection-errors", str(tmp_path)],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
@@ -102,4 +102,4 @@ def test_the_plugin_makes_tests_of_files_and_locks(tmp_path: Path) -> None:
     assert "Failed by observation_trained." in said and "FAILED templates.lock::chat.jinja" in said
     assert "became '{{ m.content }}{% if loop.last %}" in said and "is no lock file of version 1" in said
     assert "no token ids: its fields are x" in said
-    assert "rollouts/guard" not in said  # no traceback of ours
+    assert "rollout_inspector/guard" not in said  # no traceback of ours

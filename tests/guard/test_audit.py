@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollouts.command_line.main import main
-from rollouts.demo_policy import MODEL_DIR
+from rollout_inspector.commands.main import main
+from rollout_inspector.guard import audit_runners, check_files, shard_audit
+from rollout_inspector.guard.audit_folder import FINDINGS, SUMMARY, TRAJECTORIES, UNREAD, AuditFolder
+from rollout_inspector.guard.audit_runners import on_processes
+from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files, trajectories_at
 from rollouts.gallery import BUNDLE
-from rollouts.guard import audit_runners, check_files, shard_audit
-from rollouts.guard.audit_folder import FINDINGS, SUMMARY, TRAJECTORIES, UNREAD, AuditFolder
-from rollouts.guard.audit_runners import on_processes
-from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files, trajectories_at
+from rollouts.sampling.demo_policy import MODEL_DIR
 from tests.guard.test_check import lines_of
 from tests.test_architecture import ROOT
 
@@ -45,12 +45,12 @@ def in_this_process(todo: Any, settings: AuditSettings, *_: Any) -> Iterator[tup
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.command_line.audit.cut_files", partial(cut_files, n_bytes=SMALL))
+    monkeypatch.setattr("rollout_inspector.commands.audit.cut_files", partial(cut_files, n_bytes=SMALL))
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.command_line.audit.on_processes", in_this_process)
+    monkeypatch.setattr("rollout_inspector.commands.audit.on_processes", in_this_process)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_two_processes_write_the_bytes_of_one_and_find_what_check_finds(
     files: Path, tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(files, "--output", tmp_path / "two", "--processes", 2) == 2  # torn.json was not read
-    monkeypatch.setattr("rollouts.command_line.audit.on_processes", in_this_process)
+    monkeypatch.setattr("rollout_inspector.commands.audit.on_processes", in_this_process)
     assert run(files, "--output", tmp_path / "one") == 2
     assert written(tmp_path / "one") == written(tmp_path / "two")
     summary, checked = json.loads((tmp_path / "one" / SUMMARY).read_text()), check_files([files])
@@ -100,7 +100,7 @@ def test_a_stopped_audit_goes_on_and_a_changed_file_is_read_again(
             read.append(shard.pieces[0]["path"])
             yield key, audit(shard, settings)
 
-    monkeypatch.setattr("rollouts.command_line.audit.on_processes", counting)
+    monkeypatch.setattr("rollout_inspector.commands.audit.on_processes", counting)
     run(files, "--output", tmp_path / "out")
     first, n_shards = written(tmp_path / "out"), len(read)
     shard = next((tmp_path / "out" / "shards").glob("*.parquet"))
@@ -246,7 +246,7 @@ def test_a_log_has_a_line_of_progress_now_and_then(
     files: Path, tmp_path: Path, small: None, alone: None, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("rollouts.command_line.audit.LOG_SECONDS", 0.0)
+    monkeypatch.setattr("rollout_inspector.commands.audit.LOG_SECONDS", 0.0)
     run(files / "gallery.jsonl", "--output", tmp_path / "out")
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 3 and lines[-1].startswith(f"{len(lines)} of {len(lines)} shards, ")
@@ -263,7 +263,7 @@ def test_what_cannot_be_done_is_said(
     said = capsys.readouterr()
     assert "'x' is no training step" in said.err and "0 trajectories" in said.out and "Traceback" not in said.err
     monkeypatch.setattr(
-        "rollouts.command_line.audit.on_processes", lambda todo, *_: ((key, "The disk is gone.") for key in todo)
+        "rollout_inspector.commands.audit.on_processes", lambda todo, *_: ((key, "The disk is gone.") for key in todo)
     )
     assert run(files, "--output", tmp_path / "d") == 2
     said = capsys.readouterr()

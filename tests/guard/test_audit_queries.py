@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from rollouts import formats
-from rollouts.command_line.main import main
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.formats import Source
-from rollouts.formats.readers import inspector_parquet
+from rollout_inspector import formats
+from rollout_inspector.commands.main import main
+from rollout_inspector.formats import Source
+from rollout_inspector.formats.readers import inspector_parquet
+from rollout_inspector.guard import shard_audit
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.gallery import BUNDLE
-from rollouts.guard import shard_audit
-from rollouts.tito.trajectory import Trajectory
+from rollouts.sampling.demo_policy import MODEL_DIR
 from tests.guard.test_audit import in_this_process
 from tests.guard.test_check import lines_of
 from tests.test_architecture import ROOT
@@ -36,7 +36,7 @@ def answers(folder: Path, queries: list[str]) -> list[list[list[Any]]]:
 
 
 def test_the_queries_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.command_line.audit.on_processes", in_this_process)
+    monkeypatch.setattr("rollout_inspector.commands.audit.on_processes", in_this_process)
     for step, names in ((3, ("clean",)), (4, ("clean", "observation_trained"))):
         path = tmp_path / "files" / f"step_{step}" / "rollouts.jsonl"
         path.parent.mkdir(parents=True)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rollout_inspector.guard.audit_runners import RunnerMissing, on_ray
+from rollout_inspector.guard.shard_audit import AuditSettings, audit, cut_files
 from rollouts.gallery import BUNDLE
-from rollouts.guard.audit_runners import RunnerMissing, on_ray
-from rollouts.guard.shard_audit import AuditSettings, audit, cut_files
 from tests.conftest import missing
 from tests.test_architecture import ROOT
 

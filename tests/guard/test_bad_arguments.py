@@ -8,7 +8,7 @@ import pytest
 from django.core.management.base import BaseCommand
 
 from inspector.management.commands.serve import Command as ServeCommand
-from rollouts.command_line.main import SUBCOMMANDS, main
+from rollout_inspector.commands.main import SUBCOMMANDS, main
 from tests.guard.test_check import CLEAN, lines_of
 from tests.guard.test_template import PLAIN
 

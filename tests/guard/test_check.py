@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rollouts.command_line.main import main
+from rollout_inspector.commands.main import main
+from rollout_inspector.guard.fail_rules import RuleUnusable, fail_rule
+from rollout_inspector.guard.report_formats import REPORTS
 from rollouts.gallery import BUNDLE
-from rollouts.guard.fail_rules import RuleUnusable, fail_rule
-from rollouts.guard.report_formats import REPORTS
 from tests.test_architecture import ROOT
 
 CLEAN = "clean"
@@ -154,9 +154,9 @@ def test_every_report_is_well_formed(broken: Path, tmp_path: Path) -> None:
 
 def test_the_package_is_light_and_runs_without_django() -> None:
     program = (
-        "import sys; import rollouts.guard, rollouts.command_line.main\n"
+        "import sys; import rollout_inspector.guard, rollout_inspector.commands.main\n"
         "light = len(sys.modules)\n"
-        "from rollouts.guard import check_files\n"
+        "from rollout_inspector.guard import check_files\n"
         f"found = check_files([{str(BUNDLE)!r}])\n"
         "heavy = {'django', 'torch', 'transformers', 'celery', 'redis'} & set(sys.modules)\n"
         "assert found.n_trajectories > 40 and not heavy, heavy\n"

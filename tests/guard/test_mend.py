@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import chat_templates, formats, tokenizers
-from rollouts.command_line.main import main
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.formats import Rejected, Source
-from rollouts.formats.shapes import decode
-from rollouts.formats.writers.exports import EXPORTS, write
-from rollouts.formats.writers.mask_patches import PATCHED, without
+from rollout_inspector import formats
+from rollout_inspector.commands.main import main
+from rollout_inspector.formats import Rejected, Source
+from rollout_inspector.formats.shapes import decode
+from rollout_inspector.formats.writers.exports import EXPORTS, write
+from rollout_inspector.formats.writers.mask_patches import PATCHED, without
+from rollout_inspector.guard import check_files, mended_file
+from rollout_inspector.guard.mended_file import OWN, MendOptions, MendRefused
+from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollout_inspector.text import chat_templates, tokenizers
 from rollouts.gallery import BUNDLE
-from rollouts.guard import check_files, mended_file
-from rollouts.guard.mended_file import OWN, MendOptions, MendRefused
-from rollouts.guard.mended_trajectory import MendedTrajectory, MendWay
-from rollouts.tito.trajectory import Row, Trajectory
+from rollouts.sampling.demo_policy import MODEL_DIR
 from tests.guard.test_check import lines_of
 
 

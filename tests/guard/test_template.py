@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.command_line.main import main
-from rollouts.guard.template_lock import read_lock
+from rollout_inspector.commands.main import main
+from rollout_inspector.guard.template_lock import read_lock
 
 PLAIN = """\
 {%- for m in messages %}

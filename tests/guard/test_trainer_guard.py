@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import TemplateRenderer, renderer
-from rollouts.guard import Guard, GuardFailed
-from rollouts.guard import trainer_guard as module
-from rollouts.guard.fail_rules import RuleUnusable
-from rollouts.guard.trainer_batches import BatchUnreadable, row_of, step_of
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.tokenizers import load
+from rollout_inspector.guard import Guard, GuardFailed
+from rollout_inspector.guard import trainer_guard as module
+from rollout_inspector.guard.fail_rules import RuleUnusable
+from rollout_inspector.guard.trainer_batches import BatchUnreadable, row_of, step_of
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.text.chat_templates import TemplateRenderer, renderer
+from rollout_inspector.text.tokenizers import load
 from tests.test_architecture import ROOT
 
 
@@ -33,7 +33,7 @@ GOOD, BAD = row(), row(0.5)
 def test_a_finding_warns_raises_or_drops(caplog: pytest.LogCaptureFixture) -> None:
     rows = [GOOD, BAD, GOOD]
     warns = Guard(sample=1)
-    with caplog.at_level(logging.WARNING, "rollouts.guard"):
+    with caplog.at_level(logging.WARNING, "rollout_inspector.guard"):
         for _ in range(12):
             assert warns.rows(rows) is rows
     assert [one.args[1] for one in caplog.records if one.args] == [1, 10]  # the first and the tenth
@@ -290,8 +290,8 @@ def test_the_report_tells_what_failed() -> None:
 
 def test_its_import_is_light() -> None:
     program = (
-        "import sys; import rollouts.guard; n = len(sys.modules)\n"
-        "rollouts.guard.Guard(sample=1)\n"
+        "import sys; import rollout_inspector.guard; n = len(sys.modules)\n"
+        "rollout_inspector.guard.Guard(sample=1)\n"
         "heavy = {'django', 'torch', 'transformers', 'celery', 'redis'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "assert n < 100 and 'numpy' not in list(sys.modules)[:n], n\n"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.tito.strategies import Context
-from rollouts.tokenizers import load
+from rollout_inspector.streams.strategies import Context
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 from tests.loop.harness import Harness
 
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.chat_templates import wants_call_ids
-from rollouts.engines import Sampling
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineThread
-from rollouts.environments import ENVIRONMENTS, Environment, Task
-from rollouts.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
-from rollouts.replies.parsing import Parse, parser
-from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.trajectory import Ids, Step
-from rollouts.tito.trajectory_end import TrajectoryEnd
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.streams.strategies import STRATEGIES, Context
+from rollout_inspector.streams.trajectory import Ids, Step
+from rollout_inspector.text.chat_templates import wants_call_ids
+from rollout_inspector.text.replies.parsing import Parse, parser
+from rollouts.sampling.engines import Sampling
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.sampling.engines.worker import EngineThread
+from rollouts.sampling.environments import ENVIRONMENTS, Environment, Task
+from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 
 
 @dataclass

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer, wants_call_ids
-from rollouts.engines import EngineError
-from rollouts.engines.vllm_engine import tool_call_reader
-from rollouts.loop import RolloutJob
-from rollouts.replies.call_readers import Way, way_of
-from rollouts.replies.parsing import Parse, answering, call_id, parser, plain_message, with_call_ids
-from rollouts.replies.tool_calls import as_written, learn, plain
-from rollouts.tito.interfaces import Codec, Renderer
-from rollouts.tito.strategies import Context
-from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers import load
+from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.strategies import Context
+from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.chat_templates import renderer, wants_call_ids
+from rollout_inspector.text.replies.call_readers import Way, way_of
+from rollout_inspector.text.replies.parsing import Parse, answering, call_id, parser, plain_message, with_call_ids
+from rollout_inspector.text.replies.tool_calls import as_written, learn, plain
+from rollout_inspector.text.tokenizers import load
+from rollouts.sampling.engines import EngineError
+from rollouts.sampling.engines.vllm_engine import tool_call_reader
+from rollouts.sampling.loop import RolloutJob
 from tests.loop.harness import Harness
 
 
@@ -280,7 +280,7 @@ def test_channels_of_gpt_oss_are_thought_and_answer(corpus: Path) -> None:
 
 @pytest.mark.vllm
 def test_vllms_parsers_by_name_read_the_same(corpus: Path, vllm_available: bool) -> None:
-    from rollouts.engines.vllm_engine import tool_call_reader
+    from rollouts.sampling.engines.vllm_engine import tool_call_reader
 
     named = {
         "qwen2.5": "hermes", "llama3.1": "llama3_json", "deepseek-r1": "deepseek_v3", "deepseek-v3.1": "deepseek_v31",

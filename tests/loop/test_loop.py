@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import loop
-from rollouts.engines import EngineError, Generation, build_engine
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineThread
-from rollouts.environments import Outcome, Task
-from rollouts.loop import RolloutJob, step_seed
-from rollouts.replies.parsing import parser
-from rollouts.tito.strategies import STRATEGIES, StrategyRefused
-from rollouts.tito.trajectory import NO_IDS, Ids, Origin
+from rollout_inspector.streams.strategies import STRATEGIES, StrategyRefused
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
+from rollout_inspector.text.replies.parsing import parser
+from rollouts.sampling import loop
+from rollouts.sampling.engines import EngineError, Generation, build_engine
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.sampling.engines.worker import EngineThread
+from rollouts.sampling.environments import Outcome, Task
+from rollouts.sampling.loop import RolloutJob, step_seed
 from tests.conftest import wait_until
 from tests.loop.harness import Harness
 
@@ -236,7 +236,7 @@ def test_a_stop_aborts_what_is_under_way(harness: Harness) -> None:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
 
 
 def test_an_engine_that_died_once_costs_nothing(harness: Harness) -> None:

@@ -12,7 +12,8 @@ class SmallParts(AppConfig):
     name = "tests.machines.small_parts"
 
     def ready(self) -> None:
-        from rollouts.work import import_shards, ranges
+        from rollouts.jobs import ranges
+        from rollouts.jobs.imports import import_shards
 
         import_shards.PART_BYTES = PART_BYTES
         ranges.PART_TRAJECTORIES = PART_TRAJECTORIES

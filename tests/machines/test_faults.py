@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rollouts.client import Client
-from rollouts.models import Run, WorkStatus
-from rollouts.services.api_tokens import create_api_token
+from rollout_inspector.client.client import Client
+from rollouts.store.models import Run, WorkStatus
+from rollouts.store.people.api_keys import create_api_token
 from tests.conftest import database_url, wait_until
 from tests.faults import children_of
 from tests.machines.conftest import Browser, Machines

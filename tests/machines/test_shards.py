@@ -18,13 +18,14 @@ import requests
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
-from rollouts import files, services
-from rollouts.formats import FORMATS
-from rollouts.models import Job, Run
-from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.token_store.stores import folder_of
-from rollouts.work import imports
-from rollouts.work.exporting import Wanted, write_run
+from rollout_inspector.formats import FORMATS
+from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollouts.jobs.exports.exports import Wanted, write_run
+from rollouts.jobs.imports import imports
+from rollouts.store import files
+from rollouts.store.models import Job, Run
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.token_arrays.stores import folder_of
 from tests.conftest import wait_until
 from tests.machines.conftest import Browser, Machine, Machines
 from tests.machines.small_parts import PART_BYTES
@@ -87,7 +88,7 @@ def of_one_task(data: dict[str, bytes], folder: Path) -> tuple[Run, bytes]:
     """What one task stores of files in the database, and its export."""
     for name, content in data.items():
         (folder / name).write_bytes(content)
-    run = services.create_run(Run.Kind.IMPORT, "one task", token_store="database")
+    run = create_run(Run.Kind.IMPORT, "one task", token_store="database")
     imports.import_files(run, [folder / name for name in data])
     file = io.BytesIO()
     write_run(run, run.trajectories.all(), Wanted("own_jsonl"), file)

@@ -10,8 +10,8 @@ import pytest
 from django.apps import apps
 from django.contrib.auth import get_user_model
 
-from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
+from rollouts.store.models import Run
+from rollouts.store.people.api_keys import create_api_token
 from tests.machines.conftest import Browser, Machines, is_apart
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres_only]
@@ -88,7 +88,7 @@ def test_every_kind_of_work_is_done_where_it_was_not_asked_for(
 
     # A push with an API token, and the diagnosis of what was pushed.
     _, token = create_api_token(get_user_model().objects.get(username="ada"), "machines")
-    from rollouts.client import Client
+    from rollout_inspector.client.client import Client
 
     client = Client(machines.url, token)
     client.create_run("pushed")

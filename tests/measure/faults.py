@@ -16,11 +16,11 @@ from pathlib import Path
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from rollouts import formats
-from rollouts.formats.containers.source import Source
-from rollouts.tito.diagnose import diagnose
-from rollouts.tito.diagnose.finding import Finding, Severity
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector import formats
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.diagnose.finding import Finding, Severity
+from rollout_inspector.formats.containers.source import Source
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.measure.call_faults import FAULTS, foreign, play
 from tests.measure.models import PAIRS, Model, model
 from tests.measure.row_faults import ROW_FAULTS, WRITERS, RowFault, clean, plant

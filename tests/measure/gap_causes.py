@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollouts.demo_policy import MODEL_DIR
-from rollouts.formats import Source, read
+from rollout_inspector.diagnose import examine
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 from rollouts.gallery.training_runs import TRAINING_RUNS, TrainingRun
-from rollouts.tito.diagnose import examine
-from rollouts.tito.gap.cause_kinds import CAUSES
-from rollouts.tito.gap.causes import causes_of
-from rollouts.tito.gap.tokens import GapCollector
-from rollouts.tito.trajectory import Row, Step, Trajectory
+from rollouts.sampling.demo_policy import MODEL_DIR
 
 Values = NDArray[np.float32]
 PARTS = (range(30), range(15), range(8), range(10, 30))

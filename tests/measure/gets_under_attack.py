@@ -34,7 +34,7 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
-from rollouts.client import Client
+from rollout_inspector.client.client import Client
 from tests.bench.processes import family, megabytes, sums
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,8 +158,8 @@ _MEMBERS = """
 import json, django; django.setup()
 from django.contrib.auth import get_user_model
 from inspector.web.login import make_token
-from rollouts.models import ApiToken, Membership, Project, Role
-from rollouts.services.api_tokens import create_api_token
+from rollouts.store.models import ApiToken, Membership, Project, Role
+from rollouts.store.people.api_keys import create_api_token
 made = {}
 for name in ("reader", "attacker"):
     project = Project.objects.create(name=f"project of the {name}")

@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from rollouts import chat_templates, tokenizers
+from rollout_inspector.text import chat_templates, tokenizers
 
 Message = dict[str, Any]
 

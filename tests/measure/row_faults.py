@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.formats.readers.inspector_jsonl import encode
-from rollouts.tito.trajectory import Row, ids_array
+from rollout_inspector.formats.readers.inspector_jsonl import encode
+from rollout_inspector.streams.trajectory import Row, ids_array
 from tests.measure.call_faults import play
 from tests.measure.models import Model
 from tests.measure.sessions import Label, NotHere, Session, split_somewhere

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from tests.measure.models import CLOSE, OPEN, Message, Model, call_message, result_of
 
 PHRASES = (

@@ -20,10 +20,13 @@ from django.db import connection, connections, models
 from django.db.migrations.loader import MigrationLoader
 
 from inspector.server.backup_place import backup_place
-from rollouts import files, services
-from rollouts.fields import ArrayField
-from rollouts.formats.readers import inspector_jsonl
-from rollouts.models import (
+from rollout_inspector.formats.readers import inspector_jsonl
+from rollouts.jobs.storage import backup, restore
+from rollouts.jobs.storage.backup_tables import columns_of
+from rollouts.jobs.storage.token_moves import move_run
+from rollouts.store import files, storage_mark
+from rollouts.store.fields import ArrayField
+from rollouts.store.models import (
     AuditEvent,
     Job,
     Replay,
@@ -36,14 +39,12 @@ from rollouts.models import (
     StoredTrajectory,
     Tokenizer,
 )
-from rollouts.services import storage_mark
-from rollouts.services.api_tokens import create_api_token
-from rollouts.services.trajectories import save_trajectories
-from rollouts.services.users import local_user
-from rollouts.token_store.stores import SegmentTokens
-from rollouts.work import backup, restore
-from rollouts.work.backup_tables import columns_of
-from rollouts.work.token_moves import move_run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.users import local_user
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.token_arrays.stores import SegmentTokens
+from rollouts.store.trajectories.token_encoding import encode_trajectories
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT, database_url, wait_until
 from tests.storage.build import chain
 from tests.storage.test_upgrades import DELTA, HEAD, PROMPT, fill, migrate
@@ -60,7 +61,7 @@ OLDER = "0021_large_lists"
 @pytest.fixture(autouse=True)
 def places(tmp_path: Path, settings: Any) -> Path:
     """An empty file storage of the source."""
-    options = {"BACKEND": "rollouts.files.folder.FolderStorage", "OPTIONS": {"location": str(tmp_path / "source")}}
+    options = {"BACKEND": "rollouts.store.files.folder.FolderStorage", "OPTIONS": {"location": str(tmp_path / "source")}}
     settings.STORAGES = {**settings.STORAGES, "default": options}
     return tmp_path
 
@@ -262,7 +263,7 @@ def test_segments_that_come_and_go_between_two_lists_of_files(
         try:
             return save_tables(target, folder)
         finally:
-            services.delete_run(run)
+            delete_run(run)
 
     def lose(key: str, target: Any) -> Any:
         files.delete(unnamed)
@@ -277,9 +278,9 @@ def test_segments_that_come_and_go_between_two_lists_of_files(
 
 
 def _in_segments(project: Any) -> Run:
-    run = services.create_run(Run.Kind.IMPORT, "segments", project=project, token_store="segments")
+    run = create_run(Run.Kind.IMPORT, "segments", project=project, token_store="segments")
     values = [chain()]
-    save_trajectories(run, values, encoded=services.encode_trajectories(values, put_for=run))
+    save_trajectories(run, values, encoded=encode_trajectories(values, put_for=run))
     return run
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from rollouts.command_line.main import MODULES, SUBCOMMANDS
+from rollout_inspector.commands.main import MODULES, SUBCOMMANDS
 from tests.test_architecture import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,7 +30,7 @@ def parser_of(program: str, name: str) -> ArgumentParser:
         return load_command_class(get_commands()[name], name).create_parser("manage.py", name)
     assert name in SUBCOMMANDS, f"there is no rollout-inspector {name}"
     parser = ArgumentParser()
-    import_module(f"rollouts.command_line.{MODULES.get(name, name)}").add_options(parser)
+    import_module(f"rollout_inspector.commands.{MODULES.get(name, name)}").add_options(parser)
     return parser
 
 

@@ -18,10 +18,9 @@ from django.test import Client
 
 from inspector.server import machines, workers
 from inspector.server.machines import Machine
-from rollouts import files
-from rollouts.models import Job, Run
-from rollouts.services import storage_mark
-from rollouts.services.users import local_user
+from rollouts.store import files, storage_mark
+from rollouts.store.models import Job, Run
+from rollouts.store.people.users import local_user
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db
@@ -120,7 +119,7 @@ def test_the_clock_is_compared_with_that_of_another_machine(here: Machine, monke
         return
     assert here.clock_seconds is not None and abs(here.clock_seconds) < 2
     real = time.time
-    monkeypatch.setattr("rollouts.selectors.database.time.time", lambda: real() + 30)
+    monkeypatch.setattr("rollouts.store.database.time.time", lambda: real() + 30)
     assert machines.describe("b", "web").clock_seconds == pytest.approx(30, abs=2)
 
 

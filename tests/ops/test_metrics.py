@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inspector.server import workers
 from inspector.server.metrics_folder import claim_folder
 from inspector.server.system_checks import check_metrics_token
-from rollouts.models import Job, Run
+from rollouts.store.models import Job, Run
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.django_db

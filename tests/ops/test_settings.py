@@ -56,7 +56,7 @@ def test_a_command_on_a_database_without_tables_says_what_to_do(tmp_path: Path) 
     assert "Run `manage.py migrate`" in ended.stderr and "Traceback" not in ended.stderr
 
 
-TEMPLATE = "rollouts/demo_policy/chat_template.jinja"
+TEMPLATE = "rollouts/sampling/demo_policy/chat_template.jinja"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_package_that_lacks_is_named_with_the_way_out(
 ) -> None:
     from django.conf import settings
 
-    from rollouts.command_line.manage import run_command
+    from rollout_inspector.commands.manage import run_command
 
     monkeypatch.setattr(settings, "INSTALLED_APPS", [*settings.INSTALLED_APPS, "no_such_package.apps.One"])
     assert run_command(["check"]) == 2

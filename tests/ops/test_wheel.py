@@ -171,7 +171,7 @@ def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_
 _IMPORTS_THE_GUARD = """
 import time
 start = time.process_time()
-import rollouts.guard
+import rollout_inspector.guard
 print(time.process_time() - start)
 """
 
@@ -190,7 +190,7 @@ def test_serve_without_its_extra_says_which_one_in_one_sentence(installed: Path,
 
 _READS_EVERY_MODULE = """
 import importlib, pathlib, pkgutil, sys
-import rollouts, rollouts.guard
+import rollouts, rollout_inspector.guard
 heavy = {"django", "torch", "transformers", "numpy", "pyarrow", "jinja2"} & set(sys.modules)
 assert not heavy, heavy
 for package in ("chat_templates", "command_line", "formats", "guard", "replies", "tito", "tokenizers"):
@@ -201,9 +201,9 @@ for package in ("chat_templates", "command_line", "formats", "guard", "replies",
             importlib.import_module(one.name)
 assert not {"django", "torch", "transformers"} & set(sys.modules)
 from importlib.metadata import entry_points
-assert "rollouts.guard.pytest_plugin" in {one.value for one in entry_points(group="pytest11")}
-import rollouts.client
-print(rollouts.client.__file__)
+assert "rollout_inspector.guard.pytest_plugin" in {one.value for one in entry_points(group="pytest11")}
+import rollout_inspector.client.client
+print(rollout_inspector.client.client.__file__)
 """
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollouts import services
-from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
+from rollouts.store.models import Run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.runs.run_writes import create_run
 from tests.people import make_member
 
 
@@ -19,7 +19,7 @@ def token(db: None) -> str:
 
 @pytest.fixture
 def run(db: None) -> Run:
-    return services.create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+    return create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts import client, selectors
-from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
+from rollout_inspector.client import client
+from rollouts.store.models import Run
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.people import make_member
 from tests.push.conftest import call, episodes
 
@@ -48,7 +49,7 @@ class TestAgainstTheServer:
         code = server.create_run("mixed")
         assert server.push([record, line, call("c", [1], [2], reward=float("inf"))])["trajectories"] == 3
         run = Run.objects.get(code=code)
-        step = selectors.load_trajectory(run.trajectories.get(external_id="a")).steps[0]
+        step = load_trajectory(run.trajectories.get(external_id="a")).steps[0]
         assert step.stream.tolist() == [1, 2, 3] and step.logprobs is not None and np.isnan(step.logprobs).all()
 
     def test_refusals_carry_the_servers_sentence(self, live_server: Any, live_token: str) -> None:
@@ -128,7 +129,7 @@ def test_it_tries_again_with_the_same_bytes(serve: Any, failure: tuple[int, byte
 def test_it_waits_as_long_as_the_server_asks(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     url, got = serve(lambda n: (503, b"busy", ("Retry-After", "7")) if n < 3 else (200, b'{"trajectories": 1}'))
     waits: list[float] = []
-    monkeypatch.setattr("rollouts.client.time.sleep", waits.append)
+    monkeypatch.setattr("rollout_inspector.client.client.time.sleep", waits.append)
     client.Client(url, "t", "code", wait=0.01).push(episodes(1))
     assert len(got) == 3 and len(waits) == 2 and all(7 <= wait <= 10.5 for wait in waits)
     assert [client._seconds(said) for said in (None, "7", "9000", "-1", "soon")] == [0, 7, 60, 0, 0]
@@ -168,4 +169,4 @@ def test_it_imports_the_standard_library_only() -> None:
         for alias in node.names
     }
     assert names <= set(sys.stdlib_module_names)
-    assert importlib.util.find_spec("rollouts.client") is not None
+    assert importlib.util.find_spec("rollout_inspector.client.client") is not None

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from rollouts import services
-from rollouts.models import Job, Run
-from rollouts.services.jobs import ask_job
-from rollouts.services.pushed import add_new_trajectories
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
-from rollouts.work import diagnosis
+from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
+from rollouts.jobs import diagnosis
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
+from rollouts.worker.jobs import do_job
 
 pytestmark = pytest.mark.django_db
 
@@ -31,8 +32,8 @@ def diagnose_pushed(run: Run) -> None:
 
 
 def test_what_is_new_is_diagnosed_once(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "demo")
-    run = services.create_run(Run.Kind.IMPORT, "pushed", tokenizer=tokenizer)
+    tokenizer = register_tokenizer(tiny_tokenizer, "demo")
+    run = create_run(Run.Kind.IMPORT, "pushed", tokenizer=tokenizer)
     add_new_trajectories(run, [trajectory("whole", False), trajectory("broken", True)])
     diagnosed: list[str] = []
     real = diagnosis.diagnosis_for

@@ -15,14 +15,15 @@ import zstandard
 from django.test import Client, RequestFactory
 from django.utils import timezone
 
-from inspector.views import push as views
-from rollouts import selectors, services
-from rollouts.formats import FORMATS, Rejected
-from rollouts.models import ApiToken, Run
-from rollouts.services.api_tokens import find_api_token
-from rollouts.services.shares import revoke
-from rollouts.tasks.jobs import do_job
-from rollouts.work import pushing
+from inspector.api import push_views as views
+from rollout_inspector.formats import FORMATS, Rejected
+from rollouts.jobs import pushing
+from rollouts.store.models import ApiToken, Run
+from rollouts.store.people.api_keys import find_api_token
+from rollouts.store.people.share_writes import revoke
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker.jobs import do_job
 from tests.push.conftest import call, episodes
 
 pytestmark = pytest.mark.django_db
@@ -52,7 +53,7 @@ def test_trajectories_are_stored_and_their_diagnosis_ordered(token: str, run: Ru
     assert answer == {"run": run.code, "trajectories": 3, "known": 0, "rejected": [], "n_rejected": 0}
     run.refresh_from_db()
     assert (run.status, run.format, run.n_trajectories, run.n_steps) == ("done", "recorded_calls", 3, 6)
-    first = selectors.load_trajectory(run.trajectories.get(external_id="s0"))
+    first = load_trajectory(run.trajectories.get(external_id="s0"))
     assert first.reward == 1.0 and first.steps[1].stream.tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert diagnosed == [run.jobs.get().pk]
 
@@ -107,7 +108,7 @@ def test_ids_that_repeat_are_said_and_a_prefix_keeps_them_apart(token: str, run:
 
 def test_two_runs_do_not_know_each_other(token: str, run: Run) -> None:
     push(token, run, episodes(1))
-    other = services.create_run(Run.Kind.IMPORT, "other")
+    other = create_run(Run.Kind.IMPORT, "other")
     assert push(token, other, episodes(1))[1]["trajectories"] == 1
 
 
@@ -195,7 +196,7 @@ def test_too_large_is_413_before_and_while_reading(token: str, run: Run, setting
 def test_a_get_is_405_and_a_launch_takes_no_push(token: str, run: Run) -> None:
     response = Client().get(f"/api/runs/{run.code}/trajectories")
     assert response.status_code == 405 and response["Allow"] == "POST"
-    launched = services.create_run(Run.Kind.LAUNCH, "made here")
+    launched = create_run(Run.Kind.LAUNCH, "made here")
     status, answer = push(token, launched, episodes(1))
     assert status == 409 and "launched here" in answer["error"]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts.models import ApiToken
-from rollouts.services.api_tokens import find_api_token
+from rollouts.store.models import ApiToken
+from rollouts.store.people.api_keys import find_api_token
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

@@ -13,9 +13,9 @@ import aiohttp
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollouts.models import Run
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
+from rollouts.store.models import Run
 
 
 def encode(messages: list[dict[str, Any]]) -> list[int]:

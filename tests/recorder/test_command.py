@@ -11,8 +11,8 @@ from threading import Thread
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts import services
-from rollouts.models import Run
+from rollouts.store.models import Run
+from rollouts.store.runs.run_writes import create_run
 from tests.recorder.conftest import Start, ask, stop
 
 
@@ -37,7 +37,7 @@ def test_refusals(arguments: list[str], words: str) -> None:
 
 @pytest.mark.django_db
 def test_a_run_that_was_not_recorded_is_not_gone_on_with() -> None:
-    run = services.create_run(Run.Kind.IMPORT, "imported")
+    run = create_run(Run.Kind.IMPORT, "imported")
     with pytest.raises(CommandError, match="was not recorded"):
         call_command("record", "--upstream", "http://localhost:1", "--run", run.code, stdout=io.StringIO())
 

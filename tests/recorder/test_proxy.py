@@ -13,9 +13,11 @@ import pytest
 from django.db import OperationalError
 from yarl import URL
 
-from rollouts import formats, selectors, services
-from rollouts.models import Run, StoredTrajectory
+from rollout_inspector import formats
 from rollouts.recorder import proxy, writer
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.runs.run_writes import cancel_run, create_run, start_run
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.recorder.harness import FakeServer, RecorderSetup, Scenario, encode, play
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,8 +25,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def run(transactional_db: None) -> Run:
-    run = services.create_run(Run.Kind.IMPORT, "recorded", engine="recorder")
-    services.start_run(run)
+    run = create_run(Run.Kind.IMPORT, "recorded", engine="recorder")
+    start_run(run)
     return run
 
 
@@ -49,7 +51,7 @@ class TestWhatIsStored:
         assert (run.status, run.n_trajectories, run.n_finished, run.n_steps, run.n_rows) == ("done", 5, 5, 10, 5)
         stored = run.trajectories.get(external_id="s3")
         assert stored.status == StoredTrajectory.Status.DONE and stored.n_rows == 1
-        value = selectors.load_trajectory(stored)
+        value = load_trajectory(stored)
         assert value.steps[0].prompt_ids.tolist() == encode([{"role": "user", "content": "q3"}])
         assert value.steps[0].request is not None and value.steps[0].engine == "vllm 0.0"
         assert value.steps[1].prompt_ids.tolist()[: len(value.steps[0].stream)] == value.steps[0].stream.tolist()
@@ -67,7 +69,7 @@ class TestWhatIsStored:
 
         record(scenario, logprobs=True)
         whole, stream = (
-            selectors.load_trajectory(run.trajectories.get(external_id=n)).steps for n in ("whole", "stream")
+            load_trajectory(run.trajectories.get(external_id=n)).steps for n in ("whole", "stream")
         )
         assert whole[0].stream.tolist() == stream[0].stream.tolist()
         assert whole[0].logprobs is not None and stream[0].logprobs is not None
@@ -103,7 +105,7 @@ class TestWhatIsStored:
 
         record(scenario)
         assert sorted(run.trajectories.values_list("n_steps", flat=True)) == [1, 2]
-        first = selectors.load_trajectory(run.trajectories.get(n_steps=2))
+        first = load_trajectory(run.trajectories.get(n_steps=2))
         assert first.steps[0].prompt_ids.tolist() == [5, 6] and first.steps[0].text == "text"
 
     def test_the_harness_may_say_how_it_ended(self, run: Run, record: Any) -> None:
@@ -333,7 +335,7 @@ class TestWhatGoesWrong:
                 await stream(setup)
 
         record(scenario, server=FakeServer(break_off_after=4))
-        (step,) = selectors.load_trajectory(run.trajectories.get()).steps
+        (step,) = load_trajectory(run.trajectories.get()).steps
         assert step.completion_ids.size == 3 and step.finish_reason == "abort"
 
     def test_a_client_that_leaves_stops_the_server_and_what_came_is_kept(self, run: Run, record: Any) -> None:
@@ -351,7 +353,7 @@ class TestWhatGoesWrong:
             raise AssertionError("the server was not let go")
 
         record(scenario, server=FakeServer(hang=True))
-        (step,) = selectors.load_trajectory(run.trajectories.get()).steps
+        (step,) = load_trajectory(run.trajectories.get()).steps
         assert 0 < step.completion_ids.size < 7 and step.finish_reason == "abort"
 
     def test_nonsense_is_passed_and_rejected_with_a_sentence(self, run: Run, record: Any) -> None:
@@ -430,7 +432,7 @@ class TestWhatGoesWrong:
 
         async def scenario(setup: RecorderSetup) -> Any:
             await setup.chat("hi", session="before")
-            await asyncio.to_thread(services.cancel_run, run)
+            await asyncio.to_thread(cancel_run, run)
             assert await asyncio.to_thread(setup.writer.cancelled.wait, 10)
             return await setup.chat("hi", session="after")
 
@@ -456,8 +458,8 @@ async def stream(setup: RecorderSetup) -> bytes:
 
 
 def test_queries_of_a_batch_do_not_grow_with_it(run: Run, django_assert_max_num_queries: Any) -> None:
-    from rollouts.services.recorded import append_steps
-    from rollouts.tito.trajectory import Step, ids_array
+    from rollout_inspector.streams.trajectory import Step, ids_array
+    from rollouts.store.trajectories.recorded_trajectories import append_steps
 
     for n in (2, 30):
         calls = {f"{n}-{i}": [Step(ids_array([1, 2]), ids_array([i]))] for i in range(n)}

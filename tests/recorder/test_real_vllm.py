@@ -23,15 +23,16 @@ import numpy as np
 import pytest
 from django.db import connection
 
-from rollouts import selectors, services
-from rollouts.engines import Generation, GenerationRequest, Sampling, build_engine
-from rollouts.models import Run, StoredStep
+from rollout_inspector.streams.alternatives import unpacked
+from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.text.tokenizers import load
+from rollouts.jobs.launch import LaunchSettings, can_resume, launch
 from rollouts.recorder import wire
-from rollouts.tasks import run_rollouts as work
-from rollouts.tito.alternatives import unpacked
-from rollouts.tito.trajectory import ids_array
-from rollouts.tokenizers import load
-from rollouts.work.launch import LaunchSettings, can_resume, launch
+from rollouts.sampling.engines import Generation, GenerationRequest, Sampling, build_engine
+from rollouts.store.models import Run, StoredStep
+from rollouts.store.people.tokenizers import load_tokenizer, register_tokenizer
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker import run_rollouts as work
 from tests.conftest import missing, wait_until
 from tests.recorder.conftest import Start, ask, stop
 
@@ -183,9 +184,9 @@ def test_a_run_asks_a_real_server(far: LaunchSettings) -> None:
     assert steps.count() > 12 and all(step.engine.startswith("vllm_server 0") for step in steps)
     assert "</tool_call>" in set(steps.values_list("stop_reason", flat=True))
     assert set(steps.values_list("logprobs_mode", flat=True)) == {"processed"}
-    codec = services.load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
+    codec = load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
     for record in run.trajectories.all():
-        value = selectors.load_trajectory(record)
+        value = load_trajectory(record)
         for before, after in pairwise(value.steps):
             assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()
         # What ended it is the last token's, and nothing is cut off the reply but what stands behind the call.
@@ -244,7 +245,7 @@ def test_a_run_whose_server_stays_away_ends_with_a_sentence(
 
 def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenizer: Path) -> None:
     direct = servers.urls["/v1/completions"]
-    services.register_tokenizer(tiny_tokenizer, "demo")
+    register_tokenizer(tiny_tokenizer, "demo")
     process, said = start(direct, "--tokenizer", "demo", "--logprobs")
     assert said["engine"].startswith("vllm 0")
     body = {"model": "demo", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 24,
@@ -279,7 +280,7 @@ def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenize
     counts = stop(process)
     assert counts == {"run": said["run"], "calls": 4, "stored": 4, "without_ids": 0, "unread": 0, "rescued": 0}
     run = Run.objects.get(code=said["run"])
-    values = {one.external_id: selectors.load_trajectory(one) for one in run.trajectories.all()}
+    values = {one.external_id: load_trajectory(one) for one in run.trajectories.all()}
     assert run.error == "" and {name: len(value.steps) for name, value in values.items()} == {"a": 2, "b": 1, "c": 1}
     whole, streamed = values["a"].steps[0], values["b"].steps[0]
     assert whole.stream.tolist() == streamed.stream.tolist()

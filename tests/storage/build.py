@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.trajectory import Origin, Request, Row, Step, Trajectory
-from rollouts.token_store.items import ALTERNATIVES
+from rollout_inspector.streams.trajectory import Origin, Request, Row, Step, Trajectory
+from rollouts.store.token_arrays.items import ALTERNATIVES
 
 TOOLS = ({"type": "function", "function": {"name": "calculator"}},)
 

@@ -8,8 +8,8 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser
 
-from rollouts.models import ApiToken, Membership, Project, Role, Run, default_project
-from rollouts.selectors.access import Access, access_of, access_of_token
+from rollouts.store.models import ApiToken, Membership, Project, Role, Run, default_project
+from rollouts.store.people.access import Access, access_of, access_of_token
 
 pytestmark = pytest.mark.django_db
 

@@ -15,14 +15,21 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from rollouts import services
-from rollouts.models import Alarm, AlarmRule, AuditEvent, Job, ProjectAlarms, Run, TrainingStepFigures
-from rollouts.selectors.alarms import GIVE_UP, limits_in
-from rollouts.services.alarms import AlarmRefused, drop_limit, set_limit, set_webhook, take_alarms, webhook_key
-from rollouts.services.training_steps import take_training_steps
-from rollouts.tasks.jobs import do_job
-from rollouts.work import alarm_delivery
-from rollouts.work.alarm_delivery import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, pause_after, send_due
+from rollouts.jobs import alarm_delivery
+from rollouts.jobs.alarm_delivery import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, pause_after, send_due
+from rollouts.store.models import Alarm, AlarmRule, AuditEvent, Job, ProjectAlarms, Run, TrainingStepFigures
+from rollouts.store.runs.alarm_writes import (
+    AlarmRefused,
+    drop_limit,
+    set_limit,
+    set_webhook,
+    take_alarms,
+    webhook_key,
+)
+from rollouts.store.runs.alarms import GIVE_UP, limits_in
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.training_step_writes import take_training_steps
+from rollouts.worker.jobs import do_job
 from tests.people import make_member
 from tests.storage.test_training_steps import save, world
 
@@ -49,7 +56,7 @@ def member() -> Any:
 
 @pytest.fixture
 def run() -> Run:
-    return services.create_run(Run.Kind.IMPORT, "r")
+    return create_run(Run.Kind.IMPORT, "r")
 
 
 def alarm(run: Run, figure: str = "broken") -> Alarm:
@@ -91,7 +98,7 @@ def test_a_run_overrides_its_project_and_this_the_default(run: Run, member: Any)
     of_run = set_limit(run, "broken", "", "", "run", member)
     assert held() == [("run", None)]
     assert set_limit(run, "broken", "", "60", "run", member).pk == of_run.pk and held() == [("run", 0.6)]
-    other = services.create_run(Run.Kind.IMPORT, "other")
+    other = create_run(Run.Kind.IMPORT, "other")
     assert [one.limit for one in limits_in(other) if one.figure == "broken"] == [0.4]
     drop_limit(of_run)
     drop_limit(of_run)
@@ -251,7 +258,7 @@ def test_a_webhook_that_hangs_holds_a_worker_for_a_moment_alone(
     run: Run, sent: list[Job], settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alarm_delivery, "ANSWER_SECONDS", 0.2)
-    other = services.create_run(Run.Kind.IMPORT, "other")
+    other = create_run(Run.Kind.IMPORT, "other")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and never answers
         host = f"127.0.0.1:{silent.getsockname()[1]}"
         settings.WEBHOOK_HOSTS = [host]

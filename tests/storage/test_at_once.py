@@ -12,11 +12,13 @@ import pytest
 from django.db import connection, transaction
 from django.utils import timezone
 
-from rollouts import models, selectors, services
-from rollouts.services import imports
-from rollouts.services.jobs import Beat, ask_job, take_job
-from rollouts.services.runs import delete_trajectories
-from rollouts.work import diagnosis
+from rollouts.jobs import diagnosis
+from rollouts.store import models
+from rollouts.store.jobs.jobs import Beat, ask_job, take_job
+from rollouts.store.runs import import_writes as imports
+from rollouts.store.runs.run_writes import create_run, delete_run, delete_trajectories
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import wait_until
 from tests.storage.build import assert_same, chain
 
@@ -93,8 +95,8 @@ def ends_or_waits(work: Future[Any]) -> None:
 
 
 def a_run(name: str, *external_ids: str) -> models.Run:
-    run = services.create_run(models.Run.Kind.IMPORT, name)
-    services.save_trajectories(run, [chain(one) for one in external_ids])
+    run = create_run(models.Run.Kind.IMPORT, name)
+    save_trajectories(run, [chain(one) for one in external_ids])
     return run
 
 
@@ -103,19 +105,19 @@ def a_run(name: str, *external_ids: str) -> models.Run:
 
 def test_a_deletion_leaves_what_a_writer_has_found(others: Others) -> None:
     leaving, kept = a_run("leaving", "a"), a_run("kept")
-    writer = others.transaction(lambda: services.save_trajectories(kept, [chain("b")]))
-    deletion = others.begin(lambda: services.delete_run(leaving))
+    writer = others.transaction(lambda: save_trajectories(kept, [chain("b")]))
+    deletion = others.begin(lambda: delete_run(leaving))
     ends_or_waits(deletion)
     writer.commit()
     deletion.result(30)
     assert not models.Run.objects.filter(pk=leaving.pk).exists()
-    assert_same(selectors.load_trajectory(kept.trajectories.get()), chain("b"))
+    assert_same(load_trajectory(kept.trajectories.get()), chain("b"))
 
 
 def test_what_a_writer_has_found_goes_if_it_stores_nothing(others: Others) -> None:
     leaving, kept = a_run("leaving", "a"), a_run("kept")
-    writer = others.transaction(lambda: services.save_trajectories(kept, [chain("b")]))
-    deletion = others.begin(lambda: services.delete_run(leaving))
+    writer = others.transaction(lambda: save_trajectories(kept, [chain("b")]))
+    deletion = others.begin(lambda: delete_run(leaving))
     ends_or_waits(deletion)
     writer.undo()
     deletion.result(30)
@@ -125,11 +127,11 @@ def test_what_a_writer_has_found_goes_if_it_stores_nothing(others: Others) -> No
 def test_a_writer_stores_again_what_is_being_deleted(others: Others) -> None:
     leaving, kept = a_run("leaving", "a"), a_run("kept")
     deletion = others.transaction(lambda: delete_trajectories(list(leaving.trajectories.values_list("pk", flat=True))))
-    writer = others.begin(lambda: services.save_trajectories(kept, [chain("b")]))
+    writer = others.begin(lambda: save_trajectories(kept, [chain("b")]))
     ends_or_waits(writer)
     deletion.commit()
     writer.result(30)
-    assert_same(selectors.load_trajectory(kept.trajectories.get()), chain("b"))
+    assert_same(load_trajectory(kept.trajectories.get()), chain("b"))
 
 
 def test_the_last_of_two_deletions_leaves_nothing(others: Others) -> None:

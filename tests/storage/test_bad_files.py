@@ -17,9 +17,9 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from rollouts import selectors, services
-from rollouts.formats import Source
-from rollouts.models import (
+from rollout_inspector.formats import Source
+from rollouts.jobs.imports import imports
+from rollouts.store.models import (
     RowTokens,
     Run,
     StepTokens,
@@ -29,7 +29,9 @@ from rollouts.models import (
     StoredTrajectory,
     Tokenizer,
 )
-from rollouts.work import imports
+from rollouts.store.people.tokenizers import find_tokenizer
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.formats.test_formats import jsonl
 from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
 
@@ -41,7 +43,7 @@ AT_ONCE = 50
 
 @pytest.fixture
 def tokenizer(tiny_tokenizer: Any) -> Tokenizer:
-    return services.find_tokenizer(str(tiny_tokenizer))
+    return find_tokenizer(str(tiny_tokenizer))
 
 
 def changed_file(rng: random.Random, name: str, n: int) -> Source:
@@ -79,11 +81,11 @@ def test_changed_files_leave_whole_trajectories_or_a_sentence(
     caplog.set_level(logging.ERROR)
     for done in range(0, FILES, AT_ONCE):
         files = [changed_file(rng, name, done + n) for n in range(min(AT_ONCE, FILES - done))]
-        run = services.create_run(Run.Kind.IMPORT, name, tokenizer=tokenizer if rng.random() < 0.8 else None)
+        run = create_run(Run.Kind.IMPORT, name, tokenizer=tokenizer if rng.random() < 0.8 else None)
         imports.import_files(run, files, rng.choice(["auto", "auto", name]))
         check(run, [file.name for file in files])
         assert not caplog.records
-        services.delete_run(run)
+        delete_run(run)
     for model in (StoredTrajectory, StoredStep, StepTokens, StoredRow, RowTokens, StoredFinding):
         assert not model.objects.exists()
 
@@ -100,6 +102,6 @@ def check(run: Run, names: list[str]) -> None:
     assert [one.index for one in stored] == list(range(len(stored)))
     assert len(stored) == run.n_trajectories
     for one in stored:
-        value = selectors.load_trajectory(one)
+        value = load_trajectory(one)
         assert len(value.steps) == one.n_steps == StepTokens.objects.filter(step__trajectory=one).count()
         assert one.status == StoredTrajectory.Status.DONE and one.n_rows == one.rows.count()

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command, load_command_class
 
-from rollouts import models, selectors
-from rollouts.models import ProjectTemplate, Run
-from rollouts.tito.diagnose.checks import CHECKS
+from rollout_inspector.diagnose.checks import CHECKS
+from rollouts.store import models
+from rollouts.store.models import ProjectTemplate, Run
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import assert_same
 
@@ -89,18 +92,18 @@ def test_every_command_explains_itself(path: Path, capsys: pytest.CaptureFixture
 
 
 def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
-    from rollouts import services
-    from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
+    pass
+    from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
     from tests.storage.build import ids
 
-    run = services.create_run(models.Run.Kind.IMPORT, "r")
+    run = create_run(models.Run.Kind.IMPORT, "r")
     from tests.storage.build import chain
 
     found = Finding(
         Axis.STREAM, "boundary_merge", Severity.ERROR, 1, None, 3, 5, ids(1), ids(2, 3), "a", "b", 2, "Why.",
         "Do.", Cost(9),
     )
-    one, _ = services.save_trajectories(run, [chain("a"), chain("b")], [[found], []])
+    one, _ = save_trajectories(run, [chain("a"), chain("b")], [[found], []])
     (value,) = json.loads(call("findings", run.code, "--json"))
     assert value == {
         "trajectory": one.code, "external_id": "a", "step": 1, "row": None, "axis": "stream", "kind": "boundary_merge",
@@ -158,7 +161,7 @@ def test_export_and_import_again(file: Path, tmp_path: Path) -> None:
     assert "2 trajectories written" in call("export_rollouts", run.code, "--output", out)
     again = models.Run.objects.get(code=json.loads(call("import_rollouts", out, "--json"))["run"])
     for one, other in zip(run.trajectories.order_by("index"), again.trajectories.order_by("index"), strict=True):
-        assert_same(selectors.load_trajectory(one), selectors.load_trajectory(other))
+        assert_same(load_trajectory(one), load_trajectory(other))
     with pytest.raises(CommandError, match="no run"):
         call("export_rollouts", "zzz", "--output", out)
     with pytest.raises(CommandError, match="cannot be written"):
@@ -179,13 +182,13 @@ def test_a_tokenizer_is_registered_and_a_run_judged_by_it(file: Path, tiny_token
 
 
 def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) -> None:
-    from rollouts import services
-    from rollouts.tasks.jobs import do_job
-    from rollouts.work import imports
+    pass
+    from rollouts.jobs.imports import imports
+    from rollouts.worker.jobs import do_job
 
     path = tmp_path / "gym.jsonl"
     path.write_bytes(jsonl(GYM))
-    run = services.create_run("import", "task")
+    run = create_run("import", "task")
     job = imports.ask(run, [path])
     do_job(job.pk)
     do_job(job.pk)

@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts import formats, models, selectors, services
-from rollouts.formats import Source
-from rollouts.work import imports
+from rollout_inspector import formats
+from rollout_inspector.formats import Source
+from rollouts.jobs.imports import imports
+from rollouts.store import models
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectories import load_step_prompt, load_trajectories, load_trajectory
 from tests.storage.build import assert_same
 
 pytestmark = pytest.mark.django_db
@@ -22,12 +26,12 @@ WHOLE = {"engine_ids_inconsistent", "token_ids_missing"}
 @pytest.fixture
 def import_labelled(corpus: Path):  # type: ignore[no-untyped-def]
     def go(name: str) -> models.Run:  # type: ignore[no-untyped-def]
-        tokenizer = services.register_tokenizer(corpus / "tokenizers" / name.removesuffix("-fixed"))
+        tokenizer = register_tokenizer(corpus / "tokenizers" / name.removesuffix("-fixed"))
         template = tokenizer.chat_template
         if name.endswith("-fixed"):
             text = (corpus / "templates" / "qwen3--seed-one-line-fix.jinja").read_text()
-            template = services.register_chat_template(text, name)
-        run = services.create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
+            template = register_chat_template(text, name)
+        run = create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
         imports.import_files(run, [corpus / "labelled" / f"{name}.calls.jsonl"])
         return run
 
@@ -54,19 +58,19 @@ def test_every_planted_break_is_where_it_was_planted_and_comes_back(corpus: Path
             assert broken and broken[0] == label["step"], (record.external_id, label)
             # The offset of the break is the first id that differs.
             step = record.steps.get(index=broken[0])
-            prompt = selectors.load_step_prompt(step)
-            parent = selectors.load_trajectory(record).steps[step.parent.index].stream
+            prompt = load_step_prompt(step)
+            parent = load_trajectory(record).steps[step.parent.index].stream
             n = step.shared_length
             assert np.array_equal(prompt[:n], parent[:n])
             assert n == min(len(prompt), len(parent)) or prompt[n] != parent[n]
 
     # Exported and imported again, every array is the same.
-    before = list(selectors.load_trajectories(list(run.trajectories.order_by("index"))))
+    before = list(load_trajectories(list(run.trajectories.order_by("index"))))
     file = io.BytesIO()
     assert formats.FORMATS["own_jsonl"].write(before, file) == len(before)  # type: ignore[misc]
-    again = services.create_run(models.Run.Kind.IMPORT, "again")
+    again = create_run(models.Run.Kind.IMPORT, "again")
     imports.import_files(again, [Source.of_bytes(file.getvalue())])
-    after = list(selectors.load_trajectories(list(again.trajectories.order_by("index"))))
+    after = list(load_trajectories(list(again.trajectories.order_by("index"))))
     assert len(before) == len(after) == run.n_trajectories
     for one, other in zip(before, after, strict=True):
         assert_same(one, other)
@@ -74,12 +78,12 @@ def test_every_planted_break_is_where_it_was_planted_and_comes_back(corpus: Path
 
 @pytest.mark.parametrize("name", ("qwen2.5", "llama3.1"))
 def test_rows_are_read_with_their_columns(corpus: Path, name: str) -> None:
-    run = services.create_run(models.Run.Kind.IMPORT, name)
+    run = create_run(models.Run.Kind.IMPORT, name)
     imports.import_files(run, [corpus / "labelled" / f"{name}.train_data_step1.jsonl"])
     expected = json.loads((corpus / "labelled" / f"{name}.rows.expect.json").read_text())
     assert set(run.trajectories.values_list("external_id", flat=True)) == set(expected) and run.format == "nemo_rl"
     for record in run.trajectories.all():
-        (row,) = selectors.load_trajectory(record).rows
+        (row,) = load_trajectory(record).rows
         lengths = {len(row.ids), len(row.loss_mask), *(len(column) for column in row.columns.values())}
         assert (len(lengths) > 1) == (expected[record.external_id] == "length_mismatch"), record.external_id
         assert set(row.columns) == {"advantages", "prev_logprobs"}

@@ -16,10 +16,10 @@ from botocore.exceptions import ClientError
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from inspector.server.system_checks import check_files
-from rollouts import files
-from rollouts.files import StorageDown, cache
-from rollouts.files.bucket import BucketStorage
-from rollouts.services.outages import is_outage, said_of
+from rollouts.store import files
+from rollouts.store.files import StorageDown, cache
+from rollouts.store.files.bucket import BucketStorage
+from rollouts.store.outages import is_outage, said_of
 
 pytestmark = pytest.mark.sqlite_only
 

@@ -16,11 +16,12 @@ from django.utils import timezone
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
-from rollouts import files, services
-from rollouts.models import Job, Run, Tokenizer
-from rollouts.tasks.jobs import do_job
-from rollouts.tokenizers import TokenizerUnusable
-from rollouts.work import exporting
+from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollouts.jobs.exports import exports as exporting
+from rollouts.store import files
+from rollouts.store.models import Job, Run, Tokenizer
+from rollouts.store.people.tokenizers import byte_table, load_tokenizer
+from rollouts.worker.jobs import do_job
 from tests.formats.test_formats import GYM, jsonl
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -42,7 +43,7 @@ def data(request: pytest.FixtureRequest, tmp_path: Path, settings: Any) -> Path:
     if request.param == "bucket":
         entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": request.getfixturevalue("bucket")}))
         settings.STORAGES = {**settings.STORAGES, "default": entry}
-    services.byte_table.cache_clear()
+    byte_table.cache_clear()
     return tmp_path / "data"
 
 
@@ -96,9 +97,9 @@ def test_an_older_installation_keeps_its_files(
     migrate(AFTER)
     kept = Tokenizer.objects.get(name="kept")
     assert (kept.files_sha256, kept.source) == (digest, "qwen 3")
-    assert services.load_tokenizer(digest).vocab_size == services.byte_table(digest).vocab_size
+    assert load_tokenizer(digest).vocab_size == byte_table(digest).vocab_size
     with pytest.raises(TokenizerUnusable, match="Register the same tokenizer again"):
-        services.load_tokenizer(Tokenizer.objects.get(name="lost").files_sha256)
+        load_tokenizer(Tokenizer.objects.get(name="lost").files_sha256)
     assert files.read_range(exporting.key_of(Job.objects.get(code="2345")), 0, 99) == b"exported"
     for job in Job.objects.filter(kind="import"):
         assert str(tmp_path) not in str(job.options)

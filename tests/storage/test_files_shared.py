@@ -18,14 +18,19 @@ from django.utils import timezone
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
-from rollouts import files, services
-from rollouts.files import cache
-from rollouts.files.bucket import BucketStorage
-from rollouts.models import Job, Run, Tokenizer
-from rollouts.services.jobs import adopt_jobs, ask_job
-from rollouts.tasks.jobs import do_job
-from rollouts.tokenizers import TokenizerUnusable
-from rollouts.work import exporting, imports, leftovers
+from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import imports
+from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.store import files
+from rollouts.store.files import cache
+from rollouts.store.files.bucket import BucketStorage
+from rollouts.store.jobs.jobs import adopt_jobs, ask_job
+from rollouts.store.models import Job, Run, Tokenizer
+from rollouts.store.people import tokenizers
+from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.worker.jobs import do_job
 from tests.formats.test_formats import GYM, jsonl
 from tests.s3 import S3Server
 
@@ -38,7 +43,7 @@ def shared(bucket: str, tmp_path: Path, settings: Any) -> None:
     (tmp_path / "data" / "tmp").mkdir(parents=True)
     entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": bucket}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
-    services.byte_table.cache_clear()
+    byte_table.cache_clear()
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def status_of(pid: int) -> int:
 def test_two_processes_fetch_a_tokenizer_once(
     tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
+    tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
     fetch, log = BucketStorage.fetch, tmp_path / "fetched"
 
     def slowly(self: BucketStorage, name: str, target: Path) -> None:
@@ -79,7 +84,7 @@ def test_two_processes_fetch_a_tokenizer_once(
     monkeypatch.setattr(BucketStorage, "fetch", slowly)
 
     def use() -> None:
-        folder = services.tokenizers.files_of(tokenizer.files_sha256)
+        folder = tokenizers.files_of(tokenizer.files_sha256)
         assert (folder / "tokenizer.json").read_bytes() == (tiny_tokenizer / "tokenizer.json").read_bytes()
 
     assert [status_of(pid) for pid in [in_a_fork(use) for _ in range(3)]] == [0, 0, 0]
@@ -87,7 +92,7 @@ def test_two_processes_fetch_a_tokenizer_once(
 
 
 def test_a_fetch_that_is_killed_is_done_again(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
+    tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
 
     def killed(self: BucketStorage, name: str, target: Path) -> None:
         target.write_bytes(b'{"half"')
@@ -95,17 +100,17 @@ def test_a_fetch_that_is_killed_is_done_again(tiny_tokenizer: Path, monkeypatch:
 
     with monkeypatch.context() as patched:
         patched.setattr(BucketStorage, "fetch", killed)
-        pid = in_a_fork(lambda: services.tokenizers.files_of(tokenizer.files_sha256))
+        pid = in_a_fork(lambda: tokenizers.files_of(tokenizer.files_sha256))
         assert os.WTERMSIG(status_of(pid)) == signal.SIGKILL
     assert list(cache.folder().glob("*.draft/*"))
-    loaded = services.load_tokenizer(tokenizer.files_sha256)
-    assert loaded.vocab_size == tokenizer.vocab_size == services.byte_table(tokenizer.files_sha256).vocab_size
+    loaded = load_tokenizer(tokenizer.files_sha256)
+    assert loaded.vocab_size == tokenizer.vocab_size == byte_table(tokenizer.files_sha256).vocab_size
     assert not list(cache.folder().glob("*.draft"))
 
 
 def test_a_copy_that_a_process_holds_stays_in_a_full_cache(tiny_tokenizer: Path, settings: Any) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
-    folder = services.tokenizers.files_of(tokenizer.files_sha256)
+    tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
+    folder = tokenizers.files_of(tokenizer.files_sha256)
     settings.CACHE_BYTES = 1
     files.put("x/a", open(__file__, "rb"))  # noqa: SIM115  the test's own file
     with files.local_path("x/a") as path:
@@ -114,22 +119,22 @@ def test_a_copy_that_a_process_holds_stays_in_a_full_cache(tiny_tokenizer: Path,
 
 
 def test_a_copy_that_somebody_removed_is_fetched_again(tiny_tokenizer: Path) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
-    folder = services.tokenizers.files_of(tokenizer.files_sha256)
+    tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
+    folder = tokenizers.files_of(tokenizer.files_sha256)
     shutil.rmtree(cache.folder())
     assert not folder.exists()
-    assert (services.tokenizers.files_of(tokenizer.files_sha256) / "tokenizer.json").is_file()
+    assert (tokenizers.files_of(tokenizer.files_sha256) / "tokenizer.json").is_file()
 
 
 def test_a_tokenizer_whose_files_are_lost_is_told_and_mended(tiny_tokenizer: Path) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
+    tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
     files.delete_all("tokenizers/")
     files.delete_all("byte_tables/")
-    for use in (services.load_tokenizer, services.byte_table):
+    for use in (load_tokenizer, byte_table):
         with pytest.raises(TokenizerUnusable, match="Register the same tokenizer again"):
             use(tokenizer.files_sha256)
-    assert services.register_tokenizer(tiny_tokenizer, "tiny") == tokenizer
-    assert services.byte_table(tokenizer.files_sha256).vocab_size == tokenizer.vocab_size
+    assert register_tokenizer(tiny_tokenizer, "tiny") == tokenizer
+    assert byte_table(tokenizer.files_sha256).vocab_size == tokenizer.vocab_size
 
 
 def test_jobs_wait_for_the_storage_and_requests_say_so(
@@ -162,7 +167,7 @@ def test_jobs_wait_for_the_storage_and_requests_say_so(
 
 
 def test_an_export_is_offered_from_the_bucket_and_swept(web: Client, s3: S3Server, sent: list[int]) -> None:
-    run = services.create_run("import", "run")
+    run = create_run("import", "run")
     do_job(imports.ask(run, [_file(run)]).pk)
     job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0]
     do_job(job.pk)

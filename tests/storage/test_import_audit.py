@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts import models, selectors
-from rollouts.command_line.main import main
-from rollouts.guard import shard_audit
+from rollout_inspector.commands.main import main
+from rollout_inspector.guard import shard_audit
+from rollouts.store import models
+from rollouts.store.trajectories.trajectories import load_trajectories
 from tests.guard.test_audit import in_this_process
 from tests.guard.test_check import lines_of
 
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.fixture
 def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an audit of two files: one clean, one with two flagged trajectories of three."""
-    monkeypatch.setattr("rollouts.command_line.audit.on_processes", in_this_process)
-    monkeypatch.setattr("rollouts.command_line.audit.cut_files", partial(shard_audit.cut_files, n_bytes=1))
+    monkeypatch.setattr("rollout_inspector.commands.audit.on_processes", in_this_process)
+    monkeypatch.setattr("rollout_inspector.commands.audit.cut_files", partial(shard_audit.cut_files, n_bytes=1))
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "clean.jsonl").write_text(lines_of("clean"))
     (tmp_path / "files" / "broken.jsonl").write_text(lines_of("observation_trained", "clean", "duplicate_call"))
@@ -45,7 +46,7 @@ def test_only_flagged_trajectories_are_read_and_stored(audited: Path, no_broker:
     kinds = json.loads((audited / "audit.json").read_text())["kinds"]
     found["findings"].pop("not_decidable")  # an audit writes findings alone
     assert found["findings"] == {kind: one["findings"] for kind, one in kinds.items()}
-    (first, _) = selectors.load_trajectories(list(run.trajectories.order_by("index")))
+    (first, _) = load_trajectories(list(run.trajectories.order_by("index")))
     assert first.extra["audited"] == {"file": str(audited.parent / "files" / "broken.jsonl"), "line": 1}
     only = imported(audited, "--kind", "duplicate_call")
     assert [one["external_id"] for one in only["trajectories"]] == ["duplicate_call"]

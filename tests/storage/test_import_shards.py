@@ -21,14 +21,17 @@ from django.utils import timezone
 
 from inspector.runs.values import IN_PARTS, progress
 from inspector.trajectories.neighbours import find_siblings
-from rollouts import models, services
-from rollouts.formats import FORMATS
-from rollouts.formats.containers import cutting
-from rollouts.models import Job, Run, StoredTrajectory
-from rollouts.services.imports import IMPORTED, PROVISIONAL
-from rollouts.services.jobs import JobFailed, adopt_jobs, take_job
-from rollouts.tasks import jobs
-from rollouts.work import import_join, import_shards, imports, run_control
+from rollout_inspector.formats import FORMATS
+from rollout_inspector.formats.containers import cutting
+from rollouts.jobs import run_control
+from rollouts.jobs.imports import import_join, import_shards, imports
+from rollouts.store import models
+from rollouts.store.jobs.jobs import JobFailed, adopt_jobs, take_job
+from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.runs.import_writes import IMPORTED, PROVISIONAL
+from rollouts.store.runs.run_writes import create_run
+from rollouts.worker import jobs
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import chain
 from tests.storage.test_imports import own_line
@@ -52,7 +55,7 @@ def gym(*numbers: int, rollout: int = 2) -> bytes:
 
 
 def asked(files: Files) -> Job:
-    run = services.create_run(Run.Kind.IMPORT, "files")
+    run = create_run(Run.Kind.IMPORT, "files")
     imports.take_uploads(run, [SimpleUploadedFile(name, data) for name, data in files], "auto", True)
     return run.jobs.get()
 
@@ -233,7 +236,7 @@ def test_rejected_lines_are_told_when_all_parts_are_read() -> None:
 
 def test_a_part_that_cannot_be_read_takes_its_file_along(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is whole or not at all."""
-    from rollouts.formats import FileRefused, Source
+    from rollout_inspector.formats import FileRefused, Source
 
     files = [("a.jsonl", gym(*range(20))), ("b.jsonl", gym(*range(15, 40))), ("c.jsonl", gym(16, 90))]
     job = cut(files)
@@ -446,7 +449,7 @@ def test_a_small_import_is_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tokenizer_is_the_one_that_the_first_file_names(tiny_tokenizer: Path) -> None:
-    registered = services.register_tokenizer(tiny_tokenizer, name="qwen3")
+    registered = register_tokenizer(tiny_tokenizer, name="qwen3")
     calls = jsonl(*[changed(CALL, "session_id", to=f"s{n}") for n in range(20)])
     job = cut([("calls.jsonl", calls), ("a.jsonl", BIG)])
     assert run_of(job).tokenizer == registered and job.shards.count() > 1

@@ -13,15 +13,18 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from rollouts import files, selectors, services
-from rollouts.formats import FileRefused
-from rollouts.models import Job, Run, StoredTrajectory, TokenSegment
-from rollouts.services.imports import PROVISIONAL
-from rollouts.services.jobs import take_job
-from rollouts.services.trajectories import bump_run
-from rollouts.tasks import jobs
-from rollouts.token_store.stores import STORES, folder_of
-from rollouts.work import import_join, import_shards, imports, run_control
+from rollout_inspector.formats import FileRefused
+from rollouts.jobs import run_control
+from rollouts.jobs.imports import import_join, import_shards, imports
+from rollouts.store import files
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import Job, Run, StoredTrajectory, TokenSegment
+from rollouts.store.runs.import_writes import PROVISIONAL
+from rollouts.store.runs.run_writes import recount
+from rollouts.store.token_arrays.stores import STORES, folder_of
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectory_writes import bump_run
+from rollouts.worker import jobs
 from tests.storage.build import chain
 from tests.storage.test_import_shards import (
     BIG,
@@ -69,7 +72,7 @@ def named_segments() -> set[str]:
 
 
 def contents(run: Run) -> list[str]:
-    return [repr(one) for one in selectors.load_trajectories(list(run.trajectories.order_by("index")))]
+    return [repr(one) for one in load_trajectories(list(run.trajectories.order_by("index")))]
 
 
 @pytest.mark.parametrize("name", ["ids of an earlier file", "an id twice in a file", "our own format", "row groups"])
@@ -202,7 +205,7 @@ def test_what_is_stored_while_totals_are_counted_again_counts() -> None:
         return execute(sql, *rest)
 
     with connection.execute_wrapper(stored_meanwhile):
-        services.recount(run)
+        recount(run)
     others[0].join()
     assert Run.objects.get(pk=run.pk).n_trajectories == 41
 

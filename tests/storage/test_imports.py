@@ -11,13 +11,17 @@ from unittest import mock
 import pytest
 from django.db import connection
 
-from rollouts import models, services
-from rollouts.formats import Source
-from rollouts.services import rejections
-from rollouts.tito.diagnose import Diagnosis
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import Trajectory
-from rollouts.work import imports
+from rollout_inspector.diagnose import Diagnosis
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.formats import Source
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.jobs.imports import imports
+from rollouts.store import models
+from rollouts.store.people.tokenizers import load_tokenizer, register_tokenizer
+from rollouts.store.runs import rejections
+from rollouts.store.runs.run_writes import cancel_run, create_run
+from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
 
 pytestmark = pytest.mark.django_db
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run() -> models.Run:
-    return services.create_run(models.Run.Kind.IMPORT, "test")
+    return create_run(models.Run.Kind.IMPORT, "test")
 
 
 def calls(n: int, start: int = 0) -> list[dict[str, Any]]:
@@ -105,7 +109,7 @@ def test_a_cancelled_import_leaves_nothing_of_the_file_it_was_at(
         nonlocal n
         n += 1
         if n == 12:
-            services.cancel_run(models.Run.objects.get(pk=run.pk))
+            cancel_run(models.Run.objects.get(pk=run.pk))
         return diagnose(trajectory, run)
 
     read(run, [Source.of_bytes(jsonl(*calls(50)))], cancel)
@@ -210,20 +214,20 @@ def test_only_so_many_rejections_are_kept_and_all_are_counted(run: models.Run, m
 def test_the_recorded_tokenizer_is_taken_when_one_of_that_name_is_registered(
     run: models.Run, tiny_tokenizer: Path
 ) -> None:
-    registered = services.register_tokenizer(tiny_tokenizer, name="qwen3")
+    registered = register_tokenizer(tiny_tokenizer, name="qwen3")
     imports.import_files(run, [Source.of_bytes(jsonl(CALL))])
     assert run.tokenizer == registered and run.chat_template == registered.chat_template
-    other = services.create_run(models.Run.Kind.IMPORT, "ids only")
+    other = create_run(models.Run.Kind.IMPORT, "ids only")
     imports.import_files(other, [Source.of_bytes(jsonl(CALL))], use_recorded_tokenizer=False)
     assert other.tokenizer is None
 
 
 def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run, tiny_tokenizer: Path) -> None:
-    from rollouts import selectors
-    from rollouts.tito.trajectory import Origin
+    pass
+    from rollout_inspector.streams.trajectory import Origin
 
-    run.tokenizer = registered = services.register_tokenizer(tiny_tokenizer)
-    loaded = services.load_tokenizer(run.tokenizer.files_sha256)
+    run.tokenizer = registered = register_tokenizer(tiny_tokenizer)
+    loaded = load_tokenizer(run.tokenizer.files_sha256)
     messages = [
         {"role": "user", "content": "2+2?"},
         {"role": "assistant", "content": "x"},
@@ -239,7 +243,7 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     imports.import_files(run, [Source.of_bytes(jsonl(first, second))])
     trajectory = run.trajectories.get()
     assert models.Retokenized.objects.get().trajectory == trajectory
-    window = selectors.row_window(trajectory, 0, 0, 10**6)
+    window = row_window(trajectory, 0, 0, 10**6)
     pieces = {
         origin: b"".join(
             piece for piece, code in zip(loaded.token_bytes(window.ids), window.origin, strict=True) if code == origin
@@ -249,17 +253,17 @@ def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run,
     assert pieces[Origin.OBSERVATION] == b"44"
     assert pieces[Origin.TEMPLATE] == b"\n<|im_start|>tool\n<|im_end|>\n<|im_start|>assistant\n"
     # A run whose tokenizer is chosen later gains the same.
-    from rollouts.work.diagnosis import diagnose_run
+    from rollouts.jobs.diagnosis import diagnose_run
 
-    later = services.create_run(models.Run.Kind.IMPORT, "later")
+    later = create_run(models.Run.Kind.IMPORT, "later")
     imports.import_files(later, [Source.of_bytes(jsonl(first, second))])
-    assert selectors.load_trajectory(later.trajectories.get()).steps[1].delta_origin is None
+    assert load_trajectory(later.trajectories.get()).steps[1].delta_origin is None
     later.tokenizer = registered
     later.save()
     assert sum(map(len, diagnose_run(later))) == 1
-    same = selectors.row_window(later.trajectories.get(), 0, 0, 10**6)
+    same = row_window(later.trajectories.get(), 0, 0, 10**6)
     assert same.origin.tolist() == window.origin.tolist()
-    assert selectors.load_trajectory(later.trajectories.get()).steps[1].delta_origin is not None
+    assert load_trajectory(later.trajectories.get()).steps[1].delta_origin is not None
 
 
 def mutations(n: int, seed: int) -> Callable[[], Any]:
@@ -325,7 +329,7 @@ def mutations(n: int, seed: int) -> Callable[[], Any]:
 def own_line(value: Trajectory) -> bytes:
     import io
 
-    from rollouts.formats import FORMATS
+    from rollout_inspector.formats import FORMATS
 
     file = io.BytesIO()
     FORMATS["own_jsonl"].write([value], file)  # type: ignore[misc]
@@ -333,14 +337,14 @@ def own_line(value: Trajectory) -> bytes:
 
 
 def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None) -> None:
-    from rollouts import selectors
+    pass
 
     n = 250 if connection.vendor == "postgresql" else 1000  # what the reader makes of them is the same
     make = mutations(1000, seed=20)
     n_imported = n_refused = 0
     for _ in range(n):
         data = make()
-        run = services.create_run(models.Run.Kind.IMPORT, "m")
+        run = create_run(models.Run.Kind.IMPORT, "m")
         imports.import_files(run, [Source.of_bytes(data)])
         assert run.status in ("done", "failed"), data
         assert (run.status == "done") == (run.n_trajectories > 0)
@@ -351,7 +355,7 @@ def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None
         for rejection in run.rejections.all():
             assert rejection.reason.endswith((".", "FILE > FILE.json")), rejection.reason
         for record in run.trajectories.all():
-            value = selectors.load_trajectory(record)
+            value = load_trajectory(record)
             assert (
                 record.n_steps == len(value.steps) == models.StepTokens.objects.filter(step__trajectory=record).count()
             )

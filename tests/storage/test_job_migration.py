@@ -10,8 +10,8 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 
-from rollouts.models import Job, Replay, Run, TemplateCheck
-from rollouts.work import template_checks
+from rollouts.jobs import template_checks
+from rollouts.store.models import Job, Replay, Run, TemplateCheck
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,10 +7,16 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from rollouts import files, models, selectors, services
-from rollouts.selectors import SORTS, TrajectoryFilters
-from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tokenizers import TokenizerUnusable
+from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollouts.store import files, models
+from rollouts.store.people.share_writes import create_share, revoke, token_hash
+from rollouts.store.people.tokenizers import find_tokenizer, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import group_stats, run_summary
+from rollouts.store.trajectories import trajectory_list
+from rollouts.store.trajectories.trajectory_list import SORTS, TrajectoryFilters, list_trajectories, neighbours
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.people import make_member
 from tests.storage.build import chain
 
@@ -21,7 +27,7 @@ REWARDS = [1.0, None, 0.5, 1.0, 0.1, None, 0.5, 0.30000000000000004, -2.0, 1.0, 
 
 @pytest.fixture
 def run() -> models.Run:
-    run = services.create_run(models.Run.Kind.IMPORT, "list")
+    run = create_run(models.Run.Kind.IMPORT, "list")
     values = [
         replace(chain(f"id-{n}", 1 + n % 3, n), reward=reward, group=f"g{n % 3}", stop_reason="length" if n % 2 else "")
         for n, reward in enumerate(REWARDS)
@@ -33,7 +39,7 @@ def run() -> models.Run:
         ][: n % 3]
         for n in range(len(values))
     ]
-    services.save_trajectories(run, values, found)
+    save_trajectories(run, values, found)
     return run
 
 
@@ -44,7 +50,7 @@ def test_pages_together_are_the_whole_list_in_order(run: models.Run, sort: str, 
     after = ""
     while True:
         with CaptureQueriesContext(connection) as context:
-            page = selectors.list_trajectories(run, None, sort, after, limit)
+            page = list_trajectories(run, None, sort, after, limit)
         in_order = sort.endswith("index")
         assert len(context) <= (1 if in_order else 2 + sort.endswith("reward"))
         found += page.items
@@ -61,8 +67,8 @@ def test_pages_together_are_the_whole_list_in_order(run: models.Run, sort: str, 
 
 @pytest.mark.parametrize("after", ["x", "!!!!", "W10", "WyJpbmRleCIsMSw5OTk5OTk5OTk5OTld", "é", "W" * 5000])
 def test_a_cursor_that_cannot_be_read_starts_at_the_beginning(run: models.Run, after: str) -> None:
-    assert selectors.list_trajectories(run, None, "index", after).items[0].index == 0
-    assert selectors.list_trajectories(run, None, "nonsense", after).items[0].index == 0
+    assert list_trajectories(run, None, "index", after).items[0].index == 0
+    assert list_trajectories(run, None, "nonsense", after).items[0].index == 0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_a_cursor_that_cannot_be_read_starts_at_the_beginning(run: models.Run, a
     ],
 )
 def test_filters(run: models.Run, filters: TrajectoryFilters, expected: list[int]) -> None:
-    assert [one.index for one in selectors.list_trajectories(run, filters).items] == expected
+    assert [one.index for one in list_trajectories(run, filters).items] == expected
 
 
 def test_lengths_are_bounded_with_the_ends(run: models.Run) -> None:
@@ -95,21 +101,21 @@ def test_lengths_are_bounded_with_the_ends(run: models.Run) -> None:
         (TrajectoryFilters(tokens_min=low + 1, tokens_max=high - 1), [n for n, k in lengths.items() if low < k < high]),
         (TrajectoryFilters(tokens_min=high + 1), []),
     ):
-        assert [one.index for one in selectors.list_trajectories(run, filters).items] == sorted(expected)
+        assert [one.index for one in list_trajectories(run, filters).items] == sorted(expected)
 
 
 def test_neighbours_honour_the_filter(run: models.Run) -> None:
     record = run.trajectories.get(index=4)
-    before, after = selectors.neighbours(record, TrajectoryFilters(kind="unclassified"))
+    before, after = neighbours(record, TrajectoryFilters(kind="unclassified"))
     assert (before and before.index, after and after.index) == (2, 5)
-    assert selectors.neighbours(run.trajectories.get(index=0))[0] is None
+    assert neighbours(run.trajectories.get(index=0))[0] is None
 
 
-@pytest.mark.parametrize("sort", selectors.SORTS)
+@pytest.mark.parametrize("sort", trajectory_list.SORTS)
 def test_neighbours_follow_every_order_of_the_list(run: models.Run, sort: str) -> None:
-    listed = selectors.list_trajectories(run, None, sort).items
+    listed = list_trajectories(run, None, sort).items
     for place, record in enumerate(listed):
-        before, after = selectors.neighbours(record, None, sort)
+        before, after = neighbours(record, None, sort)
         assert before == (listed[place - 1] if place else None)
         assert after == (listed[place + 1] if place + 1 < len(listed) else None)
 
@@ -117,10 +123,10 @@ def test_neighbours_follow_every_order_of_the_list(run: models.Run, sort: str) -
 def test_the_summary_counts_in_a_fixed_number_of_queries(run: models.Run) -> None:
     def count(one: models.Run) -> int:
         with CaptureQueriesContext(connection) as context:
-            selectors.run_summary(one)
+            run_summary(one)
         return len(context)
 
-    summary = selectors.run_summary(run)
+    summary = run_summary(run)
     assert summary.by_status == {"done": 11} and summary.stop_reasons == {"": 6, "length": 5}
     assert (summary.n_rewards, summary.reward_min, summary.reward_max) == (9, -2.0, 1.0)
     assert summary.reward_mean == pytest.approx(sum(r for r in REWARDS if r is not None) / 9)
@@ -131,41 +137,41 @@ def test_the_summary_counts_in_a_fixed_number_of_queries(run: models.Run) -> Non
     assert summary.finding_severities == {"branch": {"info": 7}, "unclassified": {"error": 3}}
     assert summary.finding_tokens == {"branch": 0, "unclassified": 9}  # an info costs nothing
     before = count(run)
-    services.save_trajectories(run, [chain(f"more-{n}") for n in range(20)])
+    save_trajectories(run, [chain(f"more-{n}") for n in range(20)])
     assert count(run) == before <= 6
-    empty = selectors.run_summary(services.create_run("import", "empty"))
+    empty = run_summary(create_run("import", "empty"))
     assert (empty.reward_bins, empty.reward_mean, empty.by_status) == ([], None, {})
 
 
 def test_a_group_whose_rewards_are_all_equal_has_no_signal(run: models.Run) -> None:
-    stats = selectors.group_stats(run, ["g0", "g1", "none"])
+    stats = group_stats(run, ["g0", "g1", "none"])
     assert set(stats) == {"g0", "g1"} and stats["g0"].n == 4 and not stats["g0"].has_no_signal
-    other = services.create_run(models.Run.Kind.IMPORT, "flat")
-    services.save_trajectories(other, [chain("a"), chain("b")])
-    assert selectors.group_stats(other, ["g"])["g"].has_no_signal
+    other = create_run(models.Run.Kind.IMPORT, "flat")
+    save_trajectories(other, [chain("a"), chain("b")])
+    assert group_stats(other, ["g"])["g"].has_no_signal
 
 
 def test_shares_are_found_by_their_hash_and_revoked_once(run: models.Run) -> None:
     user = make_member("u")
-    link, token = services.create_share(user, run, "t=1-2", "look", 3)
-    assert link.token_sha256 == services.token_hash(token) and token.startswith(link.hint)
+    link, token = create_share(user, run, "t=1-2", "look", 3)
+    assert link.token_sha256 == token_hash(token) and token.startswith(link.hint)
     assert token not in str(vars(link)) and link.run == run and link.trajectory is None
-    services.revoke(link)
+    revoke(link)
     first = link.revoked_at
-    services.revoke(link)
+    revoke(link)
     assert link.revoked_at == first is not None
-    assert services.create_share(user, run.trajectories.all()[0])[0].trajectory is not None
+    assert create_share(user, run.trajectories.all()[0])[0].trajectory is not None
     with pytest.raises(KeyError):
-        services.create_share(user, user)
+        create_share(user, user)
 
 
 def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tmp_path: Path) -> None:
-    first = services.register_tokenizer(tiny_tokenizer, "demo")
+    first = register_tokenizer(tiny_tokenizer, "demo")
     assert first.chat_template is not None and models.ProjectTemplate.objects.get().label == "demo"
-    assert services.register_tokenizer(tiny_tokenizer, "demo") == first
+    assert register_tokenizer(tiny_tokenizer, "demo") == first
     assert files.exists(f"tokenizers/{first.files_sha256}/tokenizer.json") and first.vocab_size > 100
-    assert services.find_tokenizer("demo") == first
-    assert services.find_tokenizer(str(tiny_tokenizer / "tokenizer.json")).name == tiny_tokenizer.name
+    assert find_tokenizer("demo") == first
+    assert find_tokenizer(str(tiny_tokenizer / "tokenizer.json")).name == tiny_tokenizer.name
     import shutil
 
     other = tmp_path / "demo"
@@ -174,17 +180,17 @@ def test_a_tokenizer_is_registered_once_by_its_contents(tiny_tokenizer: Path, tm
         shutil.copy(file, other)
     (other / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(ValueError, match="Another tokenizer is registered as 'demo'"):
-        services.register_tokenizer(other, "demo")
-    second = services.register_tokenizer(other)
+        register_tokenizer(other, "demo")
+    second = register_tokenizer(other)
     assert (
         second.name.startswith("demo (") and second.files_sha256 != first.files_sha256 and second.sha256 == first.sha256
     )
-    assert services.find_tokenizer(str(other)) == second
+    assert find_tokenizer(str(other)) == second
 
 
 def test_what_is_no_tokenizer_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnusable, match=r"no tokenizer\.json"):
-        services.register_tokenizer(tmp_path)
+        register_tokenizer(tmp_path)
     with pytest.raises(ValueError, match="There is no tokenizer 'nothing'"):
-        services.find_tokenizer("nothing")
+        find_tokenizer("nothing")
     assert not models.Tokenizer.objects.exists()

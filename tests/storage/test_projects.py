@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from rollouts import services
-from rollouts.models import ChatTemplate, Project, ProjectTemplate, Run, StoredStep, default_project
-from rollouts.selectors.registered import (
+from rollouts.jobs import template_checks
+from rollouts.jobs.diagnosis import renderer_for
+from rollouts.store.models import ChatTemplate, Project, ProjectTemplate, Run, StoredStep, default_project
+from rollouts.store.people.registered_tokenizers import (
     chat_template_labels,
     chat_template_texts,
     find_chat_template,
     newest_chat_templates,
 )
-from rollouts.work import template_checks
-from rollouts.work.diagnosis import renderer_for
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.people import the_default_project
 from tests.storage.build import chain
 from tests.test_architecture import ROOT
@@ -52,7 +54,7 @@ def without_project(source: str) -> list[str]:
 
 def asks_a_server(source: str) -> bool:
     """The file makes runs by the client alone: there the token names the project."""
-    return "from rollouts.client import" in source and "services" not in source
+    return "from rollout_inspector.client.client import" in source and "services" not in source
 
 
 def test_no_code_of_the_product_leaves_the_project_to_the_default() -> None:
@@ -75,10 +77,10 @@ def test_the_check_above_sees_what_it_looks_for() -> None:
 @pytest.mark.django_db
 def test_a_template_has_a_name_per_project_and_its_text_once() -> None:
     ours, theirs = the_default_project(), Project.objects.create(name="theirs")
-    template = services.register_chat_template("{{ messages }}", "ours", ours)
+    template = register_chat_template("{{ messages }}", "ours", ours)
     assert find_chat_template(theirs, template.sha256) is None and newest_chat_templates(theirs, 9) == []
     assert chat_template_texts(theirs, [template.sha256]) == {} == chat_template_labels(theirs, [template.sha256])
-    assert services.register_chat_template("{{ messages }}", "theirs", theirs) == template
+    assert register_chat_template("{{ messages }}", "theirs", theirs) == template
     assert chat_template_labels(ours, [template.sha256]) == {template.sha256: "ours"}
     assert chat_template_labels(theirs, [template.sha256]) == {template.sha256: "theirs"}
     assert ChatTemplate.objects.count() == 1 and ProjectTemplate.objects.count() == 2
@@ -87,8 +89,8 @@ def test_a_template_has_a_name_per_project_and_its_text_once() -> None:
 @pytest.mark.django_db
 def test_two_projects_have_two_checks_of_one_question_and_old_codes_stay() -> None:
     theirs = Project.objects.create(name="theirs")
-    template = services.register_chat_template("{{ messages }}", "ours")
-    services.register_chat_template("{{ messages }}", "theirs", theirs)
+    template = register_chat_template("{{ messages }}", "ours")
+    register_chat_template("{{ messages }}", "theirs", theirs)
     one, _ = template_checks.ask(None, template)
     other, _ = template_checks.ask(None, template, project=theirs)
     assert one.code != other.code and (one.template_name, other.template_name) == ("ours", "theirs")
@@ -100,11 +102,11 @@ def test_two_projects_have_two_checks_of_one_question_and_old_codes_stay() -> No
 @pytest.mark.django_db
 def test_a_file_that_names_the_hash_of_a_foreign_template_gets_nothing_of_it(tiny_tokenizer: Any) -> None:
     theirs = Project.objects.create(name="theirs")
-    secret = services.register_chat_template("{# their secret #}{{ messages[0].content }}", "secret", theirs)
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "demo")
-    run = services.create_run(Run.Kind.IMPORT, "mine", tokenizer=tokenizer)
-    services.save_trajectories(run, [chain("a")])
+    secret = register_chat_template("{# their secret #}{{ messages[0].content }}", "secret", theirs)
+    tokenizer = register_tokenizer(tiny_tokenizer, "demo")
+    run = create_run(Run.Kind.IMPORT, "mine", tokenizer=tokenizer)
+    save_trajectories(run, [chain("a")])
     StoredStep.objects.filter(trajectory__run=run).update(chat_template_sha256=secret.sha256)
     assert renderer_for(run)(secret.sha256) is None
-    of_theirs = services.create_run(Run.Kind.IMPORT, "theirs", tokenizer=tokenizer, project=theirs)
+    of_theirs = create_run(Run.Kind.IMPORT, "theirs", tokenizer=tokenizer, project=theirs)
     assert renderer_for(of_theirs)(secret.sha256) is not None

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.tito.diagnose import KINDS, Axis, Finding, Severity, diagnose
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
-from rollouts.work.reproduce import CannotReproduce, _literal, _material, script
+from rollout_inspector.diagnose import KINDS, Axis, Finding, Severity, diagnose
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
+from rollouts.jobs.exports.reproduce import CannotReproduce, _literal, _material, script
 from tests.tito.model_setups import STABLE, model_setup, tokenizer_folder
 from tests.tito.plant import planted
 from tests.tito.test_row_findings import (

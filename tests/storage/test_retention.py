@@ -12,11 +12,14 @@ from django.core.cache import cache
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import files, services
-from rollouts.models import AuditEvent, Job, Project, Replay, Run, StepTokens, StoredTrajectory, TokenSegment
-from rollouts.services.users import local_user
-from rollouts.work import leftovers, retention
-from rollouts.work.retention import KeepLimits
+from rollouts.jobs.storage import retention
+from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.jobs.storage.retention import KeepLimits
+from rollouts.store import files
+from rollouts.store.models import AuditEvent, Job, Project, Replay, Run, StepTokens, StoredTrajectory, TokenSegment
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.users import local_user
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db
@@ -83,7 +86,7 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
     job = ended("has a job", 90)
     Job.objects.create(run=job, kind=Job.Kind.DIAGNOSE)
     replayed = ended("a trajectory is replayed", 90)
-    services.save_trajectories(replayed, [chain("r")])
+    save_trajectories(replayed, [chain("r")])
     Job.objects.create(
         replay=Replay.objects.create(trajectory=replayed.trajectories.get(), key="k"), kind=Job.Kind.REPLAY_TRAJECTORY
     )
@@ -91,16 +94,16 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
     offered = {"kind": Job.Kind.EXPORT, "status": Job.Status.DONE}
     Job.objects.create(run=exported, expires_at=NOW + timedelta(hours=1), **offered)
     shared = ended("shared", 90)
-    services.create_share(local_user(), shared, query="", note="", days=5)
+    create_share(local_user(), shared, query="", note="", days=5)
     part = ended("a trajectory is shared", 90)
-    services.save_trajectories(part, [chain("a")])
+    save_trajectories(part, [chain("a")])
     StoredTrajectory.objects.update(created_at=NOW - timedelta(days=90))
-    services.create_share(local_user(), part.trajectories.get(), query="", note="", days=5)
+    create_share(local_user(), part.trajectories.get(), query="", note="", days=5)
     pushed = ended("pushed to today", 90)
-    services.save_trajectories(pushed, [chain("b")])
+    save_trajectories(pushed, [chain("b")])
     revoked = ended("no longer shared", 90)
     Job.objects.create(run=revoked, expires_at=NOW - timedelta(hours=1), **offered)
-    link, _ = services.create_share(local_user(), revoked, query="", note="", days=5)
+    link, _ = create_share(local_user(), revoked, query="", note="", days=5)
     link.revoked_at = NOW
     link.save()
     made = retention.plan(KeepLimits(days=30))
@@ -117,13 +120,13 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
 def test_a_run_that_is_shared_after_the_plan_stays() -> None:
     run = ended("old", 40)
     (leaving,) = retention.plan(KeepLimits(days=30)).leaving
-    services.create_share(local_user(), run, query="", note="", days=5)
+    create_share(local_user(), run, query="", note="", days=5)
     assert not retention.delete(leaving) and Run.objects.filter(pk=run.pk).exists()
 
 
 def test_a_run_goes_with_arrays_and_files() -> None:
     run = ended("old", 40)
-    services.save_trajectories(run, [chain("a"), chain("b")])
+    save_trajectories(run, [chain("a"), chain("b")])
     StoredTrajectory.objects.update(created_at=NOW - timedelta(days=40))
     files.put(f"uploads/{run.code}/a.jsonl", io.BytesIO(b"{}"))
     assert StepTokens.objects.exists()

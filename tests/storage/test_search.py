@@ -17,14 +17,18 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from rollouts import files, models, selectors, services
-from rollouts.selectors import TrajectoryFilters
-from rollouts.selectors.access import EVERYTHING, Access
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import Row, Step, Trajectory
-from rollouts.token_store.stores import SegmentTokens
-from rollouts.work.search import Found, PatternRefused, SearchQuestion, search, walk
-from rollouts.work.search import patterns as search_patterns
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
+from rollouts.jobs.search import Found, PatternRefused, SearchQuestion, search, walk
+from rollouts.jobs.search import patterns as search_patterns
+from rollouts.store import files, models
+from rollouts.store.people.access import EVERYTHING, Access
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.token_arrays.stores import SegmentTokens
+from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.token_encoding import encode_trajectories
+from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.storage.build import ids
 from tests.web.trajectory_samples import Maker
 
@@ -48,10 +52,10 @@ def branching(name: str, seed: int, n_ids: int = 6) -> Trajectory:
 @pytest.fixture(params=["database", "segments"])
 def run(request: pytest.FixtureRequest, db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[models.Run]:
     monkeypatch.setattr(SegmentTokens, "min_tokens", 1)
-    found = services.create_run(models.Run.Kind.IMPORT, "searched", token_store=request.param)
+    found = create_run(models.Run.Kind.IMPORT, "searched", token_store=request.param)
     own = Row(ids(1, 2, 3, 1, 2, 9), np.ones(6, np.bool_))
     values = [branching(f"t{seed}", seed) for seed in range(6)] + [Trajectory("rows", rows=(own,))]
-    services.save_trajectories(found, values, encoded=services.encode_trajectories(values, put_for=found))
+    save_trajectories(found, values, encoded=encode_trajectories(values, put_for=found))
     yield found
     files.delete_all(f"segments/{found.code}/")
 
@@ -71,7 +75,7 @@ def test_ids_are_found_where_reading_every_row_finds_them(run: models.Run, patte
     wanted = [None if part == "*" else int(part) for part in pattern.split()]
     found = set(spans(whole(run, "ids", pattern)))
     streams = {
-        (one.index, row.index): selectors.row_window(one, row, 0, row.n_tokens).ids.tolist()
+        (one.index, row.index): row_window(one, row, 0, row.n_tokens).ids.tolist()
         for one in run.trajectories.all()
         for row in one.rows.all()
     }
@@ -124,7 +128,7 @@ def texts(db: None, tiny_tokenizer: Path) -> Iterator[tuple[models.Run, Maker]]:
 def row_text(run: models.Run, make: Maker, found: Found) -> bytes:
     trajectory = run.trajectories.get(index=found.index)
     assert found.row is not None and found.start is not None and found.stop is not None
-    return make.table.join(selectors.row_window(trajectory, found.row, found.start, found.stop).ids)
+    return make.table.join(row_window(trajectory, found.row, found.start, found.stop).ids)
 
 
 def test_a_text_is_found_across_tokens_and_steps(texts: tuple[models.Run, Maker]) -> None:
@@ -132,7 +136,7 @@ def test_a_text_is_found_across_tokens_and_steps(texts: tuple[models.Run, Maker]
     for text in ("result", "<|im_end|>\n<|im_start|>tool", "naïve 漢字", "12 * 7", "🙂"):
         found = whole(run, "text", text)
         assert found and all(text.encode() in row_text(run, make, one) for one in found)
-        rows = [selectors.row_window(one, row, 0, row.n_tokens).ids for one in run.trajectories.all() for row in
+        rows = [row_window(one, row, 0, row.n_tokens).ids for one in run.trajectories.all() for row in
                 one.rows.all()]
         assert len(found) <= sum(make.table.join(held).count(text.encode()) for held in rows)
     one = whole(run, "text", "84<|im_end|>")[0]
@@ -163,7 +167,7 @@ def test_an_expression_that_takes_too_long_is_stopped(texts: tuple[models.Run, M
     run, make = texts
     monkeypatch.setattr(search_patterns, "REGEX_SECONDS", 0.05)
     slow = Trajectory("slow", (Step(make.ids("a" * 3000), make.ids("<|im_end|>")),))
-    services.save_trajectories(run, [slow])
+    save_trajectories(run, [slow])
     part = search(EVERYTHING, SearchQuestion.read("regex", r"(?:a|aa|aaa)+b"), run, seconds=60)
     assert part.too_slow and not part.complete and "“slow”" in part.notes[0]
     after = search(EVERYTHING, SearchQuestion.read("regex", r"(?:a|aa|aaa)+b"), run, part.next)
@@ -207,7 +211,7 @@ def test_findings_and_metadata_are_found(texts: tuple[models.Run, Maker]) -> Non
     assert (found.kind, found.row, found.start, found.stop) == ("unclassified", 1, finding.start, finding.stop)
     assert found.text == "The prompt leaves the stream."
     extra = replace(make.conversation("third"), extra={"problem": 'prove "lemma 7"'})
-    services.save_trajectories(run, [extra])
+    save_trajectories(run, [extra])
     (found,) = whole(run, "metadata", 'prove "Lemma')
     assert (found.external_id, found.row, found.start) == ("third", None, None) and "problem" in found.before
     assert [one.external_id for one in whole(run, "metadata", "héllo")] == ["héllo"]
@@ -239,8 +243,8 @@ def test_all_runs_are_searched_the_newest_first(texts: tuple[models.Run, Maker],
     older = [make.run([make.conversation(f"older {n}", 1)]) for n in range(4)]
     for n, one in enumerate(older):  # two of them in one moment
         models.Run.objects.filter(pk=one.pk).update(created_at=run.created_at - timedelta(days=1 + n // 2))
-    bare = services.create_run(models.Run.Kind.IMPORT, "bare")
-    services.save_trajectories(bare, [branching("bare", 1)])
+    bare = create_run(models.Run.Kind.IMPORT, "bare")
+    save_trajectories(bare, [branching("bare", 1)])
     question, found, cursor, notes = SearchQuestion.read("text", "84"), list[Found](), "", list[str]()
     assert not whole(older[0], "text", "84")
     question = SearchQuestion.read("text", "12 * 7")
@@ -268,7 +272,7 @@ def test_the_command_prints_what_is_found(texts: tuple[models.Run, Maker]) -> No
     assert answer["complete"] is True and len(answer["results"]) == 1
     found = answer["results"][0]
     assert found["trajectory"] == run.trajectories.get(index=0).code and "naïve" in found["text"]
-    ids_found = selectors.row_window(run.trajectories.get(index=0), found["row"], found["start"], found["stop"]).ids
+    ids_found = row_window(run.trajectories.get(index=0), found["row"], found["start"], found["stop"]).ids
     pattern = " ".join(["*" if n == 1 else str(id_) for n, id_ in enumerate(ids_found)])
     assert [one["start"] for one in command("all", "--ids", pattern)["results"]] == [found["start"]]
     assert command(run.code, "--regex", "na.ve")["results"] == answer["results"]
@@ -303,7 +307,7 @@ def test_what_was_sampled_and_not_trained_is_found_in_its_step(texts: tuple[mode
     changed = stream.copy()
     changed[-2] += 1
     row = Row(changed, np.ones(len(stream), np.bool_), step_indices=(0,))
-    services.save_trajectories(run, [replace(value, rows=(row,))])
+    save_trajectories(run, [replace(value, rows=(row,))])
     pattern = " ".join(map(str, stream[-3:].tolist()))
     merged = [one for one in whole(run, "ids", pattern) if one.external_id == "merged"]
     assert [(one.row, one.step, one.start) for one in merged] == [(None, 0, len(stream) - 3)]
@@ -315,6 +319,6 @@ def test_a_finding_without_a_row_is_told_with_its_step(texts: tuple[models.Run, 
     run, make = texts
     value = make.conversation("noted")
     note = Finding(Axis.STREAM, "branch", Severity.INFO, step=2, start=3, stop=5, evidence="x")
-    services.save_trajectories(run, [value], [[note]])
+    save_trajectories(run, [value], [[note]])
     (found,) = whole(run, "finding", "branch")
     assert (found.row, found.step, found.start) == (0, 2, 3)

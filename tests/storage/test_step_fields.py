@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from rollouts.fields import ArrayField
-from rollouts.models import Content, StepTokens, StoredStep
-from rollouts.tito.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, STEP_FIELDS, CodedStep
-from rollouts.tito.trajectory import Link
+from rollout_inspector.streams.coding import ARRAYS, BODIES, COLUMNS, REQUEST_FIELDS, STEP_FIELDS, CodedStep
+from rollout_inspector.streams.trajectory import Link
+from rollouts.store.fields import ArrayField
+from rollouts.store.models import Content, StepTokens, StoredStep
 
 BODY_KEYS = {one.column for one in (*BODIES, *REQUEST_FIELDS)}
 PLACE = {"id", "trajectory_id", "index", "prompt_length", "completion_length", "row_index"}

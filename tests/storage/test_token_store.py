@@ -27,18 +27,29 @@ from hypothesis import strategies as st
 
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
-from rollouts import files, models, selectors, services
-from rollouts.files.bucket import BucketStorage
-from rollouts.models import StoredStep, TokenSegment
-from rollouts.selectors import parts
-from rollouts.services import token_segments
-from rollouts.services.outages import is_outage
-from rollouts.services.trajectories import save_trajectories
-from rollouts.tito.trajectory import Row, Step, Trajectory
-from rollouts.token_store import STORES, TokenItem, group_cache, segment_file
-from rollouts.token_store.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
-from rollouts.work import imports, leftovers, token_moves
-from rollouts.work.token_moves import move_run
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
+from rollouts.jobs.imports import imports
+from rollouts.jobs.storage import token_moves
+from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.jobs.storage.token_moves import move_run
+from rollouts.store import files, models
+from rollouts.store.files.bucket import BucketStorage
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import StoredStep, TokenSegment
+from rollouts.store.outages import is_outage
+from rollouts.store.people.tokenizers import byte_table_of, find_tokenizer
+from rollouts.store.runs import run_writes
+from rollouts.store.runs.run_writes import create_run, delete_run, end_run
+from rollouts.store.token_arrays import STORES, TokenItem, group_cache, segment_file
+from rollouts.store.token_arrays.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
+from rollouts.store.trajectories import token_moves, token_segments
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.launched_trajectories import save_steps
+from rollouts.store.trajectories.rows import row_columns, row_spans, row_window
+from rollouts.store.trajectories.token_encoding import encode_trajectories
+from rollouts.store.trajectories.token_moves import fill_origins
+from rollouts.store.trajectories.trajectories import load_trajectories, load_trajectory
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.storage.build import assert_same, chain, rows_only
 
@@ -52,14 +63,14 @@ def every_batch_is_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run(db: None) -> Iterator[models.Run]:
-    one = services.create_run(models.Run.Kind.IMPORT, "test", token_store="segments")
+    one = create_run(models.Run.Kind.IMPORT, "test", token_store="segments")
     yield one
     files.delete_all(f"segments/{one.code}/")
 
 
 def save(run: models.Run, values: Sequence[Trajectory]) -> list[models.StoredTrajectory]:
     """Store trajectories as an import does."""
-    return save_trajectories(run, values, encoded=services.encode_trajectories(values, put_for=run))
+    return save_trajectories(run, values, encoded=encode_trajectories(values, put_for=run))
 
 
 def segment_keys(run: models.Run) -> list[str]:
@@ -131,17 +142,17 @@ def test_a_window_reads_one_range_and_the_cache_keeps_it(run: models.Run, monkey
         group_cache, "read_column", lambda file, group, name: opened.append(group) or real(file, group, name)
     )
     whole = pq.ParquetFile(io.BytesIO(files.read_range(key, 0, files.size(key))))
-    selectors.row_window(records[7], 0, 0, 10)
+    row_window(records[7], 0, 0, 10)
     assert len(set(opened)) == 1 < whole.num_row_groups
     n = len(opened)
-    selectors.row_window(records[7], 0, 0, 10)
+    row_window(records[7], 0, 0, 10)
     assert len(opened) == n
 
 
 def test_a_bucket_is_asked_for_ranges(bucket: str, settings: Any, monkeypatch: pytest.MonkeyPatch, db: None) -> None:
     entry = file_storage(EnvironmentReader({"INSPECTOR_FILES": bucket}))
     settings.STORAGES = {**settings.STORAGES, "default": entry}
-    run = services.create_run(models.Run.Kind.IMPORT, "test", token_store="segments")
+    run = create_run(models.Run.Kind.IMPORT, "test", token_store="segments")
     long = np.random.default_rng(1).integers(0, 150_000, (40, 20_000), dtype=np.int32)
     values = [Trajectory(f"t{n}", (Step(ids, ids[:9]),)) for n, ids in enumerate(long)]
     records = save(run, values)
@@ -152,16 +163,16 @@ def test_a_bucket_is_asked_for_ranges(bucket: str, settings: Any, monkeypatch: p
         BucketStorage, "read_range",
         lambda self, name, start, stop: read.append(stop - start) or real(self, name, start, stop),
     )
-    assert selectors.row_window(records[11], 0, 0, 99).ids.tolist() == long[11, :99].tolist()
+    assert row_window(records[11], 0, 0, 99).ids.tolist() == long[11, :99].tolist()
     assert 0 < sum(read) < files.size(key) / 2
-    for step in selectors.load_trajectory(records[39]).steps:
+    for step in load_trajectory(records[39]).steps:
         assert step.prompt_ids.tolist() == long[39].tolist()
     files.delete(key)
     with pytest.raises(files.StorageDown, match=f"lacks {re.escape(key)}, .* Restore it"):
-        selectors.load_trajectory(records[0])
+        load_trajectory(records[0])
     files.put(key, io.BytesIO(b"something else"))
     with pytest.raises(files.StorageDown, match=r"cannot be read\. Restore it"):
-        selectors.load_trajectory(records[0])
+        load_trajectory(records[0])
 
 
 # -- what others read
@@ -214,7 +225,7 @@ def test_duckdb_and_polars_read_segments_as_the_docs_say(run: models.Run, tmp_pa
 
 
 def test_an_import_puts_its_arrays_into_segments(run: models.Run, tmp_path: Path) -> None:
-    source = services.create_run(models.Run.Kind.IMPORT, "source")
+    source = create_run(models.Run.Kind.IMPORT, "source")
     values = [chain(f"t{n}", 4, n, hostile="é") for n in range(5)] + [rows_only()]
     save_trajectories(source, values)
     path = tmp_path / "all.jsonl"
@@ -224,7 +235,7 @@ def test_an_import_puts_its_arrays_into_segments(run: models.Run, tmp_path: Path
     assert not models.StepTokens.objects.filter(step__trajectory__run=run).exists()
     assert not models.RowTokens.objects.filter(row__trajectory__run=run).exists()
     assert not models.RowColumn.objects.filter(row__trajectory__run=run).exists()
-    loaded = list(selectors.load_trajectories(list(run.trajectories.order_by("index"))))
+    loaded = list(load_trajectories(list(run.trajectories.order_by("index"))))
     for value, found in zip(values, loaded, strict=True):
         assert_same(found, value)
     assert len(segment_keys(run)) == run.token_segments.count() == 1
@@ -233,14 +244,14 @@ def test_an_import_puts_its_arrays_into_segments(run: models.Run, tmp_path: Path
 
 
 def test_pages_read_columns_spans_and_prompts_alike(run: models.Run) -> None:
-    other = services.create_run(models.Run.Kind.IMPORT, "other", token_store="database")
+    other = create_run(models.Run.Kind.IMPORT, "other", token_store="database")
     value = Trajectory("both", chain(turns=4).steps, rows_only().rows)
     (here,), (there,) = save(run, [value]), save(other, [value])
     for read in (
         parts.column_names,
         lambda t: {k: v.tolist() for k, v in parts.column_values(t, 0, ["advantages", "nothing"]).items()},
-        lambda t: {k: v.tolist() for k, v in selectors.row_columns(t.rows.get(index=1), 1, 5).items()},
-        lambda t: selectors.row_spans(t.rows.get(index=0), parts.rows_and_steps(t)[1]),
+        lambda t: {k: v.tolist() for k, v in row_columns(t.rows.get(index=1), 1, 5).items()},
+        lambda t: row_spans(t.rows.get(index=0), parts.rows_and_steps(t)[1]),
         lambda t: {k: one.tokens.logprobs.tolist() for k, one in parts.steps_with_tokens(t, [1, 2]).items()},
         lambda t: [one.tokens.delta_ids.tolist() for one in parts.continuing_steps(t, 0, 9)],
     ):
@@ -260,23 +271,23 @@ def test_small_batches_wait_in_the_database_until_they_are_gathered(
     save(run, values[:1])
     save(run, values[1:])
     assert segment_keys(run) == []
-    services.end_run(run, models.Run.Status.DONE)
+    end_run(run, models.Run.Status.DONE)
     monkeypatch.setattr(token_moves, "send", lambda job: "")
     token_moves.gather()
     token_moves.gather()
     job = models.Job.objects.get()  # one, however often the clock looks
     assert job.run == run and job.kind == "move_tokens"
-    from rollouts.tasks.jobs import do_job
+    from rollouts.worker.jobs import do_job
 
     do_job(job.pk)
     job.refresh_from_db()
     assert job.status == "done" and len(segment_keys(run)) == 1
     for record, value in zip(run.trajectories.order_by("index"), values, strict=True):
-        assert_same(selectors.load_trajectory(record), value)
+        assert_same(load_trajectory(record), value)
     token_moves.gather()
     assert models.Job.objects.count() == 1
     # A diagnosis may have found origins, and put them into the database.
-    services.ask_job(run, models.Job.Kind.DIAGNOSE)
+    ask_job(run, models.Job.Kind.DIAGNOSE)
     run.jobs.filter(kind="diagnose").update(status="done", finished_at=timezone.now())
     token_moves.gather()
     assert run.jobs.filter(kind="move_tokens", status="queued").count() == 1
@@ -285,9 +296,9 @@ def test_small_batches_wait_in_the_database_until_they_are_gathered(
 def test_steps_are_added_behind_steps_in_a_segment(run: models.Run) -> None:
     value = chain(turns=3)
     (record,) = save(run, [Trajectory("t", value.steps[:2])])
-    services.save_steps([(record.pk, 2, value.steps[2])])
+    save_steps([(record.pk, 2, value.steps[2])])
     assert StoredStep.objects.filter(trajectory=record, segment=None).count() == 1
-    found = selectors.load_trajectory(record).steps
+    found = load_trajectory(record).steps
     assert [step.stream.tolist() for step in found] == [step.stream.tolist() for step in value.steps]
     step = record.steps.get(index=2)
     assert step.parent_id == record.steps.get(index=1).pk and step.shared_length == step.parent_length
@@ -301,13 +312,13 @@ def test_segments_go_with_the_last_trajectory_that_names_them(run: models.Run) -
     first, second = save(run, [chain("a"), rows_only("b")])
     save(run, [chain("c", 2, 5)])
     assert len(segment_keys(run)) == 2
-    services.runs.delete_trajectories([first.pk])
+    run_writes.delete_trajectories([first.pk])
     assert len(segment_keys(run)) == 2
-    assert_same(selectors.load_trajectory(second), rows_only("b"))
-    services.runs.delete_trajectories([second.pk])
+    assert_same(load_trajectory(second), rows_only("b"))
+    run_writes.delete_trajectories([second.pk])
     assert len(segment_keys(run)) == run.token_segments.count() == 1
     files.put(f"segments/{run.code}/orphan.parquet", io.BytesIO(b"x"))
-    services.delete_run(run)
+    delete_run(run)
     assert segment_keys(run) == [] and not TokenSegment.objects.exists()
 
 
@@ -324,7 +335,7 @@ def test_a_batch_that_is_not_committed_leaves_an_orphan_that_the_sweep_removes(
     assert len(segment_keys(run)) == 2  # it may be of a transaction that is still under way
     token_segments.delete_orphans(timezone.now() + timedelta(days=2))
     assert segment_keys(run) == [run.token_segments.get().key]
-    assert_same(selectors.load_trajectory(run.trajectories.get()), chain("kept"))
+    assert_same(load_trajectory(run.trajectories.get()), chain("kept"))
 
 
 def test_a_database_that_names_no_segment_deletes_none(run: models.Run) -> None:
@@ -345,12 +356,12 @@ def test_a_run_that_is_deleted_while_a_page_reads_it_is_not_found(
     opened = files.open_file
 
     def too_late(key: str) -> Any:
-        services.delete_run(run)
+        delete_run(run)
         return opened(key)
 
     monkeypatch.setattr(files, "open_file", too_late)
     with pytest.raises(Http404, match="deleted a moment ago") as caught:
-        selectors.row_window(record, 0, 0, 10)
+        row_window(record, 0, 0, 10)
     assert is_outage(caught.value)  # a job looks again, and finds that it is lost
 
 
@@ -396,7 +407,7 @@ def test_a_run_moves_both_ways_byte_for_byte(run: models.Run, capsys: pytest.Cap
     run.refresh_from_db()
     assert raw(run) == [] and run.token_store == "segments" and len(segment_keys(run)) == 1
     for record, value in zip(run.trajectories.order_by("index"), odd(), strict=True):
-        assert_same(selectors.load_trajectory(record), value)
+        assert_same(load_trajectory(record), value)
     call_command("move_tokens", run.code, to="segments")
     assert "0 steps and rows" in capsys.readouterr().out and len(segment_keys(run)) == 1
     call_command("move_tokens", run.code, to="database")
@@ -428,12 +439,12 @@ def test_a_move_that_broke_off_goes_on(run: models.Run, monkeypatch: pytest.Monk
     before = raw(run)
     next(move_run(run, "segments"))
     with monkeypatch.context() as patch:
-        patch.setattr(services.token_moves, "_point", lambda moved: 1 / 0)
+        patch.setattr(token_moves, "_point", lambda moved: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(move_run(run, "segments"))
     assert len(segment_keys(run)) == 2 and run.token_segments.count() == 1
     for record, value in zip(run.trajectories.order_by("index"), values, strict=True):
-        assert_same(selectors.load_trajectory(record), value)
+        assert_same(load_trajectory(record), value)
     list(move_run(run, "segments"))
     assert raw(run) == []
     list(move_run(run, "database"))
@@ -451,11 +462,11 @@ def test_readers_see_no_move(run: models.Run, monkeypatch: pytest.MonkeyPatch) -
         nonlocal n_read
         try:
             while not done.is_set():
-                for record, value, found in zip(records, values, selectors.load_trajectories(records), strict=True):
+                for record, value, found in zip(records, values, load_trajectories(records), strict=True):
                     assert_same(found, value)
                     parts.column_names(record)
                     first = value.rows[0].ids if value.rows else value.steps[0].prompt_ids
-                    window = selectors.row_window(record, 0, 0, len(first))
+                    window = row_window(record, 0, 0, len(first))
                     assert window.ids.tolist() == first.tolist()
                 n_read += 1
         except BaseException as error:
@@ -489,9 +500,9 @@ def test_what_changed_while_it_was_put_stays_as_it_is(run: models.Run, monkeypat
     monkeypatch.setattr(type(SEGMENTS), "put", put)
     list(move_run(run, "segments"))
     assert [one.segment_id is None for one in record.steps.order_by("index")] == [False, True]
-    assert selectors.load_trajectory(record).steps[1].delta_origin.tolist() == origin.tolist()
+    assert load_trajectory(record).steps[1].delta_origin.tolist() == origin.tolist()
     list(move_run(run, "segments"))
-    assert selectors.load_trajectory(record).steps[1].delta_origin.tolist() == origin.tolist()
+    assert load_trajectory(record).steps[1].delta_origin.tolist() == origin.tolist()
     assert record.steps.get(index=1).has_origin is True
 
 
@@ -500,12 +511,12 @@ def test_origins_that_are_found_later_go_into_a_new_segment(run: models.Run, tin
     values = [chain("a", 3), chain("b", 2, 1)]
     records = save(run, values)
     (old,) = segment_keys(run)
-    table = services.byte_table_of(models.Run(tokenizer=services.find_tokenizer(str(tiny_tokenizer))))
+    table = byte_table_of(models.Run(tokenizer=find_tokenizer(str(tiny_tokenizer))))
     assert table is not None
-    assert services.fill_origins(records, list(selectors.load_trajectories(records)), table) == 3
+    assert fill_origins(records, list(load_trajectories(records)), table) == 3
     assert TokenSegment.objects.get(key=old).replaced_at is not None and len(segment_keys(run)) == 2
     for record, value in zip(records, values, strict=True):
-        found = selectors.load_trajectory(record)
+        found = load_trajectory(record)
         assert_same(found, value, but=("delta_origin",))
         assert all(step.delta_origin is not None for step in found.steps[1:])
     leftovers._sweep_segments()

@@ -13,22 +13,23 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import services
-from rollouts.models import Job, PushedFigures, Run, TrainingStepFigures
-from rollouts.selectors.policy_versions import over_versions
-from rollouts.selectors.training_steps import over_training
-from rollouts.services import policy_versions as services_of_versions
-from rollouts.services import pushed_figures
-from rollouts.services.jobs import ask_job
-from rollouts.services.policy_versions import take_policy_versions
-from rollouts.services.pushed import add_new_trajectories, note_pushed_diagnosed
-from rollouts.services.pushed_figures import count_due
-from rollouts.services.training_steps import take_training_steps
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.diagnose import examine
-from rollouts.tito.gap.figures import GapFigures
-from rollouts.tito.trajectory import Row, Trajectory
-from rollouts.work.diagnosis import gap_json
+from rollout_inspector.diagnose import examine
+from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollouts.jobs.diagnosis import gap_json
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, PushedFigures, Run, TrainingStepFigures
+from rollouts.store.runs import policy_version_writes as services_of_versions
+from rollouts.store.runs import pushed_figures
+from rollouts.store.runs.policy_version_writes import take_policy_versions
+from rollouts.store.runs.policy_versions import over_versions
+from rollouts.store.runs.pushed_figures import count_due
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.training_step_writes import take_training_steps
+from rollouts.store.runs.training_steps import over_training
+from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, note_pushed_diagnosed
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker.jobs import do_job
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db
@@ -56,14 +57,14 @@ def world(steps: int = 4) -> list[Trajectory]:
 def save(run: Run, made: list[Trajectory]) -> dict[str, list[Any]]:
     found = [examine(one, None) for one in made]
     gaps = [gap_json(one) for one in found]
-    services.save_trajectories(
+    save_trajectories(
         run, made, [list(one.findings) for one in found], checks=[one.checks for one in found], gaps=gaps
     )
     return {one.external_id: list(diagnosis.findings) for one, diagnosis in zip(made, found, strict=True)}
 
 
 def test_figures_are_those_of_a_plain_count() -> None:
-    run, made = services.create_run(Run.Kind.IMPORT, "r"), world()
+    run, made = create_run(Run.Kind.IMPORT, "r"), world()
     findings = save(run, made)
     take_training_steps(run)
     found = over_training(run)
@@ -87,7 +88,7 @@ def test_figures_are_those_of_a_plain_count() -> None:
 
 
 def test_counting_again_replaces_what_was_stored(django_assert_max_num_queries: Any) -> None:
-    run, made = services.create_run(Run.Kind.IMPORT, "r"), world()
+    run, made = create_run(Run.Kind.IMPORT, "r"), world()
     save(run, made)
     take_training_steps(run)
     before = over_training(run)
@@ -103,7 +104,7 @@ def test_counting_again_replaces_what_was_stored(django_assert_max_num_queries: 
 
 
 def test_the_number_of_queries_does_not_grow_with_the_steps(django_assert_max_num_queries: Any) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "r")
+    run = create_run(Run.Kind.IMPORT, "r")
     save(run, world(30))
     with django_assert_max_num_queries(15):
         take_training_steps(run)
@@ -112,7 +113,7 @@ def test_the_number_of_queries_does_not_grow_with_the_steps(django_assert_max_nu
 
 
 def test_pushed_data_is_counted_when_it_is_diagnosed() -> None:
-    run, made = services.create_run(Run.Kind.IMPORT, "pushed"), world()
+    run, made = create_run(Run.Kind.IMPORT, "pushed"), world()
     add_new_trajectories(run, made[:6])
     _diagnose(run)
     assert [(line.training_step, line.trajectories) for line in over_training(run).steps] == [(0, 4), (1, 2)]
@@ -129,7 +130,7 @@ def test_pushed_data_is_counted_when_it_is_diagnosed() -> None:
 
 
 def test_a_count_whose_worker_was_lost_is_made_again_and_what_came_meanwhile_is_due(monkeypatch: Any) -> None:
-    run, made = services.create_run(Run.Kind.IMPORT, "pushed"), world()
+    run, made = create_run(Run.Kind.IMPORT, "pushed"), world()
     add_new_trajectories(run, made[:6])
 
     def lost(*_: Any) -> None:
@@ -167,7 +168,7 @@ def _diagnose(run: Run) -> None:
 
 
 def test_the_command_prints_the_contract() -> None:
-    run = services.create_run(Run.Kind.IMPORT, "r")
+    run = create_run(Run.Kind.IMPORT, "r")
     save(run, world())
     take_training_steps(run)
     out = io.StringIO()
@@ -185,7 +186,7 @@ def test_the_command_prints_the_contract() -> None:
 
 
 def test_a_gap_is_stored_with_its_trajectory() -> None:
-    run, made = services.create_run(Run.Kind.IMPORT, "r"), world(1)
+    run, made = create_run(Run.Kind.IMPORT, "r"), world(1)
     save(run, made)
     held = run.trajectories.get(external_id="0-0").gap
     assert held is not None and GapFigures.from_json(held).tokens == 4
@@ -194,7 +195,7 @@ def test_a_gap_is_stored_with_its_trajectory() -> None:
 
 def test_versions_are_counted_by_the_first_step_and_ordered_by_number_or_by_place() -> None:
     def stored(names: list[str]) -> Run:
-        run = services.create_run(Run.Kind.IMPORT, "r")
+        run = create_run(Run.Kind.IMPORT, "r")
         made = []
         for n, name in enumerate(names):
             one = chain(f"{n}", seed=n)
@@ -221,14 +222,14 @@ def test_versions_are_counted_by_the_first_step_and_ordered_by_number_or_by_plac
 
 def test_as_many_versions_as_trajectories_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services_of_versions, "MAX_VERSIONS", 2)
-    run = services.create_run(Run.Kind.IMPORT, "r")
+    run = create_run(Run.Kind.IMPORT, "r")
     save(run, [replace(one, steps=(replace(one.steps[0], policy_version=one.external_id),)) for one in world(1)])
     take_policy_versions(run)
     assert over_versions(run) == []
 
 
 def test_versions_of_pushed_data_are_counted_when_it_is_diagnosed() -> None:
-    run = services.create_run(Run.Kind.IMPORT, "pushed")
+    run = create_run(Run.Kind.IMPORT, "pushed")
     made = [replace(one, steps=tuple(replace(s, policy_version="7") for s in one.steps)) for one in world(2)]
     for part in (made[:5], made[5:]):
         add_new_trajectories(run, part)
@@ -240,7 +241,7 @@ def test_versions_of_pushed_data_are_counted_when_it_is_diagnosed() -> None:
 
 def test_versions_far_back_in_a_large_run_wait_for_its_diagnosis(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pushed_figures, "MAX_PLACES", 5)
-    run = services.create_run(Run.Kind.IMPORT, "pushed")
+    run = create_run(Run.Kind.IMPORT, "pushed")
     made = [replace(one, steps=tuple(replace(s, policy_version=v) for s in one.steps))
             for one, v in zip(world(2), "111222333", strict=True)]
     for n, part in enumerate((made[:3], made[3:8], made[8:])):

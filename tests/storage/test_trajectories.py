@@ -7,12 +7,18 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from rollouts import models, selectors, services
-from rollouts.selectors import parts
-from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Origin, Trajectory
-from rollouts.token_store import STORES
+from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Origin, Trajectory
+from rollouts.store import models
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.token_arrays import STORES
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.findings import replace_findings
+from rollouts.store.trajectories.rows import Span, row_spans, row_window
+from rollouts.store.trajectories.token_encoding import encode_trajectories
+from rollouts.store.trajectories.trajectories import load_step_prompt, load_trajectory
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.storage.build import DELTA, assert_same, chain, ids, rows_only
 
 pytestmark = pytest.mark.django_db
@@ -20,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run() -> models.Run:
-    return services.create_run(models.Run.Kind.IMPORT, "test")
+    return create_run(models.Run.Kind.IMPORT, "test")
 
 
 @pytest.fixture(params=["database", "segments"])
@@ -30,8 +36,8 @@ def save(request: pytest.FixtureRequest, run: models.Run, monkeypatch: pytest.Mo
     run.token_store = request.param
 
     def go(*values: Trajectory) -> list[models.StoredTrajectory]:
-        encoded = services.encode_trajectories(values, put_for=run)
-        return services.save_trajectories(run, values, encoded=encoded)
+        encoded = encode_trajectories(values, put_for=run)
+        return save_trajectories(run, values, encoded=encoded)
 
     return go
 
@@ -55,21 +61,21 @@ def branched() -> Trajectory:
 @pytest.mark.parametrize("value", [chain(), branched(), rows_only(), replace(rows_only(), steps=chain().steps)])
 def test_a_trajectory_comes_back_as_it_was(save, value: Trajectory) -> None:  # type: ignore[no-untyped-def]
     (stored,) = save(value)
-    assert_same(selectors.load_trajectory(models.StoredTrajectory.objects.get(pk=stored.pk)), value)
+    assert_same(load_trajectory(models.StoredTrajectory.objects.get(pk=stored.pk)), value)
 
 
 def test_a_written_delta_origin_comes_back(save) -> None:  # type: ignore[no-untyped-def]
     plain = chain(turns=2)
     value = replace(plain, steps=(plain.steps[0], replace(plain.steps[1], delta_origin=DELTA)))
     (stored,) = save(value)
-    assert_same(selectors.load_trajectory(stored), value)
-    window = selectors.row_window(stored, 0, 0, 10**9)
+    assert_same(load_trajectory(stored), value)
+    window = row_window(stored, 0, 0, 10**9)
     assert window.origin[12:16].tolist() == DELTA.tolist()
 
 
 def test_only_new_tokens_are_stored_and_a_break_is_a_column_comparison(run: models.Run) -> None:
-    whole, broken = services.save_trajectories(run, [chain("a", 5), chain("b", 5, broken_at=3)])
-    value = selectors.load_trajectory(whole)
+    whole, broken = save_trajectories(run, [chain("a", 5), chain("b", 5, broken_at=3)])
+    value = load_trajectory(whole)
     assert whole.n_tokens == len(value.steps[-1].stream)
     from django.db.models import F
 
@@ -84,7 +90,7 @@ def test_windows_agree_with_the_rows_that_follow(save, value: Trajectory) -> Non
     rows = merged_rows(value.steps)
     assert stored.n_rows == len(rows)
     for index, row in enumerate(rows):
-        whole = selectors.row_window(stored, index, 0, 10**9)
+        whole = row_window(stored, index, 0, 10**9)
         assert np.array_equal(whole.ids, row.ids)
         assert np.array_equal(whole.loss_mask, row.loss_mask)
         sampled = row.origin == Origin.SAMPLED
@@ -93,15 +99,15 @@ def test_windows_agree_with_the_rows_that_follow(save, value: Trajectory) -> Non
         if row.logprobs is not None and len(value.steps) == 5:
             assert np.array_equal(whole.logprobs, row.logprobs, equal_nan=True)
         for start, stop in [(0, 1), (3, 9), (11, 14), (len(row.ids) - 2, len(row.ids) + 5)]:
-            part = selectors.row_window(stored, index, start, stop)
+            part = row_window(stored, index, start, stop)
             for name in ("ids", "origin", "loss_mask", "step_index"):
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[start:stop]), (name, start, stop)
         summaries, steps = parts.rows_and_steps(stored)
         handle = summaries[index].handle
-        known, sql = queries(lambda handle=handle, steps=steps: selectors.row_window(stored, handle, 3, 9, steps))
+        known, sql = queries(lambda handle=handle, steps=steps: row_window(stored, handle, 3, 9, steps))
         assert np.array_equal(known.ids, whole.ids[3:9]) and np.array_equal(known.origin, whole.origin[3:9])
         assert len(sql) <= 1
-        spans = selectors.row_spans(handle, steps)
+        spans = row_spans(handle, steps)
         if not len(row.ids):
             assert spans == []
             continue
@@ -115,39 +121,39 @@ def test_step_prompts_follow_their_parents(save) -> None:  # type: ignore[no-unt
     value = branched()
     (stored,) = save(value)
     for step in stored.steps.all():
-        prompt, sql = queries(lambda step=step: selectors.load_step_prompt(step))
+        prompt, sql = queries(lambda step=step: load_step_prompt(step))
         assert np.array_equal(prompt, value.steps[step.index].prompt_ids)
         assert len(sql) <= 2
 
 
 def test_a_row_of_its_own_is_drawn_even_when_its_arrays_disagree(save) -> None:  # type: ignore[no-untyped-def]
     (stored,) = save(rows_only())
-    window = selectors.row_window(stored, 1, 0, 10)
+    window = row_window(stored, 1, 0, 10)
     assert window.ids.tolist() == [5, 6, 7] and window.loss_mask.tolist() == [True, True, False]
     rows, steps = parts.rows_and_steps(stored)
-    assert selectors.row_spans(rows[1].handle, steps) == [selectors.Span(0, 3, None, "row")]
+    assert row_spans(rows[1].handle, steps) == [Span(0, 3, None, "row")]
 
 
 def test_queries_of_a_page_do_not_grow_with_turns_or_tokens(save) -> None:  # type: ignore[no-untyped-def]
     small, large = save(chain("s", 2), chain("l", 60))
     for read in (
-        lambda t: selectors.row_window(t, 0, 0, 4096),
+        lambda t: row_window(t, 0, 0, 4096),
         parts.rows_and_steps,
-        selectors.load_trajectory,
+        load_trajectory,
     ):
         assert len(queries(lambda read=read: read(small))[1]) == len(queries(lambda read=read: read(large))[1])
 
 
 def test_a_window_reads_only_the_arrays_that_overlap(run: models.Run) -> None:
-    (stored,) = services.save_trajectories(run, [chain(turns=30)])
-    _, sql = queries(lambda: selectors.row_window(stored, 0, 0, 5))
+    (stored,) = save_trajectories(run, [chain(turns=30)])
+    _, sql = queries(lambda: row_window(stored, 0, 0, 5))
     assert "IN (" in sql[-1] and sql[-1].split("IN (")[1].count(",") == 0
     assert not any("delta_ids" in text for text in queries(lambda: parts.rows_and_steps(stored))[1])
 
 
 def test_many_are_saved_in_few_queries(run: models.Run) -> None:
-    few = queries(lambda: services.save_trajectories(run, [chain(f"a{n}", 3, n) for n in range(3)]))[1]
-    many = queries(lambda: services.save_trajectories(run, [chain(f"b{n}", 3, n) for n in range(9)]))[1]
+    few = queries(lambda: save_trajectories(run, [chain(f"a{n}", 3, n) for n in range(3)]))[1]
+    many = queries(lambda: save_trajectories(run, [chain(f"b{n}", 3, n) for n in range(9)]))[1]
     assert len(few) == len(many) <= 20
 
 
@@ -159,14 +165,14 @@ def finding(kind: str, severity: Severity, step: int = 1) -> Finding:
 
 
 def test_findings_are_counted_where_pages_look(run: models.Run) -> None:
-    first, second = services.save_trajectories(
+    first, second = save_trajectories(
         run, [chain("a"), chain("b")],
         findings=[[finding("branch", Severity.INFO), finding("unclassified", Severity.ERROR)], []],
     )
     run.refresh_from_db()
     assert run.finding_counts == {"branch": 1, "unclassified": 1}
     assert (first.n_findings, first.worst_severity, second.worst_severity) == (2, "error", "")
-    services.replace_findings(run, [(first, [finding("branch", Severity.INFO)]), (second, [])])
+    replace_findings(run, [(first, [finding("branch", Severity.INFO)]), (second, [])])
     run.refresh_from_db()
     assert run.finding_counts == {"branch": 1}
     stored = models.StoredFinding.objects.get()
@@ -174,11 +180,11 @@ def test_findings_are_counted_where_pages_look(run: models.Run) -> None:
 
 
 def test_deleting_a_run_leaves_nothing_that_only_it_used(run: models.Run) -> None:
-    other = services.create_run(models.Run.Kind.IMPORT, "other")
-    services.save_trajectories(run, [branched(), rows_only()], findings=[[finding("branch", Severity.INFO)], []])
-    services.save_trajectories(other, [chain("x")])
-    services.delete_run(run)
-    kept = selectors.load_trajectory(other.trajectories.get())
+    other = create_run(models.Run.Kind.IMPORT, "other")
+    save_trajectories(run, [branched(), rows_only()], findings=[[finding("branch", Severity.INFO)], []])
+    save_trajectories(other, [chain("x")])
+    delete_run(run)
+    kept = load_trajectory(other.trajectories.get())
     assert_same(kept, chain("x"))
     for model in (models.StoredStep, models.StepTokens):
         assert model.objects.count() == 3
@@ -189,8 +195,8 @@ def test_deleting_a_run_leaves_nothing_that_only_it_used(run: models.Run) -> Non
 
 
 def test_totals_of_a_run_are_the_sums(run: models.Run) -> None:
-    services.save_trajectories(run, [chain("a"), branched()])
-    services.save_trajectories(run, [chain("c")])
+    save_trajectories(run, [chain("a"), branched()])
+    save_trajectories(run, [chain("c")])
     fresh = models.Run.objects.get(pk=run.pk)
     assert (fresh.n_trajectories, fresh.n_finished) == (3, 3)
     assert [t.index for t in run.trajectories.order_by("index")] == [0, 1, 2]

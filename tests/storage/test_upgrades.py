@@ -18,8 +18,8 @@ from django.db.migrations.loader import MigrationLoader
 from django.test import Client
 from django.utils import timezone
 
-from rollouts.models import ApiToken, Job, Replay, Run, ShareLink, TemplateCheck
-from rollouts.selectors.trajectories import load_trajectory
+from rollouts.store.models import ApiToken, Job, Replay, Run, ShareLink, TemplateCheck
+from rollouts.store.trajectories.trajectories import load_trajectory
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from rollouts.models import Job
-from rollouts.services.jobs import take_job
-from rollouts.tasks import jobs
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import Job
+from rollouts.worker import jobs
 
 
 def waiting() -> list[int]:

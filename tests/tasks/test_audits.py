@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from rollouts.guard.audit_runners import RunnerMissing
-from rollouts.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files
-from rollouts.tasks import audits
+from rollout_inspector.guard.audit_runners import RunnerMissing
+from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files
+from rollouts.worker import audits
 from tests.guard.test_check import lines_of
 
 Start = Callable[..., subprocess.Popen[bytes]]

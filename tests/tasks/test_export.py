@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts import models, selectors, services
-from rollouts.chat_templates.sandbox import client
-from rollouts.formats import Source, read
-from rollouts.tasks import run_rollouts as work
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.replay import replay
-from rollouts.work import replay_context
-from rollouts.work.exporting import WRITERS
-from rollouts.work.launch import LaunchSettings, launch
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import replay
+from rollout_inspector.text.chat_templates.sandbox import client
+from rollouts.jobs.exports.exports import WRITERS
+from rollouts.jobs.launch import LaunchSettings, launch
+from rollouts.jobs.replays import replay_context
+from rollouts.store import models
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker import run_rollouts as work
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,7 +67,7 @@ def test_our_own_format_names_the_tokenizer_of_the_run(run: models.Run, tmp_path
 
 
 def test_a_strategy_gives_its_own_rows(run: models.Run, tmp_path: Path) -> None:
-    steps = sum(len(value.steps) for value in selectors.load_trajectories(list(run.trajectories.all())))
+    steps = sum(len(value.steps) for value in load_trajectories(list(run.trajectories.all())))
     merged = json.loads(export(run, "skyrl", tmp_path, "--strategy", "tool_delta"))
     single = json.loads(export(run, "skyrl_step_wise", tmp_path, "--strategy", "step_wise"))
     assert len(merged["response_ids"]) == run.n_trajectories and len(single["response_ids"]) == steps
@@ -90,7 +93,7 @@ def test_a_strategy_renders_many_trajectories_at_once(
     lines = export(run, "sft", tmp_path, "--strategy", "retokenize").splitlines()
     assert len(trips) == 2  # one finds the form of arguments that the template takes
     context, tokenizer = replay_context.context_of(run)
-    for line, value in zip(lines, selectors.load_trajectories(list(run.trajectories.order_by("index"))), strict=True):
+    for line, value in zip(lines, load_trajectories(list(run.trajectories.order_by("index"))), strict=True):
         (row,) = replay(
             replay_context.complete_replies(value, tokenizer, context), STRATEGIES["retokenize"], context
         ).rows
@@ -98,8 +101,8 @@ def test_a_strategy_renders_many_trajectories_at_once(
 
 
 def test_what_cannot_be_written_is_left_out_and_named(tmp_path: Path) -> None:
-    run = services.create_run(models.Run.Kind.IMPORT, "r")
-    services.save_trajectories(run, [chain("a"), chain("b", broken_at=1), chain("c")], [[], [], []])
+    run = create_run(models.Run.Kind.IMPORT, "r")
+    save_trajectories(run, [chain("a"), chain("b", broken_at=1), chain("c")], [[], [], []])
     out, told, errors = tmp_path / "out", io.StringIO(), io.StringIO()
     asked = ("export_rollouts", run.code, "--format", "skyrl", "--leave-out", "--output", out)
     call_command(*asked, stdout=told, stderr=errors)
@@ -120,8 +123,8 @@ def test_the_text_of_messages_is_decoded(run: models.Run, tmp_path: Path) -> Non
 
 
 def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.Run) -> None:
-    bare = services.create_run(models.Run.Kind.IMPORT, "r")
-    services.save_trajectories(bare, [chain("a", hostile="")], [[]])
+    bare = create_run(models.Run.Kind.IMPORT, "r")
+    save_trajectories(bare, [chain("a", hostile="")], [[]])
     with pytest.raises(CommandError, match="no tokenizer"):
         export(bare, "verl", tmp_path, "--strategy", "tool_delta")
     bare.tokenizer, bare.chat_template = run.tokenizer, run.chat_template
@@ -130,7 +133,7 @@ def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.R
 
     value = chain("b", hostile="")
     silent = replace(value, steps=tuple(replace(step, request=None) for step in value.steps))
-    services.save_trajectories(bare, [silent], [[]])
+    save_trajectories(bare, [silent], [[]])
     err = io.StringIO()
     with pytest.raises(CommandError, match=r"'b' has no rows under tool_delta: .*without messages"):
         export(bare.trajectories.get(external_id="b"), "verl", tmp_path, "--strategy", "tool_delta")
@@ -145,9 +148,9 @@ def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.R
 
 
 def test_the_stored_finding_says_why_there_is_more_than_one_row(tmp_path: Path) -> None:
-    run = services.create_run(models.Run.Kind.IMPORT, "r")
+    run = create_run(models.Run.Kind.IMPORT, "r")
     found = Finding(Axis.STREAM, "boundary_merge", Severity.ERROR, step=1, evidence="Two tokens became one.")
-    services.save_trajectories(run, [chain("b", broken_at=1)], [[found]])
+    save_trajectories(run, [chain("b", broken_at=1)], [[found]])
     with pytest.raises(CommandError, match=r"'b' .* Finding boundary_merge at step 1: Two tokens became one\."):
         export(run, "skyrl", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.tasks import heartbeat
+from rollouts.worker import heartbeat
 
 
 def write(path: Path) -> int:

@@ -21,27 +21,24 @@ from django.conf import settings
 from django.db import IntegrityError, connection, connections, transaction
 from django.utils import timezone
 
-from rollouts import files, models, selectors, services
-from rollouts.engines import ENGINES, vllm_parsers
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.models import Job, Replay, Run, TemplateCheck
-from rollouts.selectors.activity import is_active, is_silent
-from rollouts.services import jobs as job_services
-from rollouts.services.alarms import set_webhook, take_alarms
-from rollouts.services.jobs import adopt_jobs, ask_job, end_job, take_job
-from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
-from rollouts.tasks import jobs
-from rollouts.work import (
-    alarm_delivery,
-    exporting,
-    imports,
-    parser_audits,
-    replays,
-    rescore,
-    run_control,
-    template_checks,
-    token_moves,
-)
+from rollouts.jobs import alarm_delivery, parser_audits, rescore, run_control, template_checks
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import imports
+from rollouts.jobs.replays import replays
+from rollouts.jobs.storage import token_moves
+from rollouts.sampling.engines import ENGINES, vllm_parsers
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.store import files, models
+from rollouts.store.jobs import jobs as job_services
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.jobs import adopt_jobs, ask_job, cancel_job, end_job, take_job
+from rollouts.store.models import Job, Replay, Run, TemplateCheck
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.alarm_writes import set_webhook, take_alarms
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, add_new_trajectories
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.worker import jobs
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.storage.test_alarms import store_steps
@@ -67,9 +64,9 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
             paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
             for n, file in enumerate(paths):
                 file.write_bytes(jsonl(*[changed(GYM, "_ng_task_index", to=10 * n + k) for k in range(3)]))
-            return imports.ask(services.create_run("import", "files"), paths)
+            return imports.ask(create_run("import", "files"), paths)
         if kind in (Job.Kind.CHECK_TEMPLATE, Job.Kind.REPAIR_TEMPLATE):
-            template = services.register_chat_template(BROKEN)
+            template = register_chat_template(BROKEN)
             check, _ = template_checks.ask(None, template, repair=kind == Job.Kind.CHECK_TEMPLATE)
             if kind == Job.Kind.REPAIR_TEMPLATE:
                 jobs.do_job(check.job.pk)
@@ -84,7 +81,7 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
             return parser_audits.ask(maker.run([maker.conversation("a")]).trajectories.get(), 0)[0].job
         if kind == Job.Kind.GAP:
-            compared = services.create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
+            compared = create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
             save(compared, world())
             return ask_job(compared, kind)[0]
         run = stored_run(45, findings=[[]] * 45)  # three batches
@@ -192,8 +189,8 @@ def moved(job: Job) -> None:
     run = job.run
     assert run is not None and job.n_done == 45 and run.token_segments.count() == 3
     assert not models.StoredStep.objects.filter(segment=None).exists() and run.n_steps > 0
-    assert len(list(selectors.load_trajectories(list(run.trajectories.all())))) == 45
-    services.delete_run(run)
+    assert len(list(load_trajectories(list(run.trajectories.all())))) == 45
+    delete_run(run)
 
 
 def rows_made(job: Job) -> None:
@@ -248,7 +245,7 @@ def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) ->
         )
     with pytest.raises(IntegrityError), transaction.atomic():
         Job.objects.create(kind=kind)  # of nothing
-    services.cancel_job(job)
+    cancel_job(job)
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert (job.status, job.attempt) == ("cancelled", 0)
@@ -268,7 +265,7 @@ def test_a_job_that_kills_its_workers_ends(kind: str, ask: Ask) -> None:
 @pytest.mark.parametrize("kind", ("import", "replay_trajectory", "audit_parsers"))
 def test_a_job_goes_with_its_run(kind: str, ask: Ask) -> None:
     job = ask(kind)
-    services.delete_run(job.run or job.subject.run)  # type: ignore[union-attr]
+    delete_run(job.run or job.subject.run)  # type: ignore[union-attr]
     assert not Job.objects.exists() and not Replay.objects.exists() and not models.ParserAudit.objects.exists()
     jobs.do_job(job.pk)
 
@@ -328,9 +325,9 @@ def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
 
 
 def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rollouts.work import diagnosis
+    from rollouts.jobs import diagnosis
 
-    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    run = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory("a")])
     job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
     real, names = diagnosis.diagnosis_for, []
@@ -349,7 +346,7 @@ def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.M
 
 @pytest.mark.django_db(transaction=True)
 def test_no_push_is_lost_between_the_last_look_and_the_end() -> None:
-    run = services.create_run("import", "pushed", status=Run.Status.DONE)
+    run = create_run("import", "pushed", status=Run.Status.DONE)
     orders: SimpleQueue[int | None] = SimpleQueue()
 
     def push() -> None:
@@ -374,7 +371,7 @@ def test_no_push_is_lost_between_the_last_look_and_the_end() -> None:
 
 
 def test_the_state_of_a_check_is_that_of_its_job() -> None:
-    check, is_new = template_checks.ask(None, services.register_chat_template(BROKEN))
+    check, is_new = template_checks.ask(None, register_chat_template(BROKEN))
     assert is_new and (check.status, check.progress) == ("queued", "")
     job = take_job(check.job.pk)
     assert job is not None

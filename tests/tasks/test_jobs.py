@@ -11,13 +11,17 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import files, models, services
-from rollouts.formats import Source, read
-from rollouts.models import Job, Run
-from rollouts.services.jobs import JobLost, adopt_jobs, beat_job, end_job, take_job
-from rollouts.tasks import jobs
-from rollouts.tito.diagnose import VERSION
-from rollouts.work import diagnosis, exporting
+from rollout_inspector.diagnose import VERSION
+from rollout_inspector.formats import Source, read
+from rollouts.jobs import diagnosis
+from rollouts.jobs.exports import exports as exporting
+from rollouts.store import files, models
+from rollouts.store.jobs.jobs import JobLost, adopt_jobs, ask_job, beat_job, cancel_job, end_job, take_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker import jobs
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 
@@ -27,7 +31,7 @@ LONG_AGO = timedelta(minutes=10)
 
 
 def asked(run: Run, kind: str = Job.Kind.DIAGNOSE, **options: object) -> Job:
-    job, send = services.ask_job(run, kind, options)
+    job, send = ask_job(run, kind, options)
     assert send
     return job
 
@@ -55,7 +59,7 @@ def test_a_job_is_done_once_and_leaves_its_version(monkeypatch: pytest.MonkeyPat
 def test_one_of_a_kind_works_at_a_time() -> None:
     run = stored_run(1)
     job = asked(run)
-    assert services.ask_job(run, Job.Kind.DIAGNOSE, {"tokenizer": "t"}) == (job, False)
+    assert ask_job(run, Job.Kind.DIAGNOSE, {"tokenizer": "t"}) == (job, False)
     assert asked(run, Job.Kind.EXPORT, format="own_jsonl").kind == "export"
     jobs.do_job(job.pk)
     assert asked(run).pk != job.pk
@@ -86,7 +90,7 @@ def test_a_lost_job_that_is_asked_otherwise_begins_anew() -> None:
     run = stored_run(1)
     first = asked(run)
     Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
-    assert services.ask_job(run, first.kind, {}) == (first, True)
+    assert ask_job(run, first.kind, {}) == (first, True)
     Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
     second = asked(run, tokenizer="t")
     first.refresh_from_db()
@@ -101,7 +105,7 @@ def test_cancel_stops_at_the_next_sign_of_life(monkeypatch: pytest.MonkeyPatch) 
 
     def cancel_at_four(held: Job) -> None:
         if held.n_done == 4:
-            services.cancel_job(Job.objects.get(pk=held.pk))
+            cancel_job(Job.objects.get(pk=held.pk))
 
     jobs.work_on(job, cancel_at_four)
     job.refresh_from_db()
@@ -112,7 +116,7 @@ def test_a_job_ends_with_its_run(tmp_path: Path) -> None:
     run = stored_run(4)
     job = take_job(asked(run, Job.Kind.EXPORT).pk)
     assert job is not None
-    services.delete_run(run)
+    delete_run(run)
     with pytest.raises(JobLost):
         beat_job(job)
     jobs.do_job(job.pk)
@@ -141,19 +145,19 @@ def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatc
     job.refresh_from_db()
     assert job.status == "failed" and "cannot be exported as verl" in job.error
     job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
-    monkeypatch.setattr("rollouts.services.jobs.TELL_SECONDS", -1)
+    monkeypatch.setattr("rollouts.store.jobs.jobs.TELL_SECONDS", -1)
     taken = take_job(job.pk)
     assert taken is not None
-    jobs.work_on(taken, lambda held: services.cancel_job(Job.objects.get(pk=held.pk)))
+    jobs.work_on(taken, lambda held: cancel_job(Job.objects.get(pk=held.pk)))
     job.refresh_from_db()
     assert job.status == "cancelled" and not list(files.listed(exporting.prefix_of(job.code)))
     assert not exporting.draft_of(job).exists()
 
 
 def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:
-    tokenizer = services.register_tokenizer(tiny_tokenizer, "tiny")
-    run = services.create_run("import", "r", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
-    services.save_trajectories(run, [chain("a", hostile=""), chain("b", hostile="")], [[], []])
+    tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
+    run = create_run("import", "r", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+    save_trajectories(run, [chain("a", hostile=""), chain("b", hostile="")], [[], []])
     without_messages = models.StoredStep.objects.filter(trajectory__external_id="a")
     without_messages.update(messages_new=None, messages_shared=0)
     job = asked(run, Job.Kind.EXPORT, format="sft", strategy="tool_delta", force=True)
@@ -172,6 +176,6 @@ def test_the_command_is_the_same_job(sent: list[int]) -> None:
     job = asked(run)
     with pytest.raises(CommandError, match="is being diagnosed already"):
         call_command("diagnose", run.code)
-    services.cancel_job(job)
+    cancel_job(job)
     call_command("diagnose", run.code, "--background", stdout=out)
     assert len(sent) == 1 and run.jobs.get(pk=sent[0]).status == "queued"

@@ -20,21 +20,29 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts import selectors, services, tokenizers
-from rollouts.engines import Engine, EngineError, Generation
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.worker import EngineThread
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import replay
+from rollout_inspector.text import tokenizers
+from rollouts.jobs import launch as launching
+from rollouts.jobs.diagnosis import diagnose_run
+from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch, served_models
+from rollouts.jobs.replays import replay_context
 from rollouts.management.commands.launch_rollouts import is_served
-from rollouts.models import Retokenized, Run, StoredTrajectory, TemplateCheck
-from rollouts.tasks import run_rollouts as work
-from rollouts.tasks import run_state
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.replay import replay
-from rollouts.tito.trajectory_end import TrajectoryEnd
-from rollouts.work import launch as launching
-from rollouts.work import replay_context
-from rollouts.work.diagnosis import diagnose_run
-from rollouts.work.launch import LaunchRefused, LaunchSettings, launch, served_models
+from rollouts.sampling.engines import Engine, EngineError, Generation
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.sampling.engines.worker import EngineThread
+from rollouts.store.models import Retokenized, Run, StoredTrajectory, TemplateCheck
+from rollouts.store.people.tokenizers import load_tokenizer, register_chat_template
+from rollouts.store.runs.run_writes import cancel_run, create_run
+from rollouts.store.trajectories.launched_trajectories import (
+    fail_trajectory,
+    lease_trajectories,
+    release_trajectories,
+)
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_state
 from tests.conftest import Take
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -141,7 +149,7 @@ class TestTheWork:
         assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 6, 0)
         assert run.started_at is not None and run.finished_at is not None
         for record in run.trajectories.all():
-            trajectory = selectors.load_trajectory(record)
+            trajectory = load_trajectory(record)
             assert record.status == "done" and record.reward is not None and record.stop_reason
             assert record.n_steps == len(trajectory.steps) > 0 and record.n_rows == 1
             for before, after in pairwise(trajectory.steps):
@@ -170,7 +178,7 @@ class TestTheWork:
     def test_a_run_is_repeatable_by_its_seed(self) -> None:
         def streams(run: Run) -> list[list[list[int]]]:
             return [
-                [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
+                [step.stream.tolist() for step in load_trajectory(record).steps]
                 for record in run.trajectories.order_by("index")
             ]
 
@@ -211,7 +219,7 @@ class TestTheWork:
     def test_an_engine_that_dies_again_and_again_fails_the_run_which_says_why(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
+        monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
 
         class Dying(ScriptedEngine):
             def step(self) -> list[Generation]:
@@ -226,7 +234,7 @@ class TestTheWork:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
         broken = run.chat_template.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
-        run.chat_template = services.register_chat_template(broken, "broken")
+        run.chat_template = register_chat_template(broken, "broken")
         run.save()
         work.work_on(run.pk)
         run.refresh_from_db()
@@ -241,7 +249,7 @@ class TestTheWork:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         assert run.chat_template is not None
         broken = run.chat_template.text.replace("{%- for message in messages -%}", TOGGLES, 1)
-        run.chat_template = services.register_chat_template(broken, "toggles")
+        run.chat_template = register_chat_template(broken, "toggles")
         run.save()
         work.run_rollouts(run.pk)
         check = TemplateCheck.objects.get(job__in=sent)
@@ -255,14 +263,14 @@ class TestTheWork:
     def test_rows_of_another_template_hold_the_sampled_tokens_and_its_scaffold(self) -> None:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
-        other = services.register_chat_template(own.text.replace("<tool_response>", "<tool_said>"), "rows")
+        other = register_chat_template(own.text.replace("<tool_response>", "<tool_said>"), "rows")
         run = done_run(rows_chat_template=other.sha256, temperature=0.0)
         assert (run.status, run.chat_template, run.rows_chat_template) == ("done", own, other)
         assert "row_not_sampled" not in run.finding_counts
-        codec = services.load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
+        codec = load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
         several = 0
         for record in run.trajectories.all():
-            trajectory = selectors.load_trajectory(record)
+            trajectory = load_trajectory(record)
             (row,) = trajectory.rows
             several += len(trajectory.steps) > 1
             sampled = np.concatenate([step.completion_ids for step in trajectory.steps])
@@ -279,7 +287,7 @@ class TestTheWork:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None
         broken = own.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
-        run = done_run(rows_chat_template=services.register_chat_template(broken, "broken").sha256)
+        run = done_run(rows_chat_template=register_chat_template(broken, "broken").sha256)
         assert run.status == "failed" and "The chat template of the rows: " in run.error and run.n_steps == 0
         assert run.finding_counts == {"template_not_append_only": 6}
 
@@ -287,7 +295,7 @@ class TestTheWork:
         own = launch(LaunchSettings(**SMALL), enqueue=False).chat_template
         assert own is not None and "{%- generation -%}" in own.text
         bare = own.text.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-        prompts = services.register_chat_template(bare, "no tags").sha256
+        prompts = register_chat_template(bare, "no tags").sha256
         assert "generation" in done_run(strategy="retokenize", chat_template=prompts).error
         run = done_run(strategy="retokenize", chat_template=prompts, rows_chat_template=own.sha256)
         assert (run.status, run.n_failed) == ("done", 0)
@@ -299,7 +307,7 @@ class TestTheWork:
         assert own is not None
         spaced = own.text.replace("{{- said -}}", "{{- said ~ ' ' if said else '' -}}", 1)
         assert spaced != own.text
-        chosen = services.register_chat_template(spaced, "spaced").sha256
+        chosen = register_chat_template(spaced, "spaced").sha256
         run = done_run(chat_template=chosen, compare=mode, temperature=0.0)
         told = run.findings.filter(evidence__startswith="At its end")
         assert (run.status, told.exists()) == ("done", found)
@@ -312,7 +320,7 @@ class TestTheWork:
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
         _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
-        services.cancel_run(Run.objects.get(pk=run.pk))
+        cancel_run(Run.objects.get(pk=run.pk))
         thread.join(120)
         run.refresh_from_db()
         statuses = set(run.trajectories.values_list("status", flat=True))
@@ -333,7 +341,7 @@ class TestTheWork:
         assert run.status == "running" and run.heartbeat_at is None
         assert not run.trajectories.filter(status="running").exists()
         begun = {
-            record.pk: [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
+            record.pk: [step.stream.tolist() for step in load_trajectory(record).steps]
             for record in run.trajectories.filter(status="queued", n_steps__gt=0)
         }
         assert [orphan.pk for orphan in run_state.adopt_orphans(["demo"])] == [run.pk]
@@ -343,7 +351,7 @@ class TestTheWork:
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
         for key, streams in begun.items():  # no stored step is lost or made anew
             record = StoredTrajectory.objects.get(pk=key)
-            assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
+            assert [s.stream.tolist() for s in load_trajectory(record).steps][: len(streams)] == streams
 
 
 class TestOrphans:
@@ -365,8 +373,8 @@ class TestOrphans:
         self, status: str, age: int, heartbeat: int | None, adopted: bool
     ) -> None:
         now = timezone.now()
-        run = services.create_run("launch", "x", model="demo")
-        services.create_run("launch", "y", model="other")
+        run = create_run("launch", "x", model="demo")
+        create_run("launch", "y", model="other")
         Run.objects.filter(pk=run.pk).update(
             status=status,
             created_at=now - timedelta(seconds=age),
@@ -403,13 +411,13 @@ class TestSharing:
 
         serve_with(monkeypatch, broken)
         run = launch(LaunchSettings(**SMALL), enqueue=False)
-        (held,) = services.lease_trajectories(run, 1, 60)  # by another worker
+        (held,) = lease_trajectories(run, 1, 60)  # by another worker
         work.work_on(run.pk)
         run.refresh_from_db()
         held.refresh_from_db()
         assert (run.status, run.error, held.status) == ("running", "", "running")
         assert run.trajectories.filter(status="queued").count() == 5
-        services.release_trajectories([held])
+        release_trajectories([held])
         work.work_on(run.pk)
         run.refresh_from_db()
         assert run.status == "failed" and "no block is free" in run.error and run.n_failed == 6
@@ -433,10 +441,10 @@ class TestSharing:
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
         assert work.ask_to_share(["other"]) is None
         assert work.ask_to_share(["demo"]) == run and sent == [("engine.demo", run.pk)]
-        services.lease_trajectories(run, 4, 60)
+        lease_trajectories(run, 4, 60)
         assert work.ask_to_share(["demo"]) is None  # the one that is at it has room for the rest
         run.trajectories.update(status="queued")
-        services.cancel_run(run)
+        cancel_run(run)
         assert work.ask_to_share(["demo"]) is None
         Run.objects.filter(pk=run.pk).update(cancel_requested=False)
         work._left.add(run.pk)
@@ -543,10 +551,10 @@ def _until(condition: Any, seconds: float = 120) -> None:
 def test_ids_are_stored_as_they_were_sampled() -> None:
     """The stored arrays are the loop's, not a text's: decode and encode would give others for some samples."""
     run = done_run(temperature=1.5, prompts=6)
-    codec = services.load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
+    codec = load_tokenizer(run.tokenizer.files_sha256)  # type: ignore[union-attr]
     odd = 0
     for record in run.trajectories.all():
-        for step in selectors.load_trajectory(record).steps:
+        for step in load_trajectory(record).steps:
             again = codec.encode(codec.decode(step.completion_ids))
             odd += not np.array_equal(again, step.completion_ids)
     assert odd > 0
@@ -566,7 +574,7 @@ def test_a_run_cancelled_while_its_model_loads_ends_before_the_model_is_there(mo
     thread.start()
     try:
         assert loading.wait(120)
-        services.cancel_run(run)
+        cancel_run(run)
         thread.join(120)
         assert not thread.is_alive()
         run.refresh_from_db()
@@ -582,19 +590,19 @@ def test_a_template_whose_turns_begin_otherwise_puts_no_prompt_into_the_replies(
         "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    run = done_run(chat_template=services.register_chat_template(text).sha256, temperature=0.0)
+    run = done_run(chat_template=register_chat_template(text).sha256, temperature=0.0)
     assert "response template" not in run.settings["tool_calls"]
     assert run.tokenizer is not None
-    codec = services.load_tokenizer(run.tokenizer.files_sha256)
+    codec = load_tokenizer(run.tokenizer.files_sha256)
     for record in run.trajectories.all():
-        for step in selectors.load_trajectory(record).steps:
+        for step in load_trajectory(record).steps:
             said = codec.decode(step.completion_ids).removesuffix("<|im_end|>").strip()
             assert step.reply is not None and step.reply["content"].strip() in said
     assert "engine_ids_inconsistent" not in run.finding_counts
 
 
 def _streams(run: Run) -> list[list[list[int]]]:
-    loaded = [selectors.load_trajectory(one) for one in run.trajectories.order_by("index")]
+    loaded = [load_trajectory(one) for one in run.trajectories.order_by("index")]
     return [[step.stream.tolist() for step in one.steps] for one in loaded]
 
 
@@ -621,10 +629,10 @@ class TestResume:
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
         _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
-        services.cancel_run(run)
+        cancel_run(run)
         thread.join(120)
         kept = {
-            record.pk: [step.stream.tolist() for step in selectors.load_trajectory(record).steps]
+            record.pk: [step.stream.tolist() for step in load_trajectory(record).steps]
             for record in run.trajectories.filter(n_steps__gt=0)
         }
         run.refresh_from_db()
@@ -635,14 +643,14 @@ class TestResume:
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
         for key, streams in kept.items():
             record = StoredTrajectory.objects.get(pk=key)
-            assert [s.stream.tolist() for s in selectors.load_trajectory(record).steps][: len(streams)] == streams
+            assert [s.stream.tolist() for s in load_trajectory(record).steps][: len(streams)] == streams
 
     def test_the_trajectories_that_failed_in_a_run_that_is_done_are_made_anew(self, broker: Take) -> None:
         broker(lambda *_: None)
         whole = _streams(done_run())
         run = launch(LaunchSettings(**SMALL), enqueue=False)
-        (lost,) = services.lease_trajectories(run, 1, 60)
-        services.fail_trajectory(TrajectoryEnd(lost.pk, lost.attempt, error="The engine died."))
+        (lost,) = lease_trajectories(run, 1, 60)
+        fail_trajectory(TrajectoryEnd(lost.pk, lost.attempt, error="The engine died."))
         work.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 5, 1)

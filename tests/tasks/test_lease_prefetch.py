@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollouts.environments import Task
-from rollouts.loop import RolloutJob
-from rollouts.tasks.lease_prefetch import LeasePrefetcher
+from rollouts.sampling.environments import Task
+from rollouts.sampling.loop import RolloutJob
+from rollouts.worker.lease_prefetch import LeasePrefetcher
 
 
 def jobs(*keys: int) -> list[RolloutJob]:

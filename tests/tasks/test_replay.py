@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from rollouts import selectors
-from rollouts.models import Run
-from rollouts.tasks import run_rollouts as work
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.work.launch import LaunchSettings, launch
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.jobs.launch import LaunchSettings, launch
+from rollouts.store.models import Run
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker import run_rollouts as work
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,7 +58,7 @@ def test_every_strategy_over_a_run(run: Run) -> None:
 def test_the_strategy_that_made_a_run_gives_it_again(run: Run) -> None:
     for one in replayed(run.code, "--strategy", "tool_delta"):
         record = run.trajectories.get(code=one["trajectory"])
-        last = selectors.load_trajectory(record).steps[-1]
+        last = load_trajectory(record).steps[-1]
         (row,) = one["rows"]
         assert row["ids"] == last.stream.tolist() and one["differs_at"] is None
         assert (one["trained_tokens"], one["lost_tokens"]) == (record.n_sampled, 0)
@@ -67,7 +67,7 @@ def test_the_strategy_that_made_a_run_gives_it_again(run: Run) -> None:
 
 def test_step_wise_pays_for_its_prompts_again(run: Run) -> None:
     for one in replayed(run.code, "--strategy", "step_wise"):
-        steps = selectors.load_trajectory(run.trajectories.get(code=one["trajectory"])).steps
+        steps = load_trajectory(run.trajectories.get(code=one["trajectory"])).steps
         assert one["rows_count"] == len(steps) and one["lost_tokens"] == 0
         assert one["prompt_tokens_repaid"] == sum(len(step.stream) for step in steps[:-1])
 

@@ -13,20 +13,24 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from rollouts import services
-from rollouts.engines import ENGINES, weights
-from rollouts.engines.owner import EngineClosed, EngineLost
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.engines.weights import weights_digest
-from rollouts.models import Job, RowScores, Run, ScoredColumn
-from rollouts.selectors.columns import columns_of, load_compared
-from rollouts.services.job_queue import next_engine_job, take_engine_job, take_next_job
-from rollouts.tasks import jobs
-from rollouts.tito.gap.columns import SAMPLER
-from rollouts.tito.gap.figures import GapFigures, added, gap_of_rows, pairs_of
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.work import rescore
-from rollouts.work.sending import queue_of
+from rollout_inspector.diagnose.gap.columns import SAMPLER
+from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows, pairs_of
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollouts.jobs import rescore
+from rollouts.jobs.sending import queue_of
+from rollouts.sampling.engines import ENGINES, weights
+from rollouts.sampling.engines.owner import EngineClosed, EngineLost
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.sampling.engines.weights import weights_digest
+from rollouts.store.jobs.job_queue import next_engine_job, take_engine_job, take_next_job
+from rollouts.store.jobs.jobs import ask_job, cancel_job
+from rollouts.store.models import Job, RowScores, Run, ScoredColumn
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.runs import run_writes
+from rollouts.store.runs.run_writes import create_run, delete_run, end_run
+from rollouts.store.trajectories.columns import columns_of, load_compared
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker import jobs
 
 pytestmark = pytest.mark.django_db
 LONG = 40
@@ -81,9 +85,9 @@ def trained(name: str, n: int = 6) -> Trajectory:
 
 
 def run_of(*values: Trajectory) -> Run:
-    run = services.create_run("import", "r")
-    services.save_trajectories(run, list(values), [[] for _ in values])
-    services.end_run(run, Run.Status.DONE)
+    run = create_run("import", "r")
+    save_trajectories(run, list(values), [[] for _ in values])
+    end_run(run, Run.Status.DONE)
     run.refresh_from_db()
     return run
 
@@ -173,7 +177,7 @@ def test_scoring_twice_stores_the_same_and_new_trajectories_are_added(owner: _Di
     assert again.pk != first.pk and again.report == first.report and again.n_done == 2
     assert str(list(RowScores.objects.values_list("pk", "values"))) == str(before)
     assert owner.calls == calls + 1, "only the engine's name and limits are asked for"
-    services.save_trajectories(run, [sampled("c", 5)], [[]])
+    save_trajectories(run, [sampled("c", 5)], [[]])
     assert scored(run).n_done == 3
     column = ScoredColumn.objects.get()
     assert (column.n_trajectories, GapFigures.from_json(column.gap).tokens) == (3, 24)  # type: ignore[arg-type]
@@ -210,7 +214,7 @@ def test_an_engine_that_is_lost_leaves_nothing_of_a_new_column(owner: _Direct, m
     assert (job.status, job.error) == ("failed", "The engine died: out of memory.")
     assert not ScoredColumn.objects.exists() and not RowScores.objects.exists()
     assert scored(run).n_done == 3
-    services.save_trajectories(run, [sampled("new", 5)], [[]])
+    save_trajectories(run, [sampled("new", 5)], [[]])
     with monkeypatch.context() as patch:
         patch.setattr(owner, "call", _closing(owner.call, after=1, error=lost))
         assert scored(run).status == "failed"
@@ -224,7 +228,7 @@ def test_a_cancelled_job_goes_on_when_it_is_asked_again(owner: _Direct, monkeypa
 
     def cancel(*stored: Any) -> None:
         keep(*stored)
-        services.cancel_job(job)
+        cancel_job(job)
 
     keep = rescore.keep_scores
     with monkeypatch.context() as patch:
@@ -262,7 +266,7 @@ def test_what_cannot_be_scored_is_a_sentence_and_leaves_nothing(
     with pytest.raises(rescore.CannotRescore, match="scripted cannot score ids that it did not sample; choose one of"):
         rescore.ask(other, "words")
     with pytest.raises(rescore.CannotRescore, match="no finished trajectory"):
-        rescore.ask(services.create_run("import", "empty"), "words", "transformers")
+        rescore.ask(create_run("import", "empty"), "words", "transformers")
 
 
 def test_a_trajectory_that_is_too_long_is_left_out_and_named(owner: _Direct) -> None:
@@ -282,7 +286,7 @@ def test_another_vocabulary_is_seen_by_the_tokens(owner: _Direct, tiny_tokenizer
     names = {token: key for key, token in body["model"]["vocab"].items()}
     body["model"]["vocab"] |= {names[40]: 41, names[41]: 40}
     (tmp_path / "tokenizer.json").write_text(json.dumps(body))
-    tokenizer = services.register_tokenizer(tmp_path, name="swapped")
+    tokenizer = register_tokenizer(tmp_path, name="swapped")
     fine, other = run_of(sampled("a", 3)), run_of(sampled("a", 3), sampled("b", 38))
     Run.objects.update(tokenizer=tokenizer)
     assert scored(fine).status == "done"
@@ -294,9 +298,9 @@ def test_another_vocabulary_is_seen_by_the_tokens(owner: _Direct, tiny_tokenizer
 def test_scores_go_with_their_trajectory_and_their_run(owner: _Direct) -> None:
     run, kept = run_of(sampled("a", 3), sampled("b", 5)), run_of(sampled("a", 3))
     scored(run), scored(kept)
-    services.runs.delete_trajectories([run.trajectories.get(external_id="a").pk])
+    run_writes.delete_trajectories([run.trajectories.get(external_id="a").pk])
     assert [one.trajectory.external_id for one in run.scored_columns.get().scores.all()] == ["b"]
-    services.delete_run(run)
+    delete_run(run)
     assert ScoredColumn.objects.get().run == kept and RowScores.objects.get().trajectory.run == kept
 
 
@@ -313,7 +317,7 @@ def test_a_worker_of_the_default_queue_leaves_it_to_a_worker_of_the_model(owner:
     job, _ = rescore.ask(run, "words")
     assert queue_of(job) == "engine.words"
     assert take_next_job(4) is None
-    other, _ = services.ask_job(run, Job.Kind.DIAGNOSE)
+    other, _ = ask_job(run, Job.Kind.DIAGNOSE)
     assert take_next_job(4, job.pk) == other and queue_of(other) is None
 
 

@@ -15,14 +15,19 @@ from django.contrib.auth.models import User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
 
-from rollouts import files, models, services
-from rollouts.formats.writers.exports import EXPORTS
-from rollouts.models import Job, Run
-from rollouts.services.job_queue import must_yield, take_next_job
-from rollouts.services.jobs import Beat, JobFailed, adopt_jobs, ask_job, take_job
-from rollouts.services.shards import release_shard
-from rollouts.tasks import jobs
-from rollouts.work import diagnosis, exporting, import_shards, imports, ranges, run_control, run_replays
+from rollout_inspector.formats.writers.exports import EXPORTS
+from rollouts.jobs import diagnosis, ranges, run_control
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import import_shards, imports
+from rollouts.jobs.replays import run_replays
+from rollouts.store import files, models
+from rollouts.store.jobs.job_queue import must_yield, take_next_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, adopt_jobs, ask_job, cancel_job, take_job
+from rollouts.store.jobs.shards import release_shard
+from rollouts.store.models import Job, Run
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker import jobs
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.storage.build import chain
 from tests.tasks.shard_work import do_all, waiting
@@ -187,7 +192,7 @@ def test_cancel_reaches_every_shard() -> None:
     shards = cut(job)
     taken = take_job(shards[0].pk)
     assert taken is not None
-    services.cancel_job(job)
+    cancel_job(job)
     assert job.status == "cancelled" and not waiting()
     jobs.work_on(taken, share=True)
     job.refresh_from_db()
@@ -241,9 +246,9 @@ def test_one_object_of_lists_is_written_by_one_worker() -> None:
 
 
 def test_what_is_left_out_is_told_as_by_one_task() -> None:
-    run = services.create_run("import", "r")
+    run = create_run("import", "r")
     values = [trajectory(f"t{n}") if n in (1, 2, 6) else chain(f"t{n}", hostile="") for n in range(9)]
-    services.save_trajectories(run, values, [[]] * 9)
+    save_trajectories(run, values, [[]] * 9)
     alone, shared = (exported(run, share, format="verl", leave_out=True) for share in (False, True))
     assert shared.notes == alone.notes and content(alone) == content(shared)
     assert len(alone.notes) == 4 and alone.notes[0] == "3 of 9 trajectories were left out."
@@ -260,7 +265,7 @@ def large(kind: str, monkeypatch: pytest.MonkeyPatch) -> Job:
         return ask_job(stored_run(9, findings=[[]] * 9), kind, {})[0]
     monkeypatch.setattr(import_shards, "PART_BYTES", 3000)
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(9)])
-    run = services.create_run(Run.Kind.IMPORT, "files")
+    run = create_run(Run.Kind.IMPORT, "files")
     imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines)], "auto", True)
     return run.jobs.get()
 

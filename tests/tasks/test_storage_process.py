@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rollouts.processes import ProcessEnded
-from rollouts.tasks import storage_process
-from rollouts.tasks.batch import StorageBatch
-from rollouts.tasks.storage_process import NotStored, StorageClient, StorageOutage
-from rollouts.tito.trajectory_end import TrajectoryEnd
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.text.processes import ProcessEnded
+from rollouts.worker import storage_process
+from rollouts.worker.batch import StorageBatch
+from rollouts.worker.storage_process import NotStored, StorageClient, StorageOutage
 
 FULL = "The database does not store results (database or disk is full)."
 Fails = Callable[[StorageBatch], Exception | None]

@@ -23,10 +23,11 @@ import pytest
 from django.utils import timezone
 
 from inspector.server import workers
-from rollouts import selectors, services
-from rollouts.models import Run, StoredStep, StoredTrajectory
-from rollouts.tasks.run_rollouts import run_rollouts
-from rollouts.work.launch import LaunchSettings, launch, resume
+from rollouts.jobs.launch import LaunchSettings, launch, resume
+from rollouts.store.models import Run, StoredStep, StoredTrajectory
+from rollouts.store.runs.run_writes import cancel_run
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker.run_rollouts import run_rollouts
 from tests.conftest import _answers, missing, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -83,7 +84,7 @@ def _ended(run: Run) -> bool:
 
 def _check_streams(run: Run) -> None:
     for record in run.trajectories.filter(status="done"):
-        trajectory = selectors.load_trajectory(record)
+        trajectory = load_trajectory(record)
         assert [step.index for step in record.steps.order_by("index")] == list(range(len(trajectory.steps)))
         for before, after in pairwise(trajectory.steps):
             assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()
@@ -124,7 +125,7 @@ def test_cancel_reaches_the_engine(celery_worker_process: Start, tmp_path: Path)
     celery_worker_process("engine.demo")
     run = launch(LaunchSettings(prompts=500, group=4, seed=5))
     wait_until(lambda: run.trajectories.filter(status="done").exists(), 120, "something is done")
-    services.cancel_run(run)
+    cancel_run(run)
     wait_until(lambda: _ended(run), 60, "the cancelled run has ended")
     assert run.status == "cancelled" and run.n_finished < 2000
     assert not run.trajectories.filter(status__in=("queued", "running")).exists()
@@ -196,7 +197,7 @@ def test_an_idle_worker_helps_with_the_run_of_another(celery_worker_process: Sta
         return [sum(engine.tokens for engine in one.engines) for one in found]
 
     wait_until(lambda: len(share()) == 2 and all(share()), 120, "both sample")
-    services.cancel_run(run)
+    cancel_run(run)
     wait_until(lambda: _ended(run), 60, "the cancelled run has ended")
     assert run.status == "cancelled" and not run.n_failed
     _check_streams(run)

@@ -8,7 +8,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from rollouts.models import Membership, Project, Role
+from rollouts.store.models import Membership, Project, Role
 
 PASSWORD = "correct horse battery"
 

@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.team.account import device_name
-from rollouts.models import LoginSession
+from rollouts.store.models import LoginSession
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db

@@ -10,17 +10,17 @@ import pytest
 from django.db import DatabaseError
 from django.utils import timezone
 
-from rollouts import services
-from rollouts.models import AuditEvent, Run, default_project
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.store.models import AuditEvent, Run, default_project
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.runs.run_writes import create_run, delete_run
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
 
 def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "grpo\n7")
+    run = create_run(Run.Kind.IMPORT, "grpo\n7")
     ada = make_member("ada")
     with caplog.at_level(logging.INFO, "inspector.audit"), audit.acting(lambda: audit.Actor(ada, "10.0.0.1")):
         audit.record(Action.DELETED, run)
@@ -35,9 +35,9 @@ def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
 
 def test_the_name_stays_when_the_account_goes_and_a_deleted_object_can_be_named() -> None:
     ada = make_member("ada")
-    run = services.create_run(Run.Kind.IMPORT, "gone")
+    run = create_run(Run.Kind.IMPORT, "gone")
     code = run.code
-    services.delete_run(run)
+    delete_run(run)
     audit.record(Action.DELETED, user=ada, of=run)
     ada.delete()
     event = AuditEvent.objects.get()

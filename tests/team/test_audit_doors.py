@@ -15,11 +15,11 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
-from rollouts.models import ApiToken, AuditEvent, Job, Project, Role, Run
-from rollouts.services import audit
-from rollouts.services.api_tokens import create_api_token
-from rollouts.services.audit import Action
-from rollouts.work import retention
+from rollouts.jobs.storage import retention
+from rollouts.store.models import ApiToken, AuditEvent, Job, Project, Role, Run
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.api_keys import create_api_token
 from tests.push.conftest import episodes
 from tests.team.conftest import person
 from tests.web.samples import stored_run

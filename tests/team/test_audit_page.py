@@ -12,10 +12,10 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from inspector.team import audit_page
-from rollouts.models import AuditEvent, Project, Role
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from inspector.team import activity_page as audit_page
+from rollouts.store.models import AuditEvent, Project, Role
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db

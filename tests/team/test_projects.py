@@ -14,9 +14,9 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server.logs import TextLineFormatter
-from rollouts import services
-from rollouts.models import AuditEvent, Invitation, Membership, Project, Role, Run
-from rollouts.services.members import PeopleRefused, invite, join
+from rollouts.store.models import AuditEvent, Invitation, Membership, Project, Role, Run
+from rollouts.store.people.members import PeopleRefused, invite, join
+from rollouts.store.runs.run_writes import create_run
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +37,7 @@ def test_an_admin_of_the_server_makes_renames_and_deletes_a_project(root: Client
     assert root.post("/projects", {"name": "x" * 101}).status_code == 422
     assert root.post(f"/projects/{project.code}/rename", {"name": "Default"}).status_code == 422
     assert root.post(f"/projects/{project.code}/rename", {"name": "physics"}).status_code == 302
-    run = services.create_run(Run.Kind.IMPORT, "a")
+    run = create_run(Run.Kind.IMPORT, "a")
     Run.objects.filter(pk=run.pk).update(project=project)
     refused = root.post(f"/projects/{project.code}/delete")
     assert refused.status_code == 409 and "at least one run" in refused.content.decode()

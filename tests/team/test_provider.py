@@ -19,8 +19,8 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from inspector.team import provider
-from rollouts.models import AuditEvent, ExternalIdentity, Membership, Project
-from rollouts.services.identities import account_of, is_allowed
+from rollouts.store.models import AuditEvent, ExternalIdentity, Membership, Project
+from rollouts.store.people.identities import account_of, is_allowed
 from tests.conftest import wait_until
 from tests.team.conftest import PASSWORD, person
 

@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS
-from rollouts.models import AuditEvent, Job, Project, Role, Run, ShareLink, StoredTrajectory
-from rollouts.services.members import set_role
+from rollouts.store.models import AuditEvent, Job, Project, Role, Run, ShareLink, StoredTrajectory
+from rollouts.store.people.members import set_role
 from tests.team.conftest import person
 from tests.web.samples import stored_run
 

@@ -13,8 +13,8 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 from django.utils import timezone
 
-from rollouts.models import ApiToken, AuditEvent, Membership, Project, Role
-from rollouts.services.api_tokens import create_api_token, find_api_token, token_fault
+from rollouts.store.models import ApiToken, AuditEvent, Membership, Project, Role
+from rollouts.store.people.api_keys import create_api_token, find_api_token, token_fault
 from tests.team.conftest import person
 
 pytestmark = pytest.mark.django_db

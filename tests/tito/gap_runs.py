@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rollouts.tito.gap.tokens import GapCollector, GapTokens
-from rollouts.tito.trajectory import Row, Step, Trajectory
+from rollout_inspector.diagnose.gap.tokens import GapCollector, GapTokens
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 
 Reals = NDArray[np.float64]
 VOCABULARY = 96

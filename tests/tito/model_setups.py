@@ -164,8 +164,8 @@ def _byte_pieces_as_vocabulary(tokenizer):  # type: ignore[no-untyped-def]
 def model_setup(name: str, seed: int = 7, **options: object) -> ModelSetup:
     """A setup by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``,
     ``composed``."""
-    from rollouts.chat_templates import renderer
-    from rollouts.tokenizers import load
+    from rollout_inspector.text.chat_templates import renderer
+    from rollout_inspector.text.tokenizers import load
 
     template, kind, eos, tools = {
         "toggling": (CHAT, "bytes", "<|shut|>", True),

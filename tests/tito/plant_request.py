@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.tito.trajectory import Trajectory
+from rollout_inspector.streams.trajectory import Trajectory
 from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, planter
 
 

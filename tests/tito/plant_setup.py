@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.interfaces import RenderFailed
-from rollouts.tito.prefix import common_prefix
-from rollouts.tito.trajectory import Ids, Request, Step, Trajectory, ids_array
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.prefix import common_prefix
+from rollout_inspector.streams.trajectory import Ids, Request, Step, Trajectory, ids_array
 
 CITIES = ["Cusco", "Tromsø", "Nairobi", "Çanakkale", "札幌", "Lisbon"]
 TOPICS = ["tides", "bridge cables", "moth migration", "harpsichord tuning"]

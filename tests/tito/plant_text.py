@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.tito.trajectory import Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Trajectory, ids_array
 from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token
 
 

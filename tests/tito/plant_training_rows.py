@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Row, Trajectory
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Row, Trajectory
 from tests.tito.plant_setup import PLANTERS, CannotPlant, Case, ModelSetup, planter
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollouts.tito.alarm_rules import (
+from rollout_inspector.diagnose.alarm_rules import (
     DEFAULTS,
     FIRST_STEPS,
     MIN_GAP,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.tito.align import AlignedGroup, Fold, align_ids, align_same_bytes, fold
-from rollouts.tito.row_places import place_in_row, sampled_instead
-from rollouts.tito.trajectory import Row, Step, ids_array
+from rollout_inspector.streams.align import AlignedGroup, Fold, align_ids, align_same_bytes, fold
+from rollout_inspector.streams.row_places import place_in_row, sampled_instead
+from rollout_inspector.streams.trajectory import Row, Step, ids_array
 
 ids = st.lists(st.integers(0, 4), max_size=40)
 

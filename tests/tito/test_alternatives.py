@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rollouts.tito import alternatives
-from rollouts.tito.alternatives import Alternatives
-from rollouts.tito.trajectory import Step, ids_array
+from rollout_inspector.streams import alternatives
+from rollout_inspector.streams.alternatives import Alternatives
+from rollout_inspector.streams.trajectory import Step, ids_array
 
 LOGITS = arrays(np.float64, (3, 12), elements=st.floats(-30, 30))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rollouts.tito.batches import batched
+from rollout_inspector.streams.batches import batched
 
 
 @pytest.mark.parametrize(

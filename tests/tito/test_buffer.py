@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from rollouts.tito.buffer import Buffer
-from rollouts.tito.trajectory import Origin
+from rollout_inspector.streams.buffer import Buffer
+from rollout_inspector.streams.trajectory import Origin
 
 
 def test_everything_grows_together() -> None:

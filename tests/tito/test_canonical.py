@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.tito.canonical import canonical_check, canonical_check_batch
-from rollouts.tito.trajectory import ids_array
-from rollouts.tokenizers import LoadedTokenizer, load
+from rollout_inspector.streams.canonical import canonical_check, canonical_check_batch
+from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.text.tokenizers import LoadedTokenizer, load
 from tests.tito.model_setups import tokenizer_folder
 from tests.tokenizers.oracles import encode_plain
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.tito.coding import (
+from rollout_inspector.streams.coding import (
     ARRAYS,
     BODIES,
     COLUMNS,
@@ -21,8 +21,8 @@ from rollouts.tito.coding import (
     StepExtent,
     stream_pieces,
 )
-from rollouts.tito.prefix import link_steps
-from rollouts.tito.trajectory import Request, Step, ids_array
+from rollout_inspector.streams.prefix import link_steps
+from rollout_inspector.streams.trajectory import Request, Step, ids_array
 
 ids = st.lists(st.integers(0, 2), max_size=4)
 messages = st.lists(st.sampled_from([{"n": 1}, {"n": 1.0}, {"n": True}, {"n": "1"}]), max_size=3)

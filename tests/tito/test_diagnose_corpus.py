@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.formats import Source, read
-from rollouts.tito.diagnose import Severity, diagnose
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Row, Trajectory
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose import Severity, diagnose
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 from tests.tito.plant import PLANTERS, ModelSetup, planted
 from tests.tito.test_diagnose_planted import problem
 

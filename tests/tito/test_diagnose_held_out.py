@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.tito.diagnose import Finding, Severity, diagnose
-from rollouts.tito.diagnose.text import call_regions
-from rollouts.tito.diagnose.thinking import lone_block
-from rollouts.tito.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
+from rollout_inspector.diagnose import Finding, Severity, diagnose
+from rollout_inspector.diagnose.text import call_regions
+from rollout_inspector.diagnose.thinking import lone_block
+from rollout_inspector.streams.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
+from rollout_inspector.text.chat_templates import renderer
 from tests.tito.model_setups import STABLE, model_setup
 from tests.tito.plant import PLANTERS, ModelSetup, planted
 from tests.tito.plant_delta import DECOMPOSED, OBSERVATIONS

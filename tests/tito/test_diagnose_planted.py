@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.tito.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagnose
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.strategies.replay import repaid_tokens
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from rollout_inspector.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagnose
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.strategies.replay import repaid_tokens
+from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
 

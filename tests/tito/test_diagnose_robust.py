@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollouts.tito.diagnose import KINDS, diagnose
-from rollouts.tito.interfaces import RenderFailed
-from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
+from rollout_inspector.diagnose import KINDS, diagnose
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from tests.tito.model_setups import model_setup
 
 S = model_setup("stable")

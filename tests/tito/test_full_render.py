@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.tito.diagnose.finding import Finding, Severity
-from rollouts.tito.diagnose.full_render import compare_with_render
-from rollouts.tito.trajectory import Ids, Request, Step, Trajectory
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose.finding import Finding, Severity
+from rollout_inspector.diagnose.full_render import compare_with_render
+from rollout_inspector.streams.trajectory import Ids, Request, Step, Trajectory
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call>'
 ASK = {"role": "user", "content": "What is 6*7?"}

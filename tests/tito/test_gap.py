@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from rollouts.tito.gap.figures import GapFigures, added, effective_share, gap_of_rows, pairs_of
-from rollouts.tito.trajectory import Row
+from rollout_inspector.diagnose.gap.figures import GapFigures, added, effective_share, gap_of_rows, pairs_of
+from rollout_inspector.streams.trajectory import Row
 
 RANDOM = np.random.default_rng(3)
 

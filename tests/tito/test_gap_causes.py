@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.tito.gap.cause_kinds import CAUSES
-from rollouts.tito.gap.causes import causes_of
-from rollouts.tito.gap.report import gap_report
-from rollouts.tito.gap.token_classes import TokenClass, TokenClasses
-from rollouts.tito.gap.tokens import GapCollector
-from rollouts.tito.trajectory import Row, Step, Trajectory
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.causes import causes_of
+from rollout_inspector.diagnose.gap.report import gap_report
+from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
+from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 from tests.tito import gap_runs
 from tests.tito.gap_runs import PLANTED, PROMPT, Made, ToyRun, tokens_of
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.formats import Source, read
-from rollouts.tito.diagnose import diagnose
-from rollouts.tito.lanes import Lane, LaneKind, find_lanes, names_break, with_messages
-from rollouts.tito.prefix import link_steps, merge_steps, shared_with_stream
-from rollouts.tito.summaries import Told
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.lanes import Lane, LaneKind, find_lanes, names_break, with_messages
+from rollout_inspector.streams.prefix import link_steps, merge_steps, shared_with_stream
+from rollout_inspector.streams.summaries import Told
+from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 from tests.counting import growth
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS, ModelSetup

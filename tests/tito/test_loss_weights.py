@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rollouts.tito.gap.token_classes import TokenClasses
-from rollouts.tito.loss_weights.figures import FindingPlaces, WeightSums, moved
-from rollouts.tito.loss_weights.of_rows import (
+from rollout_inspector.diagnose.gap.token_classes import TokenClasses
+from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums, moved
+from rollout_inspector.diagnose.loss_weights.of_rows import (
     common_advantage,
     loss_inputs,
     row_weights,
     weight_column,
     with_columns_of,
 )
-from rollouts.tito.loss_weights.rules import MEANS, RULES
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Row, Step, Trajectory
+from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 
 LOSSES = ("uncorrected", "grpo", "tis", "icepop", "gspo")
 Batch = list[tuple[list[float], list[float], list[float]]]

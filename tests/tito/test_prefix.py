@@ -4,8 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollouts.tito.prefix import common_prefix, link_step, link_steps, links_of, merge_steps, merged_rows, row_of
-from rollouts.tito.trajectory import Origin, Step, Trajectory, ids_array
+from rollout_inspector.streams.prefix import (
+    common_prefix,
+    link_step,
+    link_steps,
+    links_of,
+    merge_steps,
+    merged_rows,
+    row_of,
+)
+from rollout_inspector.streams.trajectory import Origin, Step, Trajectory, ids_array
 
 tokens = st.lists(st.integers(0, 3), max_size=12)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollouts.tito.preview import MAX_LINE, Preview, first_line, preview_of
-from rollouts.tito.trajectory import NO_IDS, Request, Row, Step, ids_array
+from rollout_inspector.streams.preview import MAX_LINE, Preview, first_line, preview_of
+from rollout_inspector.streams.trajectory import NO_IDS, Request, Row, Step, ids_array
 
 USER = {"role": "user", "content": "\n What is 2 + 2? \nShow your work."}
 

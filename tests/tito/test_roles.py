@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from rollouts.tito.roles import RoleTurn, role_turns
+from rollout_inspector.streams.roles import RoleTurn, role_turns
 
 
 def stream(text: str) -> tuple[np.ndarray, np.ndarray, list[bytes]]:

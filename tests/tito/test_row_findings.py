@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.formats import Source, read
-from rollouts.tito.diagnose import Finding, diagnose
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose import Finding, diagnose
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 from tests.tito.model_setups import model_setup
 from tests.tito.plant_training_rows import all_moved, to_the_end
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollouts.tito.snippets import clipped, contrast, listed, quoted, window_text
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.streams.snippets import clipped, contrast, listed, quoted, window_text
+from rollout_inspector.streams.trajectory import ids_array
 
 FAMILY = "👩‍👩‍👧"
 FLAG = "🇩🇪"

@@ -4,8 +4,14 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from rollouts.tito.token_origins import byte_offsets, content_forms, mask_runs, origins_of_text, origins_of_texts
-from rollouts.tito.trajectory import Origin
+from rollout_inspector.streams.token_origins import (
+    byte_offsets,
+    content_forms,
+    mask_runs,
+    origins_of_text,
+    origins_of_texts,
+)
+from rollout_inspector.streams.trajectory import Origin
 
 T, OBS = int(Origin.TEMPLATE), int(Origin.OBSERVATION)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollouts.tito.training_axis import AxisStep, axis_sentences, missing_steps
+from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences, missing_steps
 
 
 def axis(*places: tuple[int, int, int]) -> list[AxisStep]:

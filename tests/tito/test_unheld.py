@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.tito.diagnose import Finding, Severity, examine
-from rollouts.tito.said import reply_in, texts_of
-from rollouts.tito.trajectory import Message, Step, Trajectory, ids_array
-from rollouts.tito.unheld import Stretch, holds_all, unheld, unheld_tokens
+from rollout_inspector.diagnose import Finding, Severity, examine
+from rollout_inspector.streams.dropped_text import Stretch, holds_all, unheld, unheld_tokens
+from rollout_inspector.streams.message_view import reply_in, texts_of
+from rollout_inspector.streams.trajectory import Message, Step, Trajectory, ids_array
 from tests.tito.model_setups import model_setup
 
 S = model_setup("stable")
@@ -119,7 +119,7 @@ def test_lost_reasoning_is_a_note_and_reasoning_without_an_end_a_warning() -> No
 
 def test_the_message_of_the_next_request_counts_where_the_source_has_no_reply() -> None:
     first = trajectory("Now I look here. It is three.", None).steps[0]
-    from rollouts.tito.trajectory import Request
+    from rollout_inspector.streams.trajectory import Request
 
     asked: Message = {"role": "user", "content": "Go on."}
     sent = message("It is three.")

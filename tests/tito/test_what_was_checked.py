@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollouts.tito.diagnose import KINDS, Diagnosis, Finding, Severity, examine
-from rollouts.tito.diagnose.checks import CHECKS, Outcome, all_clear, check_of, totals
-from rollouts.tito.interfaces import Renderer, RenderFailed
-from rollouts.tito.trajectory import Ids, Trajectory
+from rollout_inspector.diagnose import KINDS, Diagnosis, Finding, Severity, examine
+from rollout_inspector.diagnose.checks import CHECKS, Outcome, all_clear, check_of, totals
+from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.streams.trajectory import Ids, Trajectory
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS
 from tests.tito.plant_training_rows import alone, clean_row

@@ -7,11 +7,11 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from rollouts.tito.trajectory import Ids
-from rollouts.tokenizers import LoadedTokenizer
-from rollouts.tokenizers.worker.definition import Definition, read_definition
-from rollouts.tokenizers.worker.encoders import Reference
-from rollouts.tokenizers.worker.vocabulary import parts
+from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollout_inspector.text.tokenizers.worker.definition import Definition, read_definition
+from rollout_inspector.text.tokenizers.worker.encoders import Reference
+from rollout_inspector.text.tokenizers.worker.vocabulary import parts
 
 
 @lru_cache(maxsize=8)

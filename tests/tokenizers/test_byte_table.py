@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollouts.tokenizers import load, open_table, write_table
-from rollouts.tokenizers.kept_tables import TABLE_FILES
-from rollouts.tokenizers.worker.encoders import SAMPLE
-from rollouts.tokenizers.worker.vocabulary import byte_level_bytes, is_control, metaspace_bytes
+from rollout_inspector.text.tokenizers import load, open_table, write_table
+from rollout_inspector.text.tokenizers.kept_tables import TABLE_FILES
+from rollout_inspector.text.tokenizers.worker.encoders import SAMPLE
+from rollout_inspector.text.tokenizers.worker.vocabulary import byte_level_bytes, is_control, metaspace_bytes
 from tests.tokenizers.oracles import encoder_input, reference
 
 NAMES = ("deepseek-r1", "gpt-oss", "llama3.1", "mistral-nemo", "qwen2.5", "qwen3")
@@ -106,7 +106,7 @@ def test_the_table_is_written_and_mapped(corpus: Path, tmp_path: Path) -> None:
 def test_opening_a_table_needs_no_tokenizer_library(corpus: Path, tmp_path: Path) -> None:
     folder = corpus / "tokenizers" / "qwen2.5"
     code = (
-        "import sys; from pathlib import Path; from rollouts.tokenizers import open_table;"
+        "import sys; from pathlib import Path; from rollout_inspector.text.tokenizers import open_table;"
         f"table = open_table(Path({str(tmp_path)!r}));"
         "assert table.join([9707, 1879]) == b'Hello world', table.join([9707, 1879]);"
         "heavy = {'tokenizers', 'fastokens', 'transformers', 'torch', 'django'} & set(sys.modules);"

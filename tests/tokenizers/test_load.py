@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from rollouts.tito.interfaces import Codec
-from rollouts.tokenizers import TokenizerUnusable, from_hub, load
-from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
+from rollout_inspector.streams.interfaces import Codec
+from rollout_inspector.text.tokenizers import TokenizerUnusable, from_hub, load
+from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
 from tests.conftest import ROOT
 from tests.tokenizers.oracles import encode_plain, reference
 
@@ -43,7 +43,7 @@ def test_ids_are_those_of_transformers(corpus: Path, name: str) -> None:
 
 def test_a_tokenizer_of_the_general_class_is_loaded_without_torch(tiny_tokenizer: Path, tmp_path: Path) -> None:
     program = (
-        "import sys; from rollouts.tokenizers import load; hf = load(sys.argv[1]).hf;"
+        "import sys; from rollout_inspector.text.tokenizers import load; hf = load(sys.argv[1]).hf;"
         "print('torch' in sys.modules, hf.encode('What is 2 + 3?'), type(hf).__name__)"
     )
     done = subprocess.run(

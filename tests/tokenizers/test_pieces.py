@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.tokenizers import load
-from rollouts.tokenizers.pieces import PieceEncoder
-from rollouts.tokenizers.worker.encoders import SAMPLE
-from rollouts.tokenizers.worker.vocabulary import cut_at
+from rollout_inspector.text.tokenizers import load
+from rollout_inspector.text.tokenizers.pieces import PieceEncoder
+from rollout_inspector.text.tokenizers.worker.encoders import SAMPLE
+from rollout_inspector.text.tokenizers.worker.vocabulary import cut_at
 
 WORDS = ["What is 2+2?", "naïve 漢字 🙂\n\n", " and  blanks ", "\ud800 alone", "", *SAMPLE[6:14]]
 

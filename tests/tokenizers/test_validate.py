@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.tokenizers import TokenizerUnusable, check_folder, load, unpack_zip
+from rollout_inspector.text.tokenizers import TokenizerUnusable, check_folder, load, unpack_zip
 
 
 def zipped(path: Path, files: dict[str, bytes]) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.trajectory import Step, Trajectory
+from rollout_inspector.streams.trajectory import Step, Trajectory
 from tests.conftest import ROOT
 
 REPLY, ANSWER = 1500, 900

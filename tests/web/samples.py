@@ -8,11 +8,12 @@ from typing import Any
 
 from django.http import HttpResponse
 
-from rollouts import services
-from rollouts.models import Run
-from rollouts.tito.diagnose import examine
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
+from rollout_inspector.diagnose import examine
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
+from rollouts.store.models import Run
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 HOSTILE = '<script>alert(1)</script> "onmouseover=" & \u202eabc'
 
@@ -42,7 +43,7 @@ def stored_run(
     **fields: Any,
 ) -> Run:
     """A finished run of `n` trajectories with rewards 0, 1, 0, 1, ... in groups of two."""
-    run = services.create_run(kind, name, **fields)
+    run = create_run(kind, name, **fields)
     values = [
         trajectory(f"t{i:03}", float(i % 2), f"g{i // 2}", "answered" if i % 3 else "max_turns") for i in range(n)
     ]
@@ -50,7 +51,7 @@ def stored_run(
     checks = [
         replace(examine(value, None), findings=tuple(some)).checks for value, some in zip(values, found, strict=True)
     ]
-    services.save_trajectories(run, values, found, checks=checks)
-    services.end_run(run, Run.Status.DONE)
+    save_trajectories(run, values, found, checks=checks)
+    end_run(run, Run.Status.DONE)
     run.refresh_from_db()
     return run

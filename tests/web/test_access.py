@@ -24,8 +24,9 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from django.utils import timezone
 
 from inspector.celery import app
-from rollouts import services
-from rollouts.models import (
+from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollouts.jobs import template_checks
+from rollouts.store.models import (
     ApiToken,
     AuditEvent,
     Comment,
@@ -39,13 +40,13 @@ from rollouts.models import (
     TemplateCheck,
     Tokenizer,
 )
-from rollouts.services.alarms import set_limit
-from rollouts.services.api_tokens import create_api_token
-from rollouts.services.comments import add_comment
-from rollouts.services.members import invite
-from rollouts.services.muted import mute
-from rollouts.tito.gap.figures import GapFigures
-from rollouts.work import template_checks
+from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.members import invite
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.store.runs.alarm_writes import set_limit
+from rollouts.store.runs.muted_writes import mute
+from rollouts.store.trajectories.comment_writes import add_comment
 from tests.people import make_member
 from tests.web.access_table import PEOPLE, ROWS, TOKENS, Row
 from tests.web.test_forms import form_of
@@ -138,8 +139,8 @@ def _places(folder: Path) -> Places:
     }
     maker = users["maker"]
     make = Maker(folder)
-    tokenizer = services.register_tokenizer(folder, f"{SECRET} tokenizer", project=ours)
-    template = services.register_chat_template(TEMPLATE, f"{SECRET} template", ours)
+    tokenizer = register_tokenizer(folder, f"{SECRET} tokenizer", project=ours)
+    template = register_chat_template(TEMPLATE, f"{SECRET} template", ours)
     broken, findings = make.broken(f"{SECRET} trajectory")
     run = make.run([broken], [findings], project=ours, tokenizer=tokenizer, chat_template=template, user=maker)
     Run.objects.filter(pk=run.pk).update(name=f"{SECRET} run")
@@ -147,7 +148,7 @@ def _places(folder: Path) -> Places:
     job = Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=maker, heartbeat_at=alive)
     check, _ = template_checks.ask(tokenizer, template, user=maker, project=ours)
     links = {
-        kind: services.create_share(maker, target, note=f"{SECRET} note")
+        kind: create_share(maker, target, note=f"{SECRET} note")
         for kind, target in (("run", run), ("trajectory", run.trajectories.get()), ("check", check))
     }
     people = {name: Client(raise_request_exception=False) for name in PEOPLE}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import Alarm, AlarmRule, Membership, ProjectAlarms, Role, Run
-from rollouts.services.alarms import take_alarms, webhook_key
+from rollouts.store.models import Alarm, AlarmRule, Membership, ProjectAlarms, Role, Run
+from rollouts.store.runs.alarm_writes import take_alarms, webhook_key
+from rollouts.store.runs.run_writes import create_run
 from tests.storage.test_alarms import store_steps
 from tests.web.samples import one_line
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run() -> Run:
-    made = services.create_run(Run.Kind.IMPORT, "r")
+    made = create_run(Run.Kind.IMPORT, "r")
     store_steps(made, [0, 0, 3, 5])
     take_alarms(made)
     return made
@@ -61,7 +61,7 @@ def test_a_limit_is_set_and_taken_back_and_what_was_typed_wrong_stays_in_the_for
 
 
 def test_a_run_without_training_steps_says_that_it_is_not_checked(web: Client) -> None:
-    bare = services.create_run(Run.Kind.IMPORT, "bare")
+    bare = create_run(Run.Kind.IMPORT, "bare")
     assert "so it is not checked" in one_line(web.get(f"/runs/{bare.code}/alarms"))
 
 

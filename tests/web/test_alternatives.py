@@ -10,10 +10,10 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.trajectories.place import WINDOW
-from rollouts import models
-from rollouts.services.token_moves import move_arrays
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.token_store import STORES
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollouts.store import models
+from rollouts.store.token_arrays import STORES
+from rollouts.store.trajectories.token_moves import move_arrays
 from tests.storage.build import same
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, Maker, own_row

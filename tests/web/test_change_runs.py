@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from rollouts.models import AuditEvent, Project, Role, Run
-from rollouts.services.tags import MAX_TAGS, add_tags
+from rollouts.store.models import AuditEvent, Project, Role, Run
+from rollouts.store.runs.tags import MAX_TAGS, add_tags
 from tests.people import make_member
 from tests.web.samples import HOSTILE, one_line, stored_run
 

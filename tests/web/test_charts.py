@@ -18,7 +18,7 @@ from inspector.html.charts import (
     trained_path,
 )
 from inspector.html.tokens import NO_LOGPROB, logprob_classes
-from inspector.trajectories.scales import Scale, scale_of
+from inspector.trajectories.tokens.scales import Scale, scale_of
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:

@@ -10,10 +10,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
-from rollouts import services
-from rollouts.models import ChatTemplate, Job, TemplateCheck, Tokenizer
-from rollouts.services.users import local_user
-from rollouts.tasks.jobs import do_job
+from rollouts.store.models import ChatTemplate, Job, TemplateCheck, Tokenizer
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.people.users import local_user
+from rollouts.worker.jobs import do_job
 
 pytestmark = pytest.mark.django_db
 
@@ -30,7 +31,7 @@ def client() -> Client:
 
 @pytest.fixture
 def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return services.register_tokenizer(tiny_tokenizer, name="demo")
+    return register_tokenizer(tiny_tokenizer, name="demo")
 
 
 def ask(client: Client, **fields: Any) -> Any:
@@ -150,7 +151,7 @@ def test_an_uploaded_template(client: Client, answered: None) -> None:
 
 def test_a_share_link_opens_the_check_and_nothing_else(client: Client, answered: None) -> None:
     address = ask(client, chat_template=SAFE).redirect_chain[0][0]
-    _, token = services.create_share(local_user(), TemplateCheck.objects.get())
+    _, token = create_share(local_user(), TemplateCheck.objects.get())
     visitor = Client()
     assert visitor.get(address).status_code == 302
     page = visitor.get(f"/s/{token}", follow=True)

@@ -14,14 +14,16 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.test import Client
 
-from inspector.runs import columns_page
-from rollouts import services
-from rollouts.engines import ENGINES
-from rollouts.engines.scripted import ScriptedEngine
-from rollouts.models import AuditEvent, Job, Run, ScoredColumn
-from rollouts.tasks import jobs
-from rollouts.tito.trajectory import Step, Trajectory, ids_array
-from rollouts.work import rescore
+from inspector.runs.training import columns_page
+from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
+from rollouts.jobs import rescore
+from rollouts.sampling.engines import ENGINES
+from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.store.jobs.jobs import cancel_job
+from rollouts.store.models import AuditEvent, Job, Run, ScoredColumn
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker import jobs
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
@@ -41,13 +43,13 @@ def run(tiny_tokenizer: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     settings.INSPECTOR_MODELS = {"words": {"engine": "scripted", "path": str(tiny_tokenizer)}}
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
     monkeypatch.setitem(jobs.HANDLERS, Job.Kind.RESCORE, do)
-    made = services.create_run("import", "r")
+    made = create_run("import", "r")
     values = [
         Trajectory(name, (Step(ids_array([1, 2]), ids_array([3, 4]), np.float32([-0.75, -0.7])),))
         for name in ("a", "b")
     ]
-    services.save_trajectories(made, values, [[], []])
-    services.end_run(made, Run.Status.DONE)
+    save_trajectories(made, values, [[], []])
+    end_run(made, Run.Status.DONE)
     made.refresh_from_db()
     return made
 
@@ -123,7 +125,7 @@ def test_a_column_is_deleted_unless_the_run_is_being_scored(web: Client, run: Ru
     address = f"/runs/{run.code}/columns/{held.code}/delete"
     web.post(f"/runs/{run.code}/rescore", {"model": "words"})
     assert web.post(f"{address}.json").status_code == 409 and ScoredColumn.objects.exists()
-    services.cancel_job(Job.objects.latest("pk"))
+    cancel_job(Job.objects.latest("pk"))
     assert web.post(f"{address}.json").status_code == 200 and not ScoredColumn.objects.exists()
     assert held.code in AuditEvent.objects.get(action="scores deleted").detail
     assert web.post(f"{address}.json").status_code == 404

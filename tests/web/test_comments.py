@@ -9,10 +9,10 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import AuditEvent, Comment, Role, Run, StoredTrajectory
-from rollouts.selectors.comments import find_comment
-from rollouts.services.comments import (
+from rollouts.store.models import AuditEvent, Comment, Role, Run, StoredTrajectory
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.trajectories.comment_writes import (
     MAX_TEXT,
     CommentMoved,
     add_comment,
@@ -21,6 +21,7 @@ from rollouts.services.comments import (
     reopen_comment,
     resolve_comment,
 )
+from rollouts.store.trajectories.comments import find_comment
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, Maker
@@ -153,7 +154,7 @@ def test_an_admin_deletes_what_others_wrote_and_a_text_outlives_its_account(make
 def test_the_holder_of_a_share_link_reads_no_comment(visitor: Client, member: Any, stored: StoredTrajectory) -> None:
     made = add_comment(stored, member, "for us alone", (0, 1, 3))
     for target in (stored, stored.run):
-        _, token = services.create_share(member, target)
+        _, token = create_share(member, target)
         visitor.get(f"/s/{token}")
     for page in ("", "/mask", "/record", "?view=tokens"):
         answer = visitor.get(path(stored, page))
@@ -210,7 +211,7 @@ def test_what_came_too_late_changes_nothing(member: Any, stored: StoredTrajector
 
 def test_comments_go_with_their_run(member: Any, stored: StoredTrajectory) -> None:
     add_comment(stored, member, "one")
-    services.delete_run(stored.run)
+    delete_run(stored.run)
     assert not Comment.objects.exists() and not Run.objects.exists()
 
 

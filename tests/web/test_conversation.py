@@ -11,9 +11,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from rollouts import models
-from rollouts.tito.said import LEFT_OUT, media_of, read_message, without_data
-from rollouts.tito.trajectory import NO_IDS, Row, Step, Trajectory
+from rollout_inspector.streams.message_view import LEFT_OUT, media_of, read_message, without_data
+from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
+from rollouts.store import models
 from tests.people import make_member
 from tests.web.samples import one_line
 

@@ -13,16 +13,19 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from rollouts import models, selectors, services
-from rollouts.chat_templates import renderer
-from rollouts.formats import Source, read
-from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import replay
-from rollouts.tito.trajectory import Row, Trajectory
-from rollouts.tokenizers import load
-from rollouts.work import imports
+from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.strategies import STRATEGIES, Context
+from rollout_inspector.streams.strategies.replay import replay
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
+from rollouts.jobs.imports import imports
+from rollouts.store import models
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectories import load_trajectories
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
@@ -99,15 +102,15 @@ def test_every_page_says_the_same_number(
     client.force_login(make_member("reader"))
     folder = corpus / "tokenizers" / name.removesuffix("-fixed")
     codec = load(folder)
-    tokenizer = services.register_tokenizer(folder)
+    tokenizer = register_tokenizer(folder)
     template = tokenizer.chat_template
     if name.endswith("-fixed"):
-        template = services.register_chat_template(
+        template = register_chat_template(
             (corpus / "templates" / "qwen3--seed-one-line-fix.jinja").read_text(), name
         )
     assert template is not None
     context = Context(codec, renderer(codec, template.text), codec.stop_ids)
-    run = services.create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
+    run = create_run(models.Run.Kind.IMPORT, name, tokenizer=tokenizer, chat_template=template)
     path = corpus / "labelled" / file
     imports.import_files(run, [two_of_each(path) if file.endswith(".calls.jsonl") else path])
     out = io.StringIO()
@@ -116,7 +119,7 @@ def test_every_page_says_the_same_number(
     records = list(run.trajectories.order_by("index"))
     sums: dict[str, Counter[str]] = {}
     for record in records:
-        (value,) = selectors.load_trajectories([record])
+        (value,) = load_trajectories([record])
         rows = value.rows or merged_rows(value.steps)
         trained = sum(int(row.loss_mask.sum()) for row in rows)
         body = client.get(f"/trajectories/{record.code}.json").json()

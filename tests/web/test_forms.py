@@ -14,8 +14,8 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from rollouts.models import Run, Tokenizer
-from rollouts.tito.strategies import STRATEGIES
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.store.models import Run, Tokenizer
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
@@ -128,7 +128,7 @@ def test_a_file_of_prompts_becomes_the_tasks(web: Client, sent: list[int], tiny_
 
 def own_lines(n: int) -> bytes:
     """Lines of this program's own format, written by its own writer."""
-    from rollouts.formats import FORMATS
+    from rollout_inspector.formats import FORMATS
     from tests.web.samples import trajectory
 
     write = FORMATS["own_jsonl"].write

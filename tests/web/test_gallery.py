@@ -14,13 +14,13 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.html import escape
 
-from rollouts.formats import Source, read
+from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.formats import Source, read
 from rollouts.gallery import BUNDLE, CLEAN, EXAMPLES, MISSING
 from rollouts.gallery.training_runs import TRAINING_RUNS
-from rollouts.models import Job, Project, Retokenized, Run, StoredTrajectory, Tokenizer
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.work import gallery, launch
+from rollouts.jobs import gallery, launch
+from rollouts.store.models import Job, Project, Retokenized, Run, StoredTrajectory, Tokenizer
+from rollouts.worker.jobs import do_job
 from tests.web.samples import finding, stored_run
 
 MAX_BUNDLE_BYTES = 1_000_000
@@ -246,7 +246,7 @@ def test_a_press_imports_the_runs_of_training_once(web: Client, monkeypatch: pyt
         sent.append(job.pk)
         return ""
 
-    monkeypatch.setattr("rollouts.work.imports.send", send)
+    monkeypatch.setattr("rollouts.jobs.imports.imports.send", send)
     assert web.post("/gallery", {"training": "1"}).headers["Location"] == "/?text=GRPO"
     run = Run.objects.get()
     do_job(sent[0])
@@ -269,7 +269,7 @@ def test_runs_of_training_that_no_worker_can_be_sent_for_fail_with_the_way_out(
     web: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gallery, "TRAINING_RUNS", TRAINING_RUNS[:1])
-    monkeypatch.setattr("rollouts.work.imports.send", lambda job: "Redis does not answer.")
+    monkeypatch.setattr("rollouts.jobs.imports.imports.send", lambda job: "Redis does not answer.")
     web.post("/gallery", {"training": "1"})
     run = Run.objects.get()
     assert run.status == "failed" and "Then press Resume" in run.error

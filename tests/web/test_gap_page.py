@@ -13,11 +13,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import Job, Run
-from rollouts.services.muted import mute
-from rollouts.tasks.jobs import do_job
-from rollouts.work import gap_reports
+from rollouts.jobs import gap_reports
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
+from rollouts.store.runs.muted_writes import mute
+from rollouts.store.runs.run_writes import create_run
+from rollouts.worker.jobs import do_job
 from tests.people import make_member
 from tests.storage.test_training_steps import save, world
 from tests.tito import gap_runs
@@ -104,7 +105,7 @@ def test_a_push_asks_the_end_of_the_run_alone_for_a_gap(run: Run, monkeypatch: p
 
 
 def test_two_columns_that_somebody_compared_are_left_alone(run: Run, web: Client) -> None:
-    job, _ = services.ask_job(run, Job.Kind.GAP, {"sampler": "trainer_logprobs", "trainer": "sampler"})
+    job, _ = ask_job(run, Job.Kind.GAP, {"sampler": "trainer_logprobs", "trainer": "sampler"})
     do_job(job.pk)
     Run.objects.update(n_tokens=1)
     run.refresh_from_db()
@@ -121,7 +122,7 @@ def test_files_that_agree_name_no_cause(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_side_says_which_column_is_missing(web: Client) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
+    run = create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
     save(run, [one for one in world() if one.training_step is None])
     found = json.loads(printed(run.code, "--json"))
     assert [found[name] for name in ("tokens", "mean_abs", "k3", "causes", "worst")] == [0, None, None, [], []]
@@ -134,7 +135,7 @@ def test_a_run_without_a_side_says_which_column_is_missing(web: Client) -> None:
 
 
 def test_columns_of_another_length_are_not_compared_and_the_report_says_how_many() -> None:
-    run = services.create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
+    run = create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
     made = [value for value, _ in gap_runs.trajectories(gap_runs.ToyRun(0, steps=1, groups=1).rows())]
     assert len(made) == 4
     for n in (0, 1):
@@ -153,7 +154,7 @@ def test_columns_of_another_length_are_not_compared_and_the_report_says_how_many
 
 @pytest.fixture
 def run() -> Run:
-    made = services.create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
+    made = create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
     save(made, world())
     return made
 
@@ -186,7 +187,7 @@ def test_a_worker_reads_the_gap_and_the_page_shows_it(
 
 def test_a_report_of_an_older_state_is_stale_and_the_next_takes_its_place(web: Client, run: Run) -> None:
     for _ in range(2):
-        job, _ = services.ask_job(run, Job.Kind.GAP)
+        job, _ = ask_job(run, Job.Kind.GAP)
         do_job(job.pk)
     assert Job.objects.get().pk == job.pk
     mute(run, "boundary_merge", "run", "known", make_member("ben"))
@@ -204,7 +205,7 @@ def test_a_run_that_is_too_large_is_read_in_part_and_says_so(run: Run, monkeypat
 
 
 def test_it_can_be_cancelled(web: Client, run: Run) -> None:
-    job, _ = services.ask_job(run, Job.Kind.GAP)
+    job, _ = ask_job(run, Job.Kind.GAP)
     answer = web.post(f"/runs/{run.code}/jobs/{job.code}/cancel")
     assert answer.headers["Location"] == f"/runs/{run.code}/gap"
     do_job(job.pk)

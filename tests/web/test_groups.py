@@ -11,11 +11,13 @@ import pytest
 from django.test import Client
 
 from inspector.runs.group_page import group_url
-from rollouts import selectors, services
-from rollouts.models import Run, StoredTrajectory
-from rollouts.selectors.groups import group_advantages
-from rollouts.services.previews import fill_previews, stored_preview
-from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.trajectories.groups import group_advantages
+from rollouts.store.trajectories.previews import fill_previews, stored_preview
+from rollouts.store.trajectories.trajectory_list import count_before, count_trajectories
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.web.samples import HOSTILE, finding, one_line, stored_run
 from tests.web.trajectory_samples import Maker
 
@@ -29,9 +31,9 @@ def sibling(name: str, reward: float | None, sampled: list[int], group: str = "a
 
 
 def stored(values: list[Trajectory], **fields: Any) -> Run:
-    run = services.create_run("import", "grouped", **fields)
-    services.save_trajectories(run, values, [[finding()] if n == 1 else [] for n in range(len(values))])
-    services.end_run(run, Run.Status.DONE)
+    run = create_run("import", "grouped", **fields)
+    save_trajectories(run, values, [[finding()] if n == 1 else [] for n in range(len(values))])
+    end_run(run, Run.Status.DONE)
     run.refresh_from_db()
     return run
 
@@ -160,7 +162,7 @@ def test_totals_stand_under_the_filter(web: Client, monkeypatch: pytest.MonkeyPa
     best = one_line(web.get(f"/trajectories/{third.code}?sort=-reward&finding=boundary_merge"))
     assert '<span class="move-at">3 of 30</span>' in best
     monkeypatch.setattr(selectors, "MAX_COUNTED", 10)
-    for function in (selectors.count_trajectories, selectors.count_before):
+    for function in (count_trajectories, count_before):
         monkeypatch.setattr(function, "__defaults__", (10,))
     assert web.get(f"{here}.json?min=1").json()["total"] is None
     assert "of more than 10" in one_line(web.get(f"{here}?min=1"))

@@ -15,14 +15,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inspector.trajectories import lane_tree
 from inspector.trajectories.place import PagePlace
-from rollouts import models
-from rollouts.chat_templates import renderer
-from rollouts.selectors.parts import RowSummary, StepSummary
-from rollouts.tito.diagnose import diagnose
-from rollouts.tito.diagnose.finding import Finding
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
+from inspector.trajectories.tokens import lane_tree
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.text.chat_templates import renderer
+from rollouts.store import models
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 from tests.counting import growth
 from tests.tito.plant import PLANTERS, ModelSetup
 from tests.tito.test_lanes import SUMMARY, compacted

@@ -10,11 +10,13 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import ChatTemplate, Job, ProjectTemplate, Run, TemplateCheck
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory_end import TrajectoryEnd
-from rollouts.work import template_checks
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollouts.jobs import template_checks
+from rollouts.store.models import ChatTemplate, Job, ProjectTemplate, Run, TemplateCheck
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.run_writes import end_run
+from rollouts.store.trajectories.launched_trajectories import fail_trajectory
 from tests.web.test_forms import form_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("sent", "tiny_tokenizer")]
@@ -64,7 +66,7 @@ def label_of(template: ChatTemplate) -> str:
 
 
 def test_templates_are_chosen_pasted_or_uploaded(web: Client) -> None:
-    known = services.register_chat_template(PLAIN, "plain")
+    known = register_chat_template(PLAIN, "plain")
     upload = SimpleUploadedFile("rows.jinja", (PLAIN + "{# rows #}").encode())
     assert post(web, chat_template=known.sha256, rows_chat_template_file=upload).status_code == 302
     run = Run.objects.select_related("chat_template", "rows_chat_template").get()
@@ -142,7 +144,7 @@ def test_no_value_of_any_field_is_an_error_of_the_program(web: Client) -> None:
 
 
 def test_an_earlier_run_fills_the_form_in(web: Client) -> None:
-    known = services.register_chat_template(PLAIN, "plain")
+    known = register_chat_template(PLAIN, "plain")
     post(web, rows_chat_template=known.sha256, stop="\\n", seed="4", name="first", template_kwargs='{"a": 1}')
     first = Run.objects.get()
     again = web.get(f"/runs/new?again={first.code}")
@@ -159,7 +161,7 @@ def test_an_earlier_run_fills_the_form_in(web: Client) -> None:
 
 
 def checked(run: Run | None = None, **report: Any) -> TemplateCheck:
-    template = services.register_chat_template(PLAIN, "plain") if run is None else run.chat_template
+    template = register_chat_template(PLAIN, "plain") if run is None else run.chat_template
     assert template is not None
     check, _ = template_checks.ask(None if run is None else run.tokenizer, template)
     Job.objects.filter(template_check=check).update(status="done", n_done=1)
@@ -205,10 +207,10 @@ def refused_run(web: Client) -> Run:
     trajectory = run.trajectories.get()
     run.trajectories.update(status="running")
     finding = Finding(Axis.STREAM, "empty_think_toggled", Severity.ERROR, evidence="Not prefix-preserving.", remedy="R")
-    assert services.fail_trajectory(
+    assert fail_trajectory(
         TrajectoryEnd(trajectory.pk, trajectory.attempt, error="refused", findings=(finding,))
     )
-    services.end_run(run, Run.Status.FAILED, "refused")
+    end_run(run, Run.Status.FAILED, "refused")
     return Run.objects.select_related("tokenizer", "chat_template").get()
 
 

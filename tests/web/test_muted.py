@@ -10,10 +10,12 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import AuditEvent, MutedKind, Project, Role, Run
-from rollouts.selectors.muted import muted_in, muted_in_runs
-from rollouts.services.muted import MuteRefused, mute, unmute
+from rollouts.store.models import AuditEvent, MutedKind, Project, Role, Run
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.muted import muted_in, muted_in_runs
+from rollouts.store.runs.muted_writes import MuteRefused, mute, unmute
+from rollouts.store.runs.run_writes import delete_run
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
@@ -132,7 +134,7 @@ def test_a_list_hides_muted_findings_when_it_is_asked_to(web: Client, member: An
 
 def test_a_rule_reaches_as_far_as_it_says(member: Any, make: Maker, run: Run) -> None:
     alike = make.run([make.conversation("a")])
-    other = make.run([make.conversation("a")], chat_template=services.register_chat_template("{{ messages }}", "x"))
+    other = make.run([make.conversation("a")], chat_template=register_chat_template("{{ messages }}", "x"))
     theirs = make.run([make.conversation("a")], project=Project.objects.create(name="theirs"))
     runs = [run, alike, other, theirs]
     for scope, reached in (("run", [run]), ("template", [run, alike]), ("project", [run, alike, other])):
@@ -142,7 +144,7 @@ def test_a_rule_reaches_as_far_as_it_says(member: Any, make: Maker, run: Run) ->
         unmute(rule)
         unmute(rule)
     mute(run, "unclassified", "run", "known", member)
-    services.delete_run(run)
+    delete_run(run)
     assert not MutedKind.objects.exists()
 
 
@@ -167,7 +169,7 @@ def test_what_cannot_be_muted_is_answered_with_a_sentence(web: Client, member: A
 
 def test_a_visitor_sees_that_it_is_muted_and_not_why(visitor: Client, member: Any, run: Run) -> None:
     rule = mute(run, "unclassified", "run", "kestrel", member)
-    _, token = services.create_share(member, run)
+    _, token = create_share(member, run)
     visitor.get(f"/s/{token}")
     for page in (address(run), f"/runs/{run.code}", f"/runs/{run.code}/cost"):
         text = visitor.get(page).content.decode()

@@ -16,12 +16,12 @@ from django.test import Client
 from inspector.trajectories import offline_page
 from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
-from rollouts import models
-from rollouts.models import StoredTrajectory
-from rollouts.selectors.runs import find_trajectory
-from rollouts.services.comments import add_comment
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.work import gallery
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollouts.jobs import gallery
+from rollouts.store import models
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.runs import find_trajectory
+from rollouts.store.trajectories.comment_writes import add_comment
 from tests.web.long_rows import long_trajectory
 from tests.web.test_shares import share
 from tests.web.trajectory_samples import HOSTILE, Maker

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector.runs.overlay import difference, overlay, table
-from inspector.runs.training_charts import MAX_TABLE_ROWS, value_at
-from rollouts import services
-from rollouts.models import Run
-from rollouts.selectors.training_steps import TrainingStepLine
-from rollouts.services.training_steps import take_training_steps
+from inspector.runs.training.overlay import difference, overlay, table
+from inspector.runs.training.training_charts import MAX_TABLE_ROWS, value_at
+from rollouts.store.models import Run
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.training_step_writes import take_training_steps
+from rollouts.store.runs.training_steps import TrainingStepLine
 from tests.storage.test_training_steps import save, world
 
 
@@ -85,7 +85,7 @@ def test_the_table_of_many_steps_is_evenly_spaced_and_holds_both_ends() -> None:
 def test_up_to_six_runs_stand_on_the_same_axes(web: Client, django_assert_max_num_queries: Any) -> None:
     runs = []
     for n in range(3):
-        run = services.create_run(Run.Kind.IMPORT, f"run {n}")
+        run = create_run(Run.Kind.IMPORT, f"run {n}")
         save(run, world(2 + n))
         take_training_steps(run)
         runs.append(run)

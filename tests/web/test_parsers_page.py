@@ -9,11 +9,11 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from rollouts import models
-from rollouts.engines import vllm_parsers
-from rollouts.tasks import jobs
-from rollouts.tito.trajectory import Trajectory
-from rollouts.work import diagnosis, parser_audits
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.jobs import diagnosis, parser_audits
+from rollouts.sampling.engines import vllm_parsers
+from rollouts.store import models
+from rollouts.worker import jobs
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker, own_row

@@ -17,11 +17,13 @@ from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from rollouts import models, selectors, services
-from rollouts.selectors import SORTS, TrajectoryFilters
-from rollouts.selectors.training_steps import stored_after
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
-from rollouts.tito.trajectory import ids_array
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.streams.trajectory import ids_array
+from rollouts.store import models
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.runs.training_steps import stored_after
+from rollouts.store.trajectories.trajectory_list import SORTS, TrajectoryFilters, list_trajectories, neighbours
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.people import make_member
 from tests.storage.build import chain
 
@@ -123,7 +125,7 @@ def run(listed: int) -> models.Run:
 
 def _listed() -> models.Run:
     make_member("somebody")  # the planner knows the tables of users too, as on a server
-    other = services.create_run(models.Run.Kind.IMPORT, "other")
+    other = create_run(models.Run.Kind.IMPORT, "other")
     # With fewer, PostgreSQL may read all; with more, SQLite takes the run for half of the table.
     many = 4000 if connection.vendor == "postgresql" else 2000
     kept = models.StoredTrajectory.objects.bulk_create(
@@ -150,10 +152,10 @@ def _listed() -> models.Run:
         models.RowTokens(row=one, ids=empty, loss_mask=empty.astype(bool)) for one in rows
     )
     two = [Finding(Axis.STREAM, "branch", Severity.WARNING), Finding(Axis.STREAM, "unclassified", Severity.ERROR)]
-    run = services.create_run(models.Run.Kind.IMPORT, "listed")
+    run = create_run(models.Run.Kind.IMPORT, "listed")
     values = [replace(chain(f"listed-{n}", 1 + n % 3, n), reward=n % 7 / 7) for n in range(60)]
-    services.save_trajectories(run, values, [two[: n % 3] for n in range(60)])
-    services.end_run(run, models.Run.Status.DONE)
+    save_trajectories(run, values, [two[: n % 3] for n in range(60)])
+    end_run(run, models.Run.Status.DONE)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     return run
@@ -182,9 +184,9 @@ FILTERS = [
 def test_a_list_and_its_neighbours_read_ranges_in_order(run: models.Run, sort: str) -> None:
     for filters in FILTERS:
         with CaptureQueriesContext(connection) as queries:
-            first = selectors.list_trajectories(run, filters, sort, "", 5)
-            selectors.list_trajectories(run, filters, sort, first.next_cursor, 5)
-            selectors.neighbours(run.trajectories.select_related("run").get(index=30), filters, sort)
+            first = list_trajectories(run, filters, sort, "", 5)
+            list_trajectories(run, filters, sort, first.next_cursor, 5)
+            neighbours(run.trajectories.select_related("run").get(index=30), filters, sort)
         for plan in plans(queries):
             assert not plan.problem, plan.problem
         if filters == TrajectoryFilters() and sort not in NOT_ORDERED:

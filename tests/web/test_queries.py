@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from rollouts import services
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_tokenizer
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
@@ -29,14 +30,14 @@ def test_the_help_asks_nothing_of_a_stranger(visitor: Client, django_assert_num_
 def test_the_list_of_links_asks_once_for_all(web: Client, member: Any, django_assert_num_queries: Any) -> None:
     run = stored_run(3)
     for target in (run, *run.trajectories.all()):
-        services.create_share(member, target)
+        create_share(member, target)
     with django_assert_num_queries(4):  # session, user, roles, links with their targets
         web.get("/shares")
 
 
 def test_the_list_of_tokenizers_asks_once(web: Client, tiny_tokenizer: Path, django_assert_num_queries: Any) -> None:
-    services.register_tokenizer(tiny_tokenizer, "a")
-    services.register_tokenizer(tiny_tokenizer, "b")
+    register_tokenizer(tiny_tokenizer, "a")
+    register_tokenizer(tiny_tokenizer, "b")
     with django_assert_num_queries(5):  # session, user, roles, projects of the form, tokenizers
         web.get("/tokenizers")
 
@@ -44,7 +45,7 @@ def test_the_list_of_tokenizers_asks_once(web: Client, tiny_tokenizer: Path, dja
 def test_a_share_link_is_found_by_its_hash_at_once(
     visitor: Client, member: Any, django_assert_max_num_queries: Any
 ) -> None:
-    _, token = services.create_share(member, stored_run(1))
+    _, token = create_share(member, stored_run(1))
     # The link, its count, the line of the audit log, and a session that is made; each of the last two in a savepoint.
     with django_assert_max_num_queries(9):
         assert visitor.get(f"/s/{token}").status_code == 302

@@ -16,10 +16,10 @@ from django.urls import reverse
 
 from inspector.trajectories import views
 from inspector.trajectories.place import WINDOW
-from inspector.web import in_parts
+from inspector.web import response_parts as in_parts
 from inspector.web.middleware import CompressionMiddleware
-from rollouts import models
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollouts.store import models
 from tests.web.long_rows import long_trajectory
 from tests.web.trajectory_samples import Maker, own_row
 

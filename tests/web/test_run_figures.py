@@ -9,11 +9,14 @@ from django.core.cache import cache
 from django.test import Client
 
 from inspector.runs import cached_figures
-from rollouts import selectors, services
-from rollouts.models import Run, RunFigures, StoredTrajectory
-from rollouts.selectors import figures
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Run, RunFigures, StoredTrajectory
+from rollouts.store.runs import figures
+from rollouts.store.runs.run_writes import recount, start_run
+from rollouts.store.runs.runs import run_summary
+from rollouts.store.trajectories.findings import replace_findings
+from rollouts.worker.jobs import do_job
 from tests.web.samples import finding, stored_run
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +37,7 @@ def test_stored_figures_are_those_that_are_counted() -> None:
     run = stored_run(45, findings=findings_of(45))
     body = figures.stored_figures(run)
     assert body is not None
-    assert figures.summary_in(body) == selectors.run_summary(run)
+    assert figures.summary_in(body) == run_summary(run)
     for kind in ("", "branch", "boundary_merge", "nothing"):
         assert figures.cost_in(body, kind) == figures.run_cost(run, kind), kind
     assert figures.cost_in(body, "branch").kinds[0].findings == 33
@@ -43,12 +46,12 @@ def test_stored_figures_are_those_that_are_counted() -> None:
 def test_a_run_that_changed_has_none(web: Client) -> None:
     run = stored_run(4, findings=findings_of(4))
     assert figures.stored_figures(run) is not None
-    services.replace_findings(run, [(run.trajectories.get(index=1), [])])
+    replace_findings(run, [(run.trajectories.get(index=1), [])])
     run.refresh_from_db()
     assert figures.stored_figures(run) is None
     # A page counts anew, and shows the change.
     assert web.get(f"/runs/{run.code}.json").json()["summary"]["finding_counts"] == {"boundary_merge": 2, "branch": 3}
-    job, _ = services.ask_job(run, "diagnose", {})
+    job, _ = ask_job(run, "diagnose", {})
     do_job(job.pk)
     run.refresh_from_db()
     stored = figures.stored_figures(run)
@@ -64,9 +67,9 @@ def test_a_small_run_is_counted_when_it_is_looked_at(monkeypatch: pytest.MonkeyP
 
 def test_a_live_large_run_is_not_counted_at_every_look(monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(4)
-    services.start_run(run)
+    start_run(run)
     counted: list[Run] = []
-    count = selectors.run_summary
+    count = run_summary
     monkeypatch.setattr(cached_figures, "run_summary", lambda one: counted.append(one) or count(one))
     first = cached_figures.summary_of(run)
     assert cached_figures.summary_of(run) == first and len(counted) == 1
@@ -74,7 +77,7 @@ def test_a_live_large_run_is_not_counted_at_every_look(monkeypatch: pytest.Monke
 
 def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(4)
-    services.start_run(run)
+    start_run(run)
 
     def away(*_: object) -> None:
         raise ConnectionError("no Redis")
@@ -109,8 +112,8 @@ def test_the_mean_reward_of_the_list_is_kept_with_the_run(web: Client) -> None:
     run = stored_run(4)  # rewards 0, 1, 0, 1
     assert web.get("/runs.json").json()["runs"][0]["reward_mean"] == 0.5
     StoredTrajectory.objects.filter(index=0).update(reward=None)
-    services.recount(run)
+    recount(run)
     assert web.get("/runs.json").json()["runs"][0]["reward_mean"] == pytest.approx(2 / 3)
     StoredTrajectory.objects.update(reward=None)
-    services.recount(run)
+    recount(run)
     assert web.get("/runs.json").json()["runs"][0]["reward_mean"] is None

@@ -10,12 +10,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from rollouts import models, services
-from rollouts.models import Job, Run
-from rollouts.services.jobs import JobLost, beat_job, take_job
-from rollouts.tasks import jobs
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.work import replay_context, run_replays
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.jobs.replays import replay_context, run_replays
+from rollouts.store import models
+from rollouts.store.jobs.jobs import JobLost, beat_job, take_job
+from rollouts.store.models import Job, Run
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.worker import jobs
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker, own_row
 
@@ -67,7 +69,7 @@ def test_the_figures_of_a_run_are_the_sums_of_its_trajectories(web: Client, run:
 def test_what_it_follows_from_has_changed(web: Client, run: Run, sent: list[int]) -> None:
     web.post(f"/runs/{run.code}/replay")
     jobs.do_job(sent[0])
-    other = services.register_chat_template((replay_context.template_text(run) or "") + "{# another #}")
+    other = register_chat_template((replay_context.template_text(run) or "") + "{# another #}")
     Run.objects.filter(pk=run.pk).update(chat_template=other)
     assert cost(web, run)["stale"]
     assert "has changed since" in web.get(f"/runs/{run.code}/cost").content.decode()
@@ -112,7 +114,7 @@ def test_it_is_cancelled_from_the_page(
     assert taken is not None
     assert visitor.post(f"/runs/{run.code}/jobs/{job.code}/cancel").status_code in (302, 403)
     assert web.post(f"/runs/{run.code}/jobs/{job.code}/cancel")["Location"].endswith("/cost#strategies")
-    monkeypatch.setattr("rollouts.services.jobs.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("rollouts.store.jobs.jobs.TELL_SECONDS", 0.0)
     jobs.work_on(taken)
     job.refresh_from_db()
     assert job.status == "cancelled" and job.n_done == 0
@@ -137,7 +139,7 @@ def test_what_stands_in_the_way_is_a_sentence(web: Client, make: Maker, sent: li
 def test_a_visitor_sees_the_figures_and_no_button(
     web: Client, visitor: Client, member: Any, run: Run, sent: Any
 ) -> None:
-    _, token = services.create_share(member, run)
+    _, token = create_share(member, run)
     visitor.get(f"/s/{token}")
     assert "needs a login" in visitor.get(f"/runs/{run.code}/cost").content.decode()
     web.post(f"/runs/{run.code}/replay")

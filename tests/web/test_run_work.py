@@ -12,13 +12,15 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.runs import job_views
-from rollouts import files, services
-from rollouts.models import Job, Run, StoredFinding
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.diagnose import VERSION
-from rollouts.tito.diagnose.finding import Axis, Cost, Severity
-from rollouts.tito.diagnose.finding import Finding as Value
-from rollouts.work.exporting import WRITERS, drop_files, key_of
+from rollout_inspector.diagnose import VERSION
+from rollout_inspector.diagnose.finding import Axis, Cost, Severity
+from rollout_inspector.diagnose.finding import Finding as Value
+from rollouts.jobs.exports.exports import WRITERS, drop_files, key_of
+from rollouts.store import files
+from rollouts.store.models import Job, Run, StoredFinding
+from rollouts.store.runs.run_writes import start_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker.jobs import do_job
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
 
@@ -210,7 +212,7 @@ def test_a_refused_row_ends_the_job_with_the_finding(web: Client, sent: list[int
 
 def test_a_worker_names_what_it_left_out(web: Client, sent: list[int]) -> None:
     run = stored_run(0)
-    services.save_trajectories(run, [chain("whole"), chain("broken", broken_at=1)], [[], []])
+    save_trajectories(run, [chain("whole"), chain("broken", broken_at=1)], [[], []])
     asked = {"format": "skyrl", "faulty": "leave_out"}
     assert '<option value="leave_out"' in web.get(f"/runs/{run.code}").content.decode()
     assert web.get(f"/runs/{run.code}/export", asked).status_code == 413
@@ -241,7 +243,7 @@ def test_a_run_is_diagnosed_again_by_a_worker(web: Client, visitor: Client, sent
     ended = web.get(f"/runs/{run.code}", headers={"HX-Request": "true", "HX-Target": "run-jobs"})
     assert ended.headers["HX-Refresh"] == "true"
     assert "2 trajectories diagnosed." in web.get(f"/runs/{run.code}").content.decode()
-    services.start_run(run)
+    start_run(run)
     web.post(f"/runs/{run.code}/diagnose")
     assert len(sent) == 1
 

@@ -17,15 +17,25 @@ from django.utils import timezone
 
 from inspector.runs import live_parts, values, views
 from inspector.runs.filters import TrajectoryFilter
-from inspector.runs.listed import top_cause
+from inspector.runs.run_list import top_cause
 from inspector.server.health import heartbeat_key
-from rollouts import services
-from rollouts.models import Job, Rejection, Run, StoredTrajectory
-from rollouts.selectors import figures
-from rollouts.selectors.activity import JOB_SILENT_SECONDS
-from rollouts.tito.diagnose.finding import Cost, Severity
-from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.tito.trajectory_end import TrajectoryEnd
+from rollout_inspector.diagnose.finding import Cost, Severity
+from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
+from rollouts.store.models import Job, Rejection, Run, StoredTrajectory
+from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.runs import figures
+from rollouts.store.runs.figure_writes import take_figures
+from rollouts.store.runs.run_writes import create_run, end_run, start_run
+from rollouts.store.trajectories.launched_trajectories import (
+    NewTrajectory,
+    add_queued_trajectories,
+    cancel_remaining,
+    finish_trajectories,
+    resume_run,
+)
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.web.samples import finding, one_line, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
@@ -54,7 +64,7 @@ def test_runs_are_listed_newest_first_with_their_mean_reward(web: Client) -> Non
 def test_the_list_is_paged_by_key(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "RUNS_PER_PAGE", 2)
     for number in range(5):
-        services.create_run("import", f"run {number}")
+        create_run("import", f"run {number}")
     seen, after = [], ""
     while True:
         body = web.get("/runs.json", {"after": after} if after else {}).json()
@@ -86,13 +96,13 @@ def test_the_list_says_which_runs_have_errors(web: Client, monkeypatch: pytest.M
     assert page.count("only notes") == 2
     monkeypatch.setattr(figures, "LARGE", 0)
     assert web.get("/runs.json?text=bad").json()["runs"][0]["worst"] is None
-    services.take_figures(bad)
+    take_figures(bad)
     assert web.get("/runs.json?text=bad").json()["runs"][0]["worst"] == ["error", 2]
 
 
 def test_the_list_is_filtered_by_text_status_and_kind(web: Client) -> None:
     stored_run(1, "alpha")
-    services.create_run("launch", "beta", model="demo")
+    create_run("launch", "beta", model="demo")
     assert [run["name"] for run in web.get("/runs.json?text=ALPH").json()["runs"]] == ["alpha"]
     assert [run["name"] for run in web.get("/runs.json?status=queued").json()["runs"]] == ["beta"]
     assert [run["name"] for run in web.get("/runs.json?kind=launch").json()["runs"]] == ["beta"]
@@ -158,8 +168,8 @@ def test_a_run_says_its_findings_in_words_and_the_worst_first(web: Client) -> No
 
 
 def test_a_run_that_holds_nothing_and_a_finding_that_it_has_not(web: Client) -> None:
-    run = services.create_run("import", "grpo-7")
-    services.end_run(run, Run.Status.DONE)
+    run = create_run("import", "grpo-7")
+    end_run(run, Run.Status.DONE)
     assert "No trajectory yet" in web.get(f"/runs/{run.code}").content.decode()
     assert "This run holds no trajectory." in web.get(f"/runs/{run.code}/cost").content.decode()
     held = f"/runs/{stored_run(2).code}"
@@ -202,9 +212,9 @@ def test_five_causes_are_shown_by_cost_and_the_others_are_folded(web: Client) ->
 
 def test_rewards_of_two_values_are_two_bars(web: Client) -> None:
     def bins(*rewards: float) -> list[tuple[float, float, int]]:
-        run = services.create_run("import", "rewards")
-        services.save_trajectories(run, [trajectory(f"t{n}", reward) for n, reward in enumerate(rewards)])
-        services.end_run(run, Run.Status.DONE)
+        run = create_run("import", "rewards")
+        save_trajectories(run, [trajectory(f"t{n}", reward) for n, reward in enumerate(rewards)])
+        end_run(run, Run.Status.DONE)
         held = web.get(f"/runs/{run.code}.json").json()["summary"]["reward_bins"]
         page = one_line(web.get(f"/runs/{run.code}"))
         assert ("2 at 1" in page) == (len(held) == 2)
@@ -231,10 +241,10 @@ def test_one_reason_is_told_once(web: Client) -> None:
 
 
 def test_a_column_without_a_value_is_not_drawn(web: Client) -> None:
-    run = services.create_run("import", "bare")
-    services.save_trajectories(run, [trajectory("a", None, "")])
+    run = create_run("import", "bare")
+    save_trajectories(run, [trajectory("a", None, "")])
     assert ">Group</th>" not in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</a>" not in page
-    services.save_trajectories(run, [trajectory("b", 0.0, "g")])
+    save_trajectories(run, [trajectory("b", 0.0, "g")])
     assert ">Group</th>" in (page := web.get(f"/runs/{run.code}").content.decode()) and ">Reward</a>" in page
 
 
@@ -312,10 +322,10 @@ def test_trajectories_are_paged_by_key_and_none_is_lost(
 
 
 def test_a_group_whose_rewards_are_all_equal_is_flagged(web: Client) -> None:
-    run = services.create_run("import", "groups")
+    run = create_run("import", "groups")
     flat = [trajectory("a", 1.0, "flat"), trajectory("b", 1.0, "flat")]
     mixed = [trajectory("c", 1.0, "mixed"), trajectory("d", 0.0, "mixed")]
-    services.save_trajectories(run, flat + mixed)
+    save_trajectories(run, flat + mixed)
     body = web.get(f"/runs/{run.code}.json").json()
     assert [line["zero_variance"] for line in body["trajectories"]] == [True, True, False, False]
     assert "same reward" in web.get(f"/runs/{run.code}?group=flat").content.decode()
@@ -323,9 +333,9 @@ def test_a_group_whose_rewards_are_all_equal_is_flagged(web: Client) -> None:
 
 
 def test_a_group_is_not_flagged_while_a_reward_is_still_to_come(web: Client) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=3)
-    services.save_trajectories(run, [trajectory(name, 1.0, "g") for name in "abc"])
-    services.start_run(run)
+    run = create_run("launch", "live", model="demo", n_expected=3)
+    save_trajectories(run, [trajectory(name, 1.0, "g") for name in "abc"])
+    start_run(run)
     StoredTrajectory.objects.filter(external_id="c").update(reward=None, status="running")
     body = web.get(f"/runs/{run.code}.json").json()
     assert not body["trajectories"][0]["zero_variance"] and body["progress"]["running"] == 1
@@ -351,17 +361,17 @@ def test_rejected_lines_are_listed_with_number_and_reason(web: Client) -> None:
 
 
 def test_a_failed_run_says_why(web: Client) -> None:
-    run = services.create_run("launch", "broken", model="demo")
-    services.end_run(run, Run.Status.FAILED, "The engine ran out of memory.")
+    run = create_run("launch", "broken", model="demo")
+    end_run(run, Run.Status.FAILED, "The engine ran out of memory.")
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "Why it failed" in page and "The engine ran out of memory." in page
 
 
 def test_a_failed_import_leads_back_to_the_form_and_says_its_reason_once(web: Client) -> None:
-    run = services.create_run("import", "notes.txt")
+    run = create_run("import", "notes.txt")
     Rejection.objects.create(run=run, file="notes.txt", line=None, reason="notes.txt could not be recognised.")
     Run.objects.filter(pk=run.pk).update(n_rejected=1)
-    services.end_run(run, Run.Status.FAILED, "Nothing was imported. notes.txt could not be recognised.")
+    end_run(run, Run.Status.FAILED, "Nothing was imported. notes.txt could not be recognised.")
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "Import again" in page and "the whole file" in page and page.count("notes.txt could not be recognised") == 1
 
@@ -373,7 +383,7 @@ def test_a_run_says_that_it_has_no_tokenizer_or_that_of_another_model(web: Clien
         body["tokenizer_note"].startswith("No tokenizer")
         and 'id="diagnose"' in web.get(f"/runs/{bare.code}").content.decode()
     )
-    demo = services.register_tokenizer(tiny_tokenizer, name="demo")
+    demo = register_tokenizer(tiny_tokenizer, name="demo")
     missing = [finding("token_ids_missing")]
     right = stored_run(2, tokenizer=demo, findings=[missing, []])
     assert not web.get(f"/runs/{right.code}.json").json()["tokenizer_note"]
@@ -385,7 +395,7 @@ def test_a_run_says_that_it_has_no_tokenizer_or_that_of_another_model(web: Clien
 
 
 def test_a_run_that_nobody_takes_says_so_after_a_while(web: Client) -> None:
-    run = services.create_run("launch", "waiting", model="demo", n_expected=4)
+    run = create_run("launch", "waiting", model="demo", n_expected=4)
     assert "No worker has taken" not in web.get(f"/runs/{run.code}").content.decode()
     Run.objects.filter(pk=run.pk).update(created_at=timezone.now() - timedelta(seconds=30))
     assert "No worker has taken this run yet" in web.get(f"/runs/{run.code}").content.decode()
@@ -397,8 +407,8 @@ def test_a_run_that_nobody_takes_says_so_after_a_while(web: Client) -> None:
 
 
 def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = services.create_run("launch", "silent", model="demo", n_expected=4)
-    services.start_run(run)
+    run = create_run("launch", "silent", model="demo", n_expected=4)
+    start_run(run)
 
     def said() -> str:
         return str(web.get(f"/runs/{run.code}.json").json()["progress"]["waiting"])
@@ -418,7 +428,7 @@ def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.M
 
 
 def test_how_calls_are_read_is_shown_and_what_is_wrong_with_it(web: Client) -> None:
-    run = services.create_run("launch", "calls", model="demo", settings={"tool_calls": "some way"})
+    run = create_run("launch", "calls", model="demo", settings={"tool_calls": "some way"})
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "some way" in page and "tool-calls-note" not in page
     Run.objects.filter(pk=run.pk).update(settings={"tool_calls": "some way", "tool_calls_note": "Not <so> good."})
@@ -427,8 +437,8 @@ def test_how_calls_are_read_is_shown_and_what_is_wrong_with_it(web: Client) -> N
 
 
 def test_progress_is_told_in_numbers(web: Client) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=40)
-    services.start_run(run)
+    run = create_run("launch", "live", model="demo", n_expected=40)
+    start_run(run)
     Run.objects.filter(pk=run.pk).update(
         started_at=timezone.now() - timedelta(seconds=10), n_finished=9, n_failed=1, n_sampled=5000
     )
@@ -441,24 +451,24 @@ def test_progress_is_told_in_numbers(web: Client) -> None:
 
 
 def test_a_pause_is_not_part_of_the_pace(web: Client) -> None:
-    run = services.create_run("launch", "paused", model="demo", n_expected=1)
-    services.add_queued_trajectories(run, [services.NewTrajectory("t0", "0", {}, 0)])
+    run = create_run("launch", "paused", model="demo", n_expected=1)
+    add_queued_trajectories(run, [NewTrajectory("t0", "0", {}, 0)])
     ended = timezone.now() - timedelta(hours=1)
     Run.objects.filter(pk=run.pk).update(
         status="cancelled", started_at=ended - timedelta(seconds=10), finished_at=ended, n_sampled=5000
     )
-    services.resume_run(run)
+    resume_run(run)
     state = web.get(f"/runs/{run.code}.json").json()["progress"]
     assert state["active"] and state["tokens_per_second"] == pytest.approx(500, rel=0.2)
 
 
 def test_trajectories_that_failed_or_were_cancelled_count_as_that(web: Client) -> None:
-    run = services.create_run("launch", "cut", model="demo", n_expected=3)
-    services.add_queued_trajectories(run, [services.NewTrajectory(f"t{n}", "0", {}, n) for n in range(3)])
-    services.start_run(run)
+    run = create_run("launch", "cut", model="demo", n_expected=3)
+    add_queued_trajectories(run, [NewTrajectory(f"t{n}", "0", {}, n) for n in range(3)])
+    start_run(run)
     run.trajectories.filter(index=0).update(status="failed", error="The engine died.")
-    services.cancel_remaining(run)
-    services.end_run(run, Run.Status.CANCELLED)
+    cancel_remaining(run)
+    end_run(run, Run.Status.CANCELLED)
     html = web.get(f"/runs/{run.code}").content.decode()
     ended = html[html.index("Why trajectories ended") :]
     assert f'href="/runs/{run.code}?status=cancelled"' in ended and f'href="/runs/{run.code}?status=failed"' in ended
@@ -477,9 +487,9 @@ def asks_again(html: str, part: str = "run-live") -> str:
 
 
 def queued_run(n: int) -> Run:
-    run = services.create_run("launch", "live", model="demo")
-    services.add_queued_trajectories(run, [services.NewTrajectory(f"t{i}", "g0", {}, i) for i in range(n)])
-    services.start_run(run)
+    run = create_run("launch", "live", model="demo")
+    add_queued_trajectories(run, [NewTrajectory(f"t{i}", "g0", {}, i) for i in range(n)])
+    start_run(run)
     return run
 
 
@@ -489,7 +499,7 @@ def test_only_a_run_that_changes_is_polled(web: Client) -> None:
     assert page.count("hx-trigger") == 1
     live = fragment(web, f"/runs/{run.code}", "run-live")
     assert live.strip().startswith('<div id="run-live" hx-get=') and "<html" not in live
-    services.end_run(run, Run.Status.DONE)
+    end_run(run, Run.Status.DONE)
     ended = web.get(asks_again(page), headers={"HX-Request": "true", "HX-Target": "run-live"})
     assert ended["HX-Refresh"] == "true" and "hx-trigger" not in web.get(f"/runs/{run.code}").content.decode()
 
@@ -517,7 +527,7 @@ def test_a_poll_gets_the_parts_that_changed_and_no_others(
     run.trajectories.filter(index=0).update(status=StoredTrajectory.Status.RUNNING)
     assert poll(10) == ["run-live", "run-list"]
     assert poll(5) == []
-    services.finish_trajectories([TrajectoryEnd(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
+    finish_trajectories([TrajectoryEnd(run.trajectories.get(index=0).pk, 0, 1.0, {}, "final_answer")])
     assert sorted(poll(15)) == ["run-figures", "run-list", "run-live"]
     # Those of a large run are not looked at in each poll.
     with monkeypatch.context() as patch:
@@ -565,9 +575,9 @@ def test_the_list_of_runs_is_sent_again_only_when_a_run_changed(web: Client) -> 
 
 
 def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
-    run = services.create_run("launch", "live", model="demo", n_expected=3)
-    services.add_queued_trajectories(run, [services.NewTrajectory(f"t{i}", "g0", {}, i) for i in range(3)])
-    services.start_run(run)
+    run = create_run("launch", "live", model="demo", n_expected=3)
+    add_queued_trajectories(run, [NewTrajectory(f"t{i}", "g0", {}, i) for i in range(3)])
+    start_run(run)
     StoredTrajectory.objects.filter(run=run, external_id="t1").update(status=StoredTrajectory.Status.RUNNING)
     body = web.get(f"/runs/{run.code}.json").json()
     assert ids(body) == ["t1"] and body["queued"] == 2
@@ -575,7 +585,7 @@ def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
     assert "2 queued" in part and ">t0<" not in part and ">t1<" in part
     assert ids(web.get(f"/runs/{run.code}.json?status=queued").json()) == ["t0", "t2"]
     # What a run that has ended never began is not hidden.
-    services.end_run(run, Run.Status.FAILED, "out of memory")
+    end_run(run, Run.Status.FAILED, "out of memory")
     assert ids(web.get(f"/runs/{run.code}.json").json()) == ["t0", "t1", "t2"]
 
 
@@ -592,12 +602,12 @@ def test_how_it_was_made_names_the_engine_or_leaves_it_out(web: Client) -> None:
 
 
 def test_cancel_stops_a_queued_run_and_marks_a_running_one(web: Client) -> None:
-    queued = services.create_run("launch", "queued", model="demo")
+    queued = create_run("launch", "queued", model="demo")
     assert web.post(f"/runs/{queued.code}/cancel").status_code == 302
     queued.refresh_from_db()
     assert queued.status == Run.Status.CANCELLED
-    running = services.create_run("launch", "running", model="demo")
-    services.start_run(running)
+    running = create_run("launch", "running", model="demo")
+    start_run(running)
     web.post(f"/runs/{running.code}/cancel")
     running.refresh_from_db()
     assert running.cancel_requested and "Cancelling" in web.get(f"/runs/{running.code}").content.decode()
@@ -614,8 +624,8 @@ def test_delete_wants_a_tick(web: Client) -> None:
     run = stored_run(2)
     page = web.post(f"/runs/{run.code}/delete", follow=True)
     assert "tick the box" in page.content.decode() and Run.objects.count() == 1
-    live = services.create_run("launch", "live", model="demo")
-    services.start_run(live)
+    live = create_run("launch", "live", model="demo")
+    start_run(live)
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
     assert list(Run.objects.all()) == [live] and not StoredTrajectory.objects.exists()
     web.post(f"/runs/{live.code}/delete", {"sure": "yes"})
@@ -639,24 +649,24 @@ def test_a_filter_survives_its_own_query() -> None:
 
 
 def test_severities_are_shown_with_a_word_and_a_glyph(web: Client) -> None:
-    run = services.create_run("import", "severities")
-    services.save_trajectories(run, [trajectory("a")], [[finding(severity=Severity.WARNING)]])
+    run = create_run("import", "severities")
+    save_trajectories(run, [trajectory("a")], [[finding(severity=Severity.WARNING)]])
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "◆" in page and "warning" in page
 
 
 def test_before_the_first_turn_the_page_says_what_keeps_it(web: Client) -> None:
-    run = services.create_run("launch", "young", model="demo", n_expected=4)
-    services.start_run(run)
+    run = create_run("launch", "young", model="demo", n_expected=4)
+    start_run(run)
     assert "loads the engine" in web.get(f"/runs/{run.code}").content.decode()
     Run.objects.filter(pk=run.pk).update(n_steps=1)
     assert "loads the engine" not in web.get(f"/runs/{run.code}").content.decode()
 
 
 def test_a_run_without_a_token_is_not_called_clean(web: Client) -> None:
-    run = services.create_run("launch", "stopped", model="demo", n_expected=1)
-    services.add_queued_trajectories(run, [services.NewTrajectory("a", "g", {}, 1)])
-    services.end_run(run, Run.Status.CANCELLED)
+    run = create_run("launch", "stopped", model="demo", n_expected=1)
+    add_queued_trajectories(run, [NewTrajectory("a", "g", {}, 1)])
+    end_run(run, Run.Status.CANCELLED)
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "There is nothing to diagnose" in page and "Every prompt starts with" not in page
     clean = web.get(f"/runs/{stored_run(1).code}").content.decode()
@@ -664,9 +674,9 @@ def test_a_run_without_a_token_is_not_called_clean(web: Client) -> None:
 
 
 def test_an_import_that_gave_nothing_shows_why_and_no_empty_list(web: Client) -> None:
-    run = services.create_run("import", "nothing")
+    run = create_run("import", "nothing")
     assert "Filter trajectories" in web.get(f"/runs/{run.code}").content.decode()  # they may still come
-    services.end_run(run, Run.Status.FAILED, "bad.jsonl could not be recognised.")
+    end_run(run, Run.Status.FAILED, "bad.jsonl could not be recognised.")
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "could not be recognised" in page and "Delete this run" in page
     assert 'href="#work"' in web.get(f"/runs/{stored_run(1).code}").content.decode()  # the way down to the export
@@ -675,8 +685,8 @@ def test_an_import_that_gave_nothing_shows_why_and_no_empty_list(web: Client) ->
 
 
 def test_an_import_is_silent_when_its_job_is(web: Client) -> None:
-    run = services.create_run("import", "grpo-8")
-    services.start_run(run)
+    run = create_run("import", "grpo-8")
+    start_run(run)
     long_ago = timezone.now() - timedelta(seconds=JOB_SILENT_SECONDS + 5)
     Run.objects.filter(pk=run.pk).update(heartbeat_at=long_ago)
     job = Job.objects.create(run=run, kind=Job.Kind.IMPORT, status=Job.Status.RUNNING)

@@ -10,10 +10,10 @@ import pytest
 from django.test import Client
 
 from inspector.search import search_page, views
-from rollouts import services
-from rollouts.models import Run
-from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.work.search import patterns
+from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollouts.jobs.search import patterns
+from rollouts.store.models import Run
+from rollouts.store.people.share_writes import create_share
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
 
@@ -141,7 +141,7 @@ def test_the_places_of_a_row(web: Client, visitor: Client, member: Any, run: Run
     assert web.get(address, {"q": "check", "row": "9"}).status_code == 404
     for wrong in ({}, {"by": "regex", "q": "("}, {"by": "metadata", "q": "a"}, {"by": "ids", "q": "`zzz`"}):
         assert web.get(address, wrong).status_code == 422
-    _, token = services.create_share(member, trajectory)
+    _, token = create_share(member, trajectory)
     visitor.get(f"/s/{token}")
     assert visitor.get(address, {"q": "check"}).json() == found
     assert visitor.get(f"/runs/{run.code}/search").status_code == 302

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import Role, Run, Seen, StoredTrajectory
-from rollouts.services.seen import mark_seen
+from rollouts.store.models import Role, Run, Seen, StoredTrajectory
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.trajectories.seen_writes import mark_seen
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
@@ -53,7 +54,7 @@ def test_a_mark_is_ones_own_and_a_visitor_has_none(web: Client, visitor: Client,
     assert eve.post(f"/trajectories/{first.code}/seen").status_code == 302 and listed(eve, run)["a"] is True
     eve.post(f"/trajectories/{first.code}/seen", {"seen": "no"})
     assert listed(web, run)["a"] is True
-    _, token = services.create_share(member, run)
+    _, token = create_share(member, run)
     visitor.get(f"/s/{token}")
     assert listed(visitor, run, "?seen=yes") == dict.fromkeys("abc")
     assert visitor.get(f"/trajectories/{first.code}.json").json()["seen"] is None
@@ -67,5 +68,5 @@ def test_what_grows_takes_no_mark_and_marks_go_with_their_run(web: Client, membe
     assert web.post(growing).status_code == 422
     assert "data-seen" not in web.get(growing.removesuffix("/seen")).content.decode()
     mark_seen(run.trajectories.get(index=0), member)
-    services.delete_run(run)
+    delete_run(run)
     assert not Seen.objects.exists()

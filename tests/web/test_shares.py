@@ -12,8 +12,8 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from inspector.web.access import MAX_GRANTS, SESSION_KEY
-from rollouts import services
-from rollouts.models import Run, ShareLink, StoredTrajectory
+from rollouts.store.models import Run, ShareLink, StoredTrajectory
+from rollouts.store.runs.run_writes import delete_run, start_run
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
@@ -102,7 +102,7 @@ def test_a_link_to_a_trajectory_does_not_open_its_run(web: Client, visitor: Clie
 
 def test_the_visitor_of_a_link_sees_nothing_that_writes(web: Client, visitor: Client) -> None:
     run = stored_run(2)
-    services.start_run(run)
+    start_run(run)
     assert '<form method="post"' in web.get(f"/runs/{run.code}").content.decode()
     visitor.get(share(web, "run", run.code))
     page = visitor.get(f"/runs/{run.code}").content.decode()
@@ -261,6 +261,6 @@ def test_a_deleted_target_takes_its_links_along(web: Client, visitor: Client) ->
     trajectory = StoredTrajectory.objects.order_by("index").first()
     assert trajectory is not None
     paths = [share(web, "run", run.code), share(web, "trajectory", trajectory.code)]
-    services.delete_run(run)
+    delete_run(run)
     assert [visitor.get(path).status_code for path in paths] == [404, 404]
     assert web.get("/shares").status_code == 200

@@ -15,8 +15,9 @@ from django.urls import path
 
 from inspector.urls import urlpatterns as real_urls
 from inspector.web.twins import jsonable
-from rollouts import services
-from rollouts.models import Rejection, Run
+from rollouts.store.models import Rejection, Run
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.web.samples import HOSTILE, finding, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
@@ -67,11 +68,11 @@ class Page(HTMLParser):
 @pytest.fixture
 def hostile(web: Client) -> Run:
     """A run in which every name is hostile."""
-    run = services.create_run("import", HOSTILE, model=HOSTILE, environment=HOSTILE[:50])
+    run = create_run("import", HOSTILE, model=HOSTILE, environment=HOSTILE[:50])
     broken = trajectory(HOSTILE, 1.0, HOSTILE, HOSTILE)
-    services.save_trajectories(run, [broken], [[finding(kind=HOSTILE[:30])]])
+    save_trajectories(run, [broken], [[finding(kind=HOSTILE[:30])]])
     Rejection.objects.create(run=run, file=HOSTILE, line=1, reason=HOSTILE)
-    services.end_run(run, Run.Status.FAILED, HOSTILE)
+    end_run(run, Run.Status.FAILED, HOSTILE)
     Run.objects.filter(pk=run.pk).update(n_rejected=1)
     run.refresh_from_db()
     web.post("/shares", {"target": "run", "code": run.code, "note": HOSTILE, "query": HOSTILE})
@@ -192,7 +193,7 @@ def _break(request: Any) -> None:
 
 
 urlpatterns = [*real_urls, path("broken", _break)]
-handler500 = "inspector.views.errors.server_error"
+handler500 = "inspector.web.errors.server_error"
 
 
 @override_settings(ROOT_URLCONF="tests.web.test_shell")

@@ -13,13 +13,15 @@ from django.urls import reverse
 
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories import compare_page, side_by_side
-from inspector.trajectories.side_by_side import plain_tokens, without_stray
-from rollouts import models, services
-from rollouts.tito.align import AlignedGroup
-from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.tokenizers import TokenizerUnusable
-from rollouts.work.diagnosis import diagnose_run
+from inspector.trajectories.compare import compare_page, side_by_side
+from inspector.trajectories.compare.side_by_side import plain_tokens, without_stray
+from rollout_inspector.streams.align import AlignedGroup
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollouts.jobs.diagnosis import diagnose_run
+from rollouts.store import models
+from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.trajectories.retokenized_writes import keep_retokenized
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -184,6 +186,6 @@ def test_what_the_diagnosis_encoded_again_needs_no_encoder(
     list(diagnose_run(run))
     assert "asked for" not in compared(web, first, query)[1]
     assert models.Retokenized.objects.count() == 3
-    services.keep_retokenized(run, [(first.pk + 1000, ())])  # it was deleted meanwhile
-    services.delete_run(run)
+    keep_retokenized(run, [(first.pk + 1000, ())])  # it was deleted meanwhile
+    delete_run(run)
     assert not models.Retokenized.objects.exists()

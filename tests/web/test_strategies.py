@@ -15,12 +15,15 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inspector.trajectories.frame import waiting_words
-from rollouts import models, services
-from rollouts.selectors.parts import step_wise_scopes
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.trajectory import Step, Trajectory
-from rollouts.work import replay_context, replays
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollouts.jobs.replays import replay_context, replays
+from rollouts.store import models
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.trajectories.trajectory_parts import step_wise_scopes
+from rollouts.worker.jobs import do_job
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker, own_row
 
@@ -162,7 +165,7 @@ def test_strategies_that_render_nothing_need_neither_tokenizer_nor_messages(make
 
 def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor, member, sent) -> None:
     trajectory = stored(make, make.conversation("a"))
-    _, token = services.create_share(member, trajectory)
+    _, token = create_share(member, trajectory)
     visitor.get(reverse("share-open", args=[token]))
     assert visitor.get(url(trajectory, json=True)).json()["state"] == "unasked"
     assert not sent and not models.Replay.objects.exists()
@@ -197,7 +200,7 @@ def test_a_broker_that_does_not_answer_is_said(make, web, no_broker) -> None:
 
 def test_a_strategy_that_refuses_says_why_and_cannot_be_compared(make, web, sent) -> None:
     text = make.record.chat_template.text
-    counting = services.register_chat_template("{{ messages|length }} messages\n" + text)
+    counting = register_chat_template("{{ messages|length }} messages\n" + text)
     trajectory = stored(make, make.conversation("a"), chat_template=counting)
     ask(web, trajectory)
     do_job(sent[0])
@@ -225,7 +228,7 @@ def test_rewritten_history_is_frozen_and_the_share_still_trained_is_told(make, w
 def test_another_chat_template_makes_the_replay_stale(make, web, sent) -> None:
     trajectory, _ = made_page(make, web, sent, make.conversation("a"))
     text = replay_context.template_text(trajectory.run)
-    other = services.register_chat_template(text + "{# another #}")
+    other = register_chat_template(text + "{# another #}")
     models.Run.objects.filter(pk=trajectory.run_id).update(chat_template=other)
     assert web.get(url(trajectory, json=True)).json()["state"] == "unasked" and len(sent) == 1
     ask(web, trajectory)
@@ -260,7 +263,7 @@ def test_a_task_delivered_twice_changes_nothing(make, web, sent) -> None:
     do_job(sent[0])
     assert list(models.ReplayRows.objects.values_list("pk", flat=True)) == before
     assert web.get(url(trajectory, json=True)).json() == report
-    services.delete_run(trajectory.run)
+    delete_run(trajectory.run)
     assert not models.Replay.objects.exists()
     do_job(sent[0])
 

@@ -16,8 +16,8 @@ import huggingface_hub.constants
 import pytest
 from django.test import Client
 
-from rollouts.models import TemplateCheck, Tokenizer
-from rollouts.work import template_checks
+from rollouts.jobs import template_checks
+from rollouts.store.models import TemplateCheck, Tokenizer
 from tests.chat_templates.test_command import run
 from tests.web.test_template_pages import BROKEN, SAFE
 

@@ -21,12 +21,17 @@ from django.utils.html import escape
 
 from inspector.chat_templates.check_subject import failing_probe
 from inspector.chat_templates.repair_page import message_words
-from rollouts import chat_templates, gallery, services
-from rollouts.models import ChatTemplate, Job, Run, TemplateCheck, Tokenizer
-from rollouts.tasks.jobs import do_job
-from rollouts.tito.diagnose.kinds import KINDS
-from rollouts.tito.trajectory import Request, Step, Trajectory
-from rollouts.work import template_checks
+from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.streams.trajectory import Request, Step, Trajectory
+from rollout_inspector.text import chat_templates
+from rollouts import gallery
+from rollouts.jobs import template_checks
+from rollouts.store.models import ChatTemplate, Job, Run, TemplateCheck, Tokenizer
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.worker.jobs import do_job
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
@@ -48,7 +53,7 @@ TALK = [
 
 @pytest.fixture
 def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return services.register_tokenizer(tiny_tokenizer, name="demo")
+    return register_tokenizer(tiny_tokenizer, name="demo")
 
 
 def ask(web: Client, **fields: Any) -> tuple[str, str]:
@@ -143,7 +148,7 @@ def test_without_a_repair_the_page_says_what_stays_broken(web: Client, answered:
 
 
 def test_the_verdict_is_shown_while_the_repair_is_searched(web: Client, sent: list[int]) -> None:
-    check, _ = template_checks.ask(None, services.register_chat_template(BROKEN), repair=False)
+    check, _ = template_checks.ask(None, register_chat_template(BROKEN), repair=False)
     do_job(check.job.pk)
     address = f"/templates/checks/{check.code}"
     assert "Search for a repair" in web.get(address).content.decode()
@@ -160,7 +165,7 @@ def test_a_visitor_with_a_link_may_take_the_repair_and_start_nothing(
     web: Client, visitor: Client, member: Any, answered: None
 ) -> None:
     address, _ = ask(web, chat_template=BROKEN)
-    _, token = services.create_share(member, TemplateCheck.objects.get())
+    _, token = create_share(member, TemplateCheck.objects.get())
     assert visitor.get(address + "/repair.jinja").status_code == 302
     page = visitor.get(f"/s/{token}", follow=True).content.decode()
     assert "Check the repaired template" not in page and "Download the template" in page
@@ -262,7 +267,7 @@ def test_an_uploaded_tokenizer_is_registered_and_asked_once(web: Client, answere
 
 # --- from a run and from a finding ---
 def test_a_run_leads_to_the_check_of_its_template(web: Client, answered: None, tokenizer: Tokenizer) -> None:
-    run = services.create_run(Run.Kind.LAUNCH, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+    run = create_run(Run.Kind.LAUNCH, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
     way = f"/templates?run={run.code}"
     assert f'href="{way}"' in web.get(f"/runs/{run.code}").content.decode()
     page = web.get(way + "&probe=seam").content.decode()
@@ -279,8 +284,8 @@ def test_a_finding_leads_to_the_check_with_the_tools_and_kwargs_of_its_step(
     plain = Step(np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32), request=Request(({"role": "user"},)))
     tooled = Step(np.arange(5, dtype=np.int32), np.arange(2, dtype=np.int32), request=Request(
         ({"role": "user"},), tools=tools, chat_template_kwargs={"enable_thinking": False}))
-    run = services.create_run(Run.Kind.IMPORT, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
-    trajectory = services.save_trajectories(run, [Trajectory("a", (plain, tooled))])[0]
+    run = create_run(Run.Kind.IMPORT, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
+    trajectory = save_trajectories(run, [Trajectory("a", (plain, tooled))])[0]
     way = f"/templates?trajectory={trajectory.code}&step=1&probe=tool_append"
     page = web.get(way).content.decode()
     assert "enable_thinking" in page and "calc" in page
@@ -314,7 +319,7 @@ def test_every_probe_that_a_finding_leads_to_exists(web: Client, answered: None,
 def test_the_matrix_is_made_filtered_and_given_as_csv(
     web: Client, answered: None, tokenizer: Tokenizer, django_assert_num_queries: Any
 ) -> None:
-    other = services.register_chat_template(BROKEN, "broken")
+    other = register_chat_template(BROKEN, "broken")
     Tokenizer.objects.create(
         name="=cmd()", sha256="0" * 64, files_sha256=tokenizer.files_sha256, source="x", vocab_size=1,
         encoder="tokenizers", chat_template=other,
@@ -371,7 +376,7 @@ def test_the_matrix_tells_how_far_it_is(web: Client, tokenizer: Tokenizer, sent:
 
 
 def test_two_templates_are_compared_by_text_and_by_probe(web: Client, answered: None) -> None:
-    a, b = (services.register_chat_template(text, name) for text, name in ((BROKEN, "old"), (SAFE, "<new>")))
+    a, b = (register_chat_template(text, name) for text, name in ((BROKEN, "old"), (SAFE, "<new>")))
     way = f"/templates/compare?a={a.sha256}&b={b.sha256}"
     page = one_line(web.get(way))
     assert "Neither template has been checked" in page and "+++ &lt;new&gt;" in page

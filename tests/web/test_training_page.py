@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector.runs.training_charts import charts_of, value_at
-from inspector.templatetags.inspector_tags import decimal
-from rollouts import services
-from rollouts.models import Run, StoredFinding
-from rollouts.selectors.training_steps import over_training
-from rollouts.services.figures import take_figures
-from rollouts.services.muted import mute
-from rollouts.services.training_steps import take_training_steps
-from rollouts.tito.trajectory import Trajectory
+from inspector.html.inspector_tags import decimal
+from inspector.runs.training.training_charts import charts_of, value_at
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.store.models import Run, StoredFinding
+from rollouts.store.runs.figure_writes import take_figures
+from rollouts.store.runs.muted_writes import mute
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.training_step_writes import take_training_steps
+from rollouts.store.runs.training_steps import over_training
 from tests.people import make_member
 from tests.storage.build import chain
 from tests.storage.test_training_steps import save, world
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run() -> Run:
-    made = services.create_run(Run.Kind.IMPORT, "r")
+    made = create_run(Run.Kind.IMPORT, "r")
     save(made, world())
     take_training_steps(made)
     return made
@@ -89,7 +89,7 @@ def test_each_chart_has_its_numbers_beside_it(web: Client, run: Run) -> None:
 
 
 def test_steps_that_are_missing_or_out_of_order_are_named(web: Client) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "odd")
+    run = create_run(Run.Kind.IMPORT, "odd")
     save(run, [chain(f"{n}", seed=n, training_step=step) for n, step in enumerate((3, 3, 1, 2, 9))])
     take_training_steps(run)
     notices = web.get(f"/runs/{run.code}/training.json").json()["notices"]
@@ -101,7 +101,7 @@ def test_steps_that_are_missing_or_out_of_order_are_named(web: Client) -> None:
 
 
 def test_what_is_not_known_is_not_shown_as_none(web: Client) -> None:
-    rows_alone = services.create_run(Run.Kind.IMPORT, "rows")
+    rows_alone = create_run(Run.Kind.IMPORT, "rows")
     save(rows_alone, [Trajectory("a", rows=world(1)[0].rows, training_step=1)])
     take_training_steps(rows_alone)
     line = web.get(f"/runs/{rows_alone.code}/training.json").json()["steps"][0]
@@ -110,7 +110,7 @@ def test_what_is_not_known_is_not_shown_as_none(web: Client) -> None:
 
 
 def test_a_run_without_steps_says_where_they_come_from(web: Client) -> None:
-    bare = services.create_run(Run.Kind.IMPORT, "bare")
+    bare = create_run(Run.Kind.IMPORT, "bare")
     save(bare, [chain("a")])
     take_training_steps(bare)
     body = web.get(f"/runs/{bare.code}/training").content.decode()
@@ -118,7 +118,7 @@ def test_a_run_without_steps_says_where_they_come_from(web: Client) -> None:
 
 
 def test_the_same_by_policy_version(web: Client, django_assert_max_num_queries: Any) -> None:
-    run = services.create_run(Run.Kind.IMPORT, "versions")
+    run = create_run(Run.Kind.IMPORT, "versions")
     save(run, of_versions(world(), lambda one: f"v{10 - one.training_step}" if one.training_step is not None else ""))
     take_figures(run)
     said = web.get(f"/runs/{run.code}/training.json?by=version").json()

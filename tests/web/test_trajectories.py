@@ -15,14 +15,17 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.html.text import bytes_text
-from inspector.trajectories import compare_page, side_by_side
-from inspector.trajectories.deltas_page import CONTEXT_LINES, _marked
-from inspector.trajectories.side_by_side import first_places
-from rollouts import models, services
-from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tito.gap.figures import TRAINER_LOGPROBS
-from rollouts.tito.loss_weights.rules import RULES
-from rollouts.tito.trajectory import NO_IDS, Origin, Row, Step, Trajectory
+from inspector.trajectories.compare import compare_page, side_by_side
+from inspector.trajectories.compare.deltas_page import CONTEXT_LINES, _marked
+from inspector.trajectories.compare.side_by_side import first_places
+from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
+from rollout_inspector.diagnose.loss_weights.rules import RULES
+from rollout_inspector.streams.trajectory import NO_IDS, Origin, Row, Step, Trajectory
+from rollouts.store import models
+from rollouts.store.people.share_writes import create_share
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.launched_trajectories import save_steps
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, Maker, own_row
@@ -476,7 +479,7 @@ def test_the_visitor_of_a_link_sees_one_trajectory_and_no_way_to_another(make, r
     stored = run.trajectories.get(index=0)
     other = run.trajectories.get(index=1)
     user = django_user_model.objects.get()
-    _, token = services.create_share(user, stored)
+    _, token = create_share(user, stored)
     visitor = Client()
     visitor.get(reverse("share-open", args=[token]))
     html = page_text(visitor.get(url(stored)))
@@ -704,7 +707,7 @@ def test_the_longest_rows_of_two_rollouts_are_compared_and_others_can_be_chosen(
 def test_the_visitor_of_a_link_to_one_rollout_is_offered_no_other(make, client, django_user_model):
     run = make.run([make.conversation("a"), make.conversation("b")])
     a, b = run.trajectories.order_by("index")
-    _, token = services.create_share(make_member("ada"), a)
+    _, token = create_share(make_member("ada"), a)
     client.get(reverse("share-open", args=[token]))
     assert b.code not in page_text(client.get(url(a, page="trajectory-compare")))
     assert "no ended trajectory" in page_text(client.get(url(a, f"?with={b.code}", "trajectory-compare")))
@@ -782,7 +785,7 @@ def test_the_mask_of_a_row_without_steps_is_told_by_its_role_headers(make, reade
 
 
 def test_the_mask_page_says_what_the_diagnosis_found_in_this_row(make, reader):
-    from rollouts.work.diagnosis import diagnosis_for
+    from rollouts.jobs.diagnosis import diagnosis_for
 
     header = headed(make, "<|im_start|>assistant\nyes<|im_end|>")
     run = make.run([headed(make, "yes<|im_end|>")])
@@ -927,12 +930,12 @@ def test_a_live_trajectory_polls_and_is_not_cached(make, reader):
 
 
 def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
-    run = services.create_run("launch", "live", tokenizer=make.record)
+    run = create_run("launch", "live", tokenizer=make.record)
     stored = models.StoredTrajectory.objects.create(run=run, external_id="x", index=0, status="running")
     whole = make.conversation("x", turns=3)
     seen = []
     for index, step in enumerate(whole.steps):
-        services.save_steps([(stored.pk, index, step)])
+        save_steps([(stored.pk, index, step)])
         seen.append(Pane(page_text(reader.get(url(stored)))).text)
         for page in ("trajectory-compare", "trajectory-deltas", "trajectory-mask"):
             assert reader.get(url(stored, page=page)).status_code == 200
@@ -943,14 +946,14 @@ def test_a_running_trajectory_shows_the_steps_it_has(make, reader):
     broken = make.broken("b")[0]
     torn = models.StoredTrajectory.objects.create(run=run, external_id="y", index=1, status="failed", error="It died.")
     for index, step in enumerate(broken.steps):
-        services.save_steps([(torn.pk, index, step)])
+        save_steps([(torn.pk, index, step)])
     html = page_text(reader.get(url(torn, "?row=1")))
     assert Pane(html).text == make.tokenizer.decode(broken.steps[1].stream)
     assert "It died." in html
 
 
 def test_a_trajectory_without_steps_yet_has_a_page(make, reader):
-    run = services.create_run("launch", "live", tokenizer=make.record)
+    run = create_run("launch", "live", tokenizer=make.record)
     stored = models.StoredTrajectory.objects.create(run=run, external_id="x", index=0, status="queued")
     html = page_text(reader.get(url(stored)))
     assert "This page grows by itself" in html and "ticks are findings" not in html

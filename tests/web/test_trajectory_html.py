@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from inspector.html.text import characters, runs_right_to_left, split_fragments, text_html
 from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, Tokens, gap_html, logprob_classes
-from inspector.trajectories.finding_marks import DiffIds, row_marks
 from inspector.trajectories.place import PagePlace
-from inspector.trajectories.turns import FindingItem
-from rollouts.tito.trajectory import ids_array
-from rollouts.tokenizers import ByteTable
+from inspector.trajectories.tokens.finding_marks import DiffIds, row_marks
+from inspector.trajectories.tokens.turns import FindingItem
+from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.text.tokenizers import ByteTable
 
 WORDS = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
 

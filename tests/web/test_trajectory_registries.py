@@ -14,12 +14,13 @@ from django.test import Client
 
 import inspector.urls
 from inspector.html.tokens import Tokens
-from inspector.trajectories import lenses, tabs
+from inspector.trajectories import tabs
 from inspector.trajectories.frame import Tab, TrajectoryHead, head_of
-from inspector.trajectories.lenses import Legend, LensSpec, Swatch
+from inspector.trajectories.tokens import lenses
+from inspector.trajectories.tokens.lenses import Legend, LensSpec, Swatch
 from inspector.trajectories.urls import tab_urls
 from inspector.web.twins import fields_of
-from rollouts.models import StoredTrajectory
+from rollouts.store.models import StoredTrajectory
 from tests.web.samples import one_line, stored_run
 
 pytestmark = pytest.mark.django_db

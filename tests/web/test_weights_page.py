@@ -13,16 +13,16 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from rollouts import services
-from rollouts.models import Job, Run
-from rollouts.selectors.groups import advantage_in_group, advantages_of_groups
-from rollouts.selectors.jobs import latest_jobs
-from rollouts.services.jobs import ask_job
-from rollouts.services.muted import mute
-from rollouts.tasks import jobs
-from rollouts.tito.prefix import merged_rows
-from rollouts.tito.trajectory import Trajectory
-from rollouts.work import loss_weights
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.jobs import loss_weights
+from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.models import Job, Run
+from rollouts.store.runs.muted_writes import mute
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.trajectories.groups import advantage_in_group, advantages_of_groups
+from rollouts.worker import jobs
 from tests.people import make_member
 from tests.storage.test_training_steps import save, world
 from tests.web.trajectory_samples import Maker, own_row
@@ -38,7 +38,7 @@ def made() -> list[Trajectory]:
 
 @pytest.fixture
 def run(made: list[Trajectory]) -> Run:
-    run = services.create_run(Run.Kind.IMPORT, "r")
+    run = create_run(Run.Kind.IMPORT, "r")
     return saved(run, made)
 
 
@@ -145,7 +145,7 @@ def test_rows_of_strategies_are_weighed_as_far_as_columns_reach(web: Client, run
 
 def test_what_is_missing_is_named(web: Client, made: list[Trajectory]) -> None:
     alone = [Trajectory(f"t{n}", rows=(replace(made[n].rows[0], columns={}),)) for n in range(2)]
-    bare = saved(services.create_run(Run.Kind.IMPORT, "bare"), alone)
+    bare = saved(create_run(Run.Kind.IMPORT, "bare"), alone)
     report = counted(bare)
     assert [line["known"] for line in report["rules"]] == [0] * 5
     body = text(web, bare)
@@ -154,7 +154,7 @@ def test_what_is_missing_is_named(web: Client, made: list[Trajectory]) -> None:
     refused, _ = ask_job(bare, Job.Kind.LOSS_WEIGHTS, {"strategies": True})
     jobs.do_job(refused.pk)
     assert "holds training rows without steps" in text(web, bare)
-    empty = services.create_run(Run.Kind.IMPORT, "empty")
+    empty = create_run(Run.Kind.IMPORT, "empty")
     Run.objects.filter(pk=empty.pk).update(status="done")
     assert "no finished trajectory" in text(web, empty)
     assert web.post(f"/runs/{empty.code}/weigh.json").status_code == 409

@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from django.test import Client
 
-from rollouts.chat_templates import renderer
-from rollouts.models import StoredTrajectory
-from rollouts.selectors import figures, run_summary
-from rollouts.tito.prefix import merged_rows
-from rollouts.work.diagnosis import diagnose_run
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.text.chat_templates import renderer
+from rollouts.jobs.diagnosis import diagnose_run
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs import figures
+from rollouts.store.runs.runs import run_summary
 from tests.tito.plant import PLANTERS, ModelSetup
 from tests.web.samples import finding, one_line, stored_run
 from tests.web.trajectory_samples import Maker

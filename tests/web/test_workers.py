@@ -9,8 +9,8 @@ import pytest
 from django.test import Client
 
 from inspector.server import workers
-from rollouts.models import Run
-from rollouts.services.users import local_user
+from rollouts.store.models import Run
+from rollouts.store.people.users import local_user
 from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]  # its queries are those of other pages

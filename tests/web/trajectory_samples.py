@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rollouts import models, services
-from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
-from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
+from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
+from rollouts.store import models
+from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
+from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 HOSTILE = '<script>alert(1)</script> &amp; "quoted" \u202eevil\u202c zero\u200bwidth \t tab\r\n naïve 漢字 🙂'
 TOOLS = ({"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}},)
@@ -24,9 +27,9 @@ class Maker:
     """Builds streams of one tokenizer."""
 
     def __init__(self, folder: Path) -> None:
-        self.record = services.register_tokenizer(folder, name=f"demo-{models.Tokenizer.objects.count()}")
-        self.tokenizer = services.load_tokenizer(self.record.files_sha256)
-        self.table = services.byte_table(self.record.files_sha256)
+        self.record = register_tokenizer(folder, name=f"demo-{models.Tokenizer.objects.count()}")
+        self.tokenizer = load_tokenizer(self.record.files_sha256)
+        self.table = byte_table(self.record.files_sha256)
 
     def ids(self, text: str) -> np.ndarray:
         return self.tokenizer.encode(text)
@@ -73,14 +76,14 @@ class Maker:
     def run(self, trajectories: list[Trajectory], findings: Any = None, **fields: Any) -> models.Run:
         fields.setdefault("tokenizer", self.record)
         fields.setdefault("chat_template", self.record.chat_template)
-        run = services.create_run("import", "sample", **fields)
-        services.save_trajectories(
+        run = create_run("import", "sample", **fields)
+        save_trajectories(
             run,
             trajectories,
             findings or [[] for _ in trajectories],
             token_table=self.table if fields["tokenizer"] else None,
         )
-        services.end_run(run, models.Run.Status.DONE)
+        end_run(run, models.Run.Status.DONE)
         run.refresh_from_db()
         return run
 

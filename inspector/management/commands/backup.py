@@ -8,10 +8,10 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from inspector.server.backup_place import backup_place
-from rollouts.files.values import StorageDown
+from rollouts.jobs.storage import backup
 from rollouts.management import TerminalCommand
-from rollouts.services.audit import Action, record
-from rollouts.work import backup
+from rollouts.store.files.values import StorageDown
+from rollouts.store.people.activity_log import Action, record
 
 
 class Command(TerminalCommand):

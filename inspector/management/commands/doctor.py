@@ -14,10 +14,10 @@ from django.db import DatabaseError
 from inspector.server.health import served_queues
 from inspector.server.machines import Difference, Machine, describe, differences, list_machines
 from inspector.server.workers import connect, list_workers
-from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
-from rollouts.selectors.workload import workload
-from rollouts.services import storage_mark
+from rollouts.store import storage_mark
+from rollouts.store.files.values import StorageDown
+from rollouts.store.jobs.workload import workload
 
 
 class Command(TerminalCommand):

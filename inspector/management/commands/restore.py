@@ -9,10 +9,10 @@ from django.core.management.base import CommandError
 from django.db import IntegrityError
 
 from inspector.server.backup_place import backup_place
-from rollouts.files.values import StorageDown
+from rollouts.jobs.storage import restore
 from rollouts.management import TerminalCommand
-from rollouts.services.audit import Action, record
-from rollouts.work import restore
+from rollouts.store.files.values import StorageDown
+from rollouts.store.people.activity_log import Action, record
 
 
 class Command(TerminalCommand):

@@ -25,7 +25,7 @@ from inspector.server.running import AlreadyRunning, ServerLock
 from inspector.server.supervisor import Child, Supervisor
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token
-from rollouts.services.users import has_server_admin
+from rollouts.store.people.users import has_server_admin
 
 PORTS_TRIED = 50
 
@@ -112,8 +112,8 @@ class Command(BaseCommand):
 
     def register_models(self) -> None:
         """Have the served models' tokenizers in every form of the default project before the first launch."""
+        from rollouts.jobs.launch import model_tokenizer, served_models
         from rollouts.management.projects import project_named
-        from rollouts.work.launch import model_tokenizer, served_models
 
         project = project_named("")
         for model in served_models().values():

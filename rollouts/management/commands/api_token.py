@@ -11,10 +11,10 @@ from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import ApiToken
-from rollouts.services.api_tokens import create_api_token, find_api_token
-from rollouts.services.shares import revoke
-from rollouts.services.users import LOCAL_USER, local_user
+from rollouts.store.models import ApiToken
+from rollouts.store.people.api_keys import create_api_token, find_api_token
+from rollouts.store.people.share_writes import revoke
+from rollouts.store.people.users import LOCAL_USER, local_user
 
 MAX_DAYS = 3650
 

@@ -12,20 +12,21 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from rollouts import chat_templates, services, tokenizers
-from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
-from rollouts.guard.fail_rules import ExitStatus
+from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.message_validation import messages_problem, tools_problem
+from rollout_inspector.text import chat_templates, tokenizers
+from rollout_inspector.text.chat_templates.probes.report import CheckReport, CheckStatus
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs import template_checks
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_text
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import Project, Tokenizer
-from rollouts.selectors.registered import tokenizer_named, tokenizer_names, tokenizers_of
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
-from rollouts.tito.interfaces import RenderFailed
-from rollouts.tito.message_validation import messages_problem, tools_problem
-from rollouts.tokenizers import LoadedTokenizer
-from rollouts.work import template_checks
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import Project, Tokenizer
+from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names, tokenizers_of
+from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
+from rollouts.worker.jobs import work_on
 
 
 class CannotCheck(Exception):
@@ -203,7 +204,7 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
     registered = tokenizer_named(project, name)
     if registered is None and name.count("/") == 1 and "@" in name:
         try:
-            registered = services.find_tokenizer(name, project)
+            registered = find_tokenizer(name, project)
         except ValueError as error:
             raise CannotCheck(str(error)) from error
     if registered is None:
@@ -217,7 +218,7 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
 
 def _load(registered: Tokenizer) -> LoadedTokenizer:
     """A registered tokenizer under its name: its folder is named by a hash."""
-    tokenizer = services.load_tokenizer(registered.files_sha256)
+    tokenizer = load_tokenizer(registered.files_sha256)
     tokenizer.name = registered.name
     return tokenizer
 

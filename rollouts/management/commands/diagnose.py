@@ -10,14 +10,14 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from rollouts import services
+from rollouts.jobs.sending import send
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
-from rollouts.models import Job
-from rollouts.selectors.runs import find_run
-from rollouts.services.jobs import end_job, take_job
-from rollouts.tasks.jobs import work_on
-from rollouts.work.sending import send
+from rollouts.store.jobs.jobs import ask_job, end_job, take_job
+from rollouts.store.models import Job
+from rollouts.store.people.tokenizers import find_tokenizer
+from rollouts.store.runs.runs import find_run
+from rollouts.worker.jobs import work_on
 
 
 class Command(TerminalCommand):
@@ -39,7 +39,7 @@ class Command(TerminalCommand):
             raise CommandError(f"There is no run with the code {options['run']!r}.")
         try:
             if options["tokenizer"]:
-                run.tokenizer = services.find_tokenizer(options["tokenizer"], run.project)
+                run.tokenizer = find_tokenizer(options["tokenizer"], run.project)
                 run.chat_template = run.chat_template or run.tokenizer.chat_template
             if options["chat_template"]:
                 run.chat_template = registered_chat_template(options["chat_template"], run.project)
@@ -47,7 +47,7 @@ class Command(TerminalCommand):
             raise CommandError(str(error)) from error
         asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
         with transaction.atomic():  # no worker sees the job before it is taken here
-            job, ours = services.ask_job(run, Job.Kind.DIAGNOSE, asked)
+            job, ours = ask_job(run, Job.Kind.DIAGNOSE, asked)
             if ours:
                 run.save(update_fields=["tokenizer", "chat_template"])
             taken = take_job(job.pk) if ours and not options["background"] else None

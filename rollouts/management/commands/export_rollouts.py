@@ -11,13 +11,13 @@ from typing import IO, Any
 
 from django.core.management.base import CommandError
 
-from rollouts.formats.writers.exports import ExportRefused
+from rollout_inspector.formats.writers.exports import ExportRefused
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollouts.jobs.exports.exports import WRITERS, Wanted, Written, is_rows, write_run
 from rollouts.management import TerminalCommand
-from rollouts.models import Run, StoredTrajectory
-from rollouts.selectors.runs import find_run
-from rollouts.services.audit import Action, record
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.runs.runs import find_run
 
 
 class Command(TerminalCommand):

@@ -10,13 +10,13 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.diagnose import KINDS
+from rollout_inspector.diagnose.checks import CheckTotal, all_clear
 from rollouts.management import TerminalCommand, one_line
-from rollouts.models import Run, StoredFinding, StoredTrajectory
-from rollouts.selectors.muted import muted_in
-from rollouts.selectors.parts import places_of
-from rollouts.selectors.runs import check_totals
-from rollouts.tito.diagnose import KINDS
-from rollouts.tito.diagnose.checks import CheckTotal, all_clear
+from rollouts.store.models import Run, StoredFinding, StoredTrajectory
+from rollouts.store.runs.muted import muted_in
+from rollouts.store.runs.runs import check_totals
+from rollouts.store.trajectories.trajectory_parts import places_of
 
 
 class Command(TerminalCommand):

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollouts.jobs.gap_reports import read_gap, why_no_columns, why_no_gap
 from rollouts.management import TerminalCommand
-from rollouts.selectors.runs import find_run
-from rollouts.tito.gap.cause_kinds import CAUSES
-from rollouts.work.gap_reports import read_gap, why_no_columns, why_no_gap
+from rollouts.store.runs.runs import find_run
 
 PRINTED_WORST = 5
 """Worst tokens that are printed as text."""

@@ -10,16 +10,17 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from rollouts import services
-from rollouts.guard.audit_folder import AuditFolderUnusable
+from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.guard.audit_folder import AuditFolderUnusable
+from rollouts.jobs.imports import imports
+from rollouts.jobs.imports.audit_import import FlaggedTrajectories, flagged_by, write_flagged
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
-from rollouts.tito.diagnose.finding import Severity
-from rollouts.work import imports
-from rollouts.work.audit_import import FlaggedTrajectories, flagged_by, write_flagged
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
+from rollouts.store.people.tokenizers import find_tokenizer, register_chat_template
+from rollouts.store.runs.run_writes import create_run
+from rollouts.worker.jobs import work_on
 
 MAX_FLAGGED = 2_000
 MAX_LINKS = 20
@@ -58,7 +59,7 @@ class Command(TerminalCommand):
         except (AuditFolderUnusable, ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         name = options["run"] or f"audit {folder.absolute().name}"
-        run = services.create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)
+        run = create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)
         with transaction.atomic():  # no worker sees the job before it is taken here
             job = take_job(imports.ask(run, [file.absolute()], "own_jsonl").pk)
         assert job is not None
@@ -95,7 +96,7 @@ def _tools(
 ) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer and the chat template of the audit, registered in the project."""
     name = named or flagged.settings.tokenizer
-    tokenizer = services.find_tokenizer(name, project) if name else None
+    tokenizer = find_tokenizer(name, project) if name else None
     if flagged.settings.template:
-        return tokenizer, services.register_chat_template(flagged.settings.template, "audit", project)
+        return tokenizer, register_chat_template(flagged.settings.template, "audit", project)
     return tokenizer, tokenizer.chat_template if tokenizer is not None else None

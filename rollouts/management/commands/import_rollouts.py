@@ -10,20 +10,21 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from rollouts import services
-from rollouts.formats import FORMATS
-from rollouts.formats.folders import files_of
-from rollouts.formats.training_step import checked_rule
+from rollout_inspector.diagnose.checks import all_clear
+from rollout_inspector.formats import FORMATS
+from rollout_inspector.formats.folders import files_of
+from rollout_inspector.formats.training_step import checked_rule
+from rollouts.jobs.imports import imports
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import Run
-from rollouts.selectors.activity import is_active
-from rollouts.selectors.runs import check_totals
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
-from rollouts.tito.diagnose.checks import all_clear
-from rollouts.work import imports
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import Run
+from rollouts.store.people.tokenizers import find_tokenizer
+from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import check_totals
+from rollouts.worker.jobs import work_on
 
 
 class Command(TerminalCommand):
@@ -55,14 +56,14 @@ class Command(TerminalCommand):
         try:
             files = [file for one in named for file in files_of(one)]
             rule = checked_rule(options["training_step"], options["training_step_from"])
-            tokenizer = services.find_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
+            tokenizer = find_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
             template = tokenizer.chat_template if tokenizer else None
             if options["chat_template"]:
                 template = registered_chat_template(options["chat_template"], project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         more = f" and {len(named) - 1} more" if len(named) > 1 else ""
-        run = services.create_run(
+        run = create_run(
             Run.Kind.IMPORT,
             options["run"] or f"{named[0].name}{more}",
             project=project,

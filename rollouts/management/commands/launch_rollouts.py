@@ -14,15 +14,15 @@ from django.core.management.base import CommandError
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from rollouts.environments import Prompt, PromptsRejected, read_prompts
+from rollout_inspector.diagnose.full_render import COMPARE
+from rollouts.jobs import launch as launching
+from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import Run, StoredTrajectory
-from rollouts.selectors.activity import is_active
-from rollouts.tito.diagnose.full_render import COMPARE
-from rollouts.work import launch as launching
-from rollouts.work.launch import LaunchRefused, LaunchSettings
+from rollouts.sampling.environments import Prompt, PromptsRejected, read_prompts
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run, StoredTrajectory
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
@@ -134,7 +134,7 @@ class Command(TerminalCommand):
             raise CommandError("\n".join(f"{path}: {sentence}" for sentence in error.problems)) from error
 
     def _work_here(self, run: Run) -> None:
-        from rollouts.tasks import run_rollouts as work
+        from rollouts.worker import run_rollouts as work
 
         try:
             work.work_on(run.pk)

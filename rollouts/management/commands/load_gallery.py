@@ -9,13 +9,13 @@ from typing import Any
 from django.core.management import CommandError
 from django.db import transaction
 
+from rollouts.jobs import gallery
 from rollouts.management import TerminalCommand
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import Project, Run
-from rollouts.selectors.gallery import gallery_trajectories
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
-from rollouts.work import gallery
+from rollouts.store.jobs.jobs import take_job
+from rollouts.store.models import Project, Run
+from rollouts.store.people.gallery import gallery_trajectories
+from rollouts.worker.jobs import work_on
 
 
 class Command(TerminalCommand):

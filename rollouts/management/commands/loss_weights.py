@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
+from rollouts.jobs.loss_weights import CannotWeigh, RunWeights
 from rollouts.management import TerminalCommand
-from rollouts.models import Run
-from rollouts.tito.loss_weights.rules import MEANS, RULES
-from rollouts.work.loss_weights import CannotWeigh, RunWeights
+from rollouts.store.models import Run
 
 
 class Command(TerminalCommand):

@@ -7,12 +7,12 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.files import StorageDown
+from rollouts.jobs.storage.token_moves import move_run
 from rollouts.management import TerminalCommand
-from rollouts.selectors.runs import find_run
-from rollouts.services.audit import Action, record
-from rollouts.token_store import STORES
-from rollouts.work.token_moves import move_run
+from rollouts.store.files import StorageDown
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.runs.runs import find_run
+from rollouts.store.token_arrays import STORES
 
 
 class Command(TerminalCommand):

@@ -9,10 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences
 from rollouts.management import TerminalCommand
-from rollouts.selectors.runs import find_run
-from rollouts.selectors.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
-from rollouts.tito.training_axis import AxisStep, axis_sentences
+from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
 
 
 class Command(TerminalCommand):

@@ -9,9 +9,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollouts.jobs.parser_audits import CannotAudit, audit_steps
 from rollouts.management import TerminalCommand
-from rollouts.models import StoredTrajectory
-from rollouts.work.parser_audits import CannotAudit, audit_steps
+from rollouts.store.models import StoredTrajectory
 
 
 class Command(TerminalCommand):

@@ -15,17 +15,17 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, web
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from rollouts import services
-from rollouts.engines import EngineError
-from rollouts.engines.http import check_host
 from rollouts.management import TerminalCommand
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.models import Project, Run
 from rollouts.recorder.access import token_problem
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
-from rollouts.selectors.registered import tokenizer_named, tokenizer_names
-from rollouts.selectors.runs import find_run
+from rollouts.sampling.engines import EngineError
+from rollouts.sampling.engines.http import check_host
+from rollouts.store.models import Project, Run
+from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names
+from rollouts.store.runs.run_writes import create_run, delete_run, start_run
+from rollouts.store.runs.runs import find_run
 
 TOKEN_IS_ASKED = "Each call must name the token: in the header X-Recorder-Token, or as the base URL .../token/TOKEN/v1."
 NO_TOKEN = "No token is set: every program of this machine may call, and no other machine."
@@ -101,7 +101,7 @@ class Command(TerminalCommand):
             raise CommandError(
                 f"{options['host']}:{options['port']} cannot be listened on ({error.strerror}). Choose another --port."
             ) from error
-        await asyncio.to_thread(services.start_run, run)
+        await asyncio.to_thread(start_run, run)
         port = runner.addresses[0][1]
         host = f"[{options['host']}]" if ":" in options["host"] else options["host"]
         url = f"http://{host}:{port}/v1"
@@ -146,7 +146,7 @@ def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:
             raise CommandError(f"The run {name} was not recorded, so it cannot be continued. Name another --run.")
         Run.objects.filter(pk=run.pk).update(cancel_requested=False)
         return run
-    return services.create_run(
+    return create_run(
         Run.Kind.IMPORT, name or "recorded", tokenizer=tokenizer, engine="recorder", format="recorded_calls",
         chat_template=tokenizer.chat_template if tokenizer else None, project=project,
     )
@@ -155,7 +155,7 @@ def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:
 def _not_begun(run: Run) -> None:
     """Delete the run if it is still empty."""
     if run.n_trajectories == 0 and run.started_at is None:
-        services.delete_run(run)
+        delete_run(run)
 
 
 async def _version(upstream: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts import services
 from rollouts.management import TerminalCommand
 from rollouts.management.projects import add_project_option, project_named
+from rollouts.store.people.tokenizers import register_tokenizer
 
 
 class Command(TerminalCommand):
@@ -28,7 +28,7 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            one = services.register_tokenizer(
+            one = register_tokenizer(
                 options["folder"], options["name"], project=project_named(options["project"])
             )
         except (ValueError, OSError) as error:

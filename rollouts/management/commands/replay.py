@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from django.core.management.base import CommandError
 
-from rollouts import models, services, tokenizers
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
+from rollout_inspector.streams.trajectory import Origin, Row
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs.replays import replay_context, replays
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_chat_template
-from rollouts.selectors.registered import tokenizer_named
-from rollouts.tito.strategies import STRATEGIES
-from rollouts.tito.strategies.replay import StrategyResult, replay_many
-from rollouts.tito.trajectory import Origin, Row
-from rollouts.tokenizers import LoadedTokenizer
-from rollouts.work import replay_context, replays
+from rollouts.store import models
+from rollouts.store.people.registered_tokenizers import tokenizer_named
+from rollouts.store.people.tokenizers import load_tokenizer
 
 
 class Command(TerminalCommand):
@@ -91,7 +93,7 @@ def _chosen(run: models.Run, named: str) -> LoadedTokenizer | None:
         return None
     registered = tokenizer_named(run.project_id, named)
     try:
-        return tokenizers.load(named) if registered is None else services.load_tokenizer(registered.files_sha256)
+        return tokenizers.load(named) if registered is None else load_tokenizer(registered.files_sha256)
     except (ValueError, OSError) as error:
         raise CommandError(f"The tokenizer {named} cannot be used: {error}") from error
 

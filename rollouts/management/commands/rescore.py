@@ -10,17 +10,17 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from rollouts.engines import scoring_engines
+from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollouts.jobs import rescore
+from rollouts.jobs.sending import engine_queue, send
 from rollouts.management import TerminalCommand
-from rollouts.models import Job, Run, ScoredColumn
-from rollouts.selectors.columns import columns_of, gap_of_columns, scored_value
-from rollouts.selectors.runs import find_run
-from rollouts.services.jobs import end_job, take_job
-from rollouts.tasks.jobs import work_on
-from rollouts.tasks.run_rollouts import close_engines
-from rollouts.tito.gap.figures import GapFigures
-from rollouts.work import rescore
-from rollouts.work.sending import engine_queue, send
+from rollouts.sampling.engines import scoring_engines
+from rollouts.store.jobs.jobs import end_job, take_job
+from rollouts.store.models import Job, Run, ScoredColumn
+from rollouts.store.runs.runs import find_run
+from rollouts.store.trajectories.columns import columns_of, gap_of_columns, scored_value
+from rollouts.worker.jobs import work_on
+from rollouts.worker.run_rollouts import close_engines
 
 
 class Command(TerminalCommand):

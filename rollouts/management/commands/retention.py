@@ -9,9 +9,9 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
+from rollouts.jobs.storage import retention
 from rollouts.management import TerminalCommand
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.work import retention
 
 
 class Command(TerminalCommand):

@@ -9,10 +9,10 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollouts.jobs.search import Found, PatternRefused, SearchedPart, SearchQuestion, search
 from rollouts.management import TerminalCommand, one_line
-from rollouts.models import Run
-from rollouts.selectors.access import EVERYTHING
-from rollouts.work.search import Found, PatternRefused, SearchedPart, SearchQuestion, search
+from rollouts.store.models import Run
+from rollouts.store.people.access import EVERYTHING
 
 
 class Command(TerminalCommand):

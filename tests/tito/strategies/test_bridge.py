@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.tito.strategies import STRATEGIES, Context, StrategyRefused
-from rollouts.tito.strategies.bridge import Bridge
-from rollouts.tito.trajectory import Message
-from rollouts.tokenizers import load
-from rollouts.work import renderers_package
-from rollouts.work.launch import LaunchSettings
+from rollout_inspector.streams.strategies import STRATEGIES, Context, StrategyRefused
+from rollout_inspector.streams.strategies.bridge import Bridge
+from rollout_inspector.streams.trajectory import Message
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
+from rollouts.jobs.launch import LaunchSettings
+from rollouts.jobs.replays import renderers_package
 from tests.conftest import missing
 
 USER: Message = {"role": "user", "content": "What's 2+2?"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from rollouts.tito.interfaces import Codec, Renderer
-from rollouts.tito.strategies import Context
-from rollouts.tito.trajectory import Ids, ids_array
+from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.strategies import Context
+from rollout_inspector.streams.trajectory import Ids, ids_array
 
 
 class Counting:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.tito.diagnose import diagnose
-from rollouts.tito.recorded_renders import NOW, UNKNOWN_DATE, kwargs_of_record, time_of_call
-from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import StrategyResult, replay
-from rollouts.tito.trajectory import NO_IDS, Message, Request, Step, Trajectory
-from rollouts.tokenizers import load
+from rollout_inspector.diagnose import diagnose
+from rollout_inspector.streams.recorded_renders import NOW, UNKNOWN_DATE, kwargs_of_record, time_of_call
+from rollout_inspector.streams.strategies import STRATEGIES, Context
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay
+from rollout_inspector.streams.trajectory import NO_IDS, Message, Request, Step, Trajectory
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 
 DAY = "2026-11-22T08:30:00"
 ASKED: Message = {"role": "user", "content": "What's 2+2?"}

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import PrefetchingRenderer, renderer
-from rollouts.chat_templates.sandbox import client
-from rollouts.tito.diagnose.row_checks import length_mismatch
-from rollouts.tito.strategies import STRATEGIES, Context
-from rollouts.tito.strategies.replay import StrategyResult, replay, replay_many, with_replies
-from rollouts.tito.trajectory import Message, Request, Step, Trajectory
-from rollouts.tokenizers import load
-from rollouts.tokenizers.pieces import PieceEncoder
+from rollout_inspector.diagnose.row_checks import length_mismatch
+from rollout_inspector.streams.strategies import STRATEGIES, Context
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay, replay_many, with_replies
+from rollout_inspector.streams.trajectory import Message, Request, Step, Trajectory
+from rollout_inspector.text.chat_templates import PrefetchingRenderer, renderer
+from rollout_inspector.text.chat_templates.sandbox import client
+from rollout_inspector.text.tokenizers import load
+from rollout_inspector.text.tokenizers.pieces import PieceEncoder
 
 ASK: Message = {"role": "user", "content": "What's 2+2? 漢字"}
 TOOLS = ({"type": "function", "function": {"name": "calc", "description": "", "parameters": {"type": "object"}}},)
@@ -94,7 +94,7 @@ TEMPLATES = ["qwen2.5", "trl-training--qwen2-5", "qwen3", "trl-training--qwen3",
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_sharing_the_work_changes_no_byte(corpus: Path, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, shared = contexts(corpus, template)
-    monkeypatch.setattr("rollouts.tito.strategies.replay.BATCH_STEPS", 8)  # two trajectories, so that there are several
+    monkeypatch.setattr("rollout_inspector.streams.strategies.replay.BATCH_STEPS", 8)  # two trajectories, so that there are several
     tools = None if template in ("llama3.1", "mistral-nemo") else TOOLS
     values = [recorded(plain, template, name, tools=tools) for name in "abc"]
     first, second, third, *rest = values[1].steps

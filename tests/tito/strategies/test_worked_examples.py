@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollouts.chat_templates import renderer
-from rollouts.replies.parsing import parser
-from rollouts.replies.tool_calls import learn
-from rollouts.tito.strategies import STRATEGIES, Context, Strategy, StrategyRefused
-from rollouts.tito.strategies.replay import replay
-from rollouts.tito.trajectory import NO_IDS, Ids, Origin, Row, Step, Trajectory, ids_array
-from rollouts.tokenizers import load
+from rollout_inspector.streams.strategies import STRATEGIES, Context, Strategy, StrategyRefused
+from rollout_inspector.streams.strategies.replay import replay
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin, Row, Step, Trajectory, ids_array
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.replies.parsing import parser
+from rollout_inspector.text.replies.tool_calls import learn
+from rollout_inspector.text.tokenizers import load
 
 Make = Callable[..., Context]
 

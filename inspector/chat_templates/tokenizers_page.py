@@ -1,0 +1,128 @@
+"""`/tokenizers`: the registered tokenizers, and the form that registers another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
+from inspector.web.access import access, chosen_project, form_project, project_name, projects_to_filter
+from inspector.web.forms import TokenizerForm
+from inspector.web.twins import Page, from_columns, json_page, page, wants_json
+from rollout_inspector.text import tokenizers
+from rollouts.store.models import Project, Tokenizer
+from rollouts.store.outages import is_disk_full
+from rollouts.store.people.registered_tokenizers import list_tokenizers
+from rollouts.store.people.tokenizers import register_tokenizer
+
+
+@dataclass(frozen=True)
+class TokenizerLine(Page):
+    """A registered tokenizer."""
+
+    name: str
+    """Names it on forms and in files; unique in its project."""
+    project: str | None
+    """Name of its project, for a user who sees several."""
+    project_code: str
+    """Code of its project."""
+    sha256: str
+    """Of its tokenizer.json."""
+    source: str
+    """Where it came from: name of the folder, upload, or hub id."""
+    revision: str
+    """Of a hub id."""
+    vocab_size: int
+    """Tokens that it has."""
+    encoder: str
+    """Which library encodes with it exactly."""
+    chat_template: str | None
+    """Hash of the template that it came with."""
+    created_at: datetime
+    """When it was registered."""
+
+
+@dataclass(frozen=True)
+class TokenizersPage(Page):
+    """The registered tokenizers, and the form that registers another one."""
+
+    tokenizers: list[TokenizerLine]
+    """By name."""
+    errors: dict[str, list[str]]
+    """Field -> what is wrong with it; empty before a POST."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def index(request: HttpRequest) -> HttpResponse:
+    """The list, `?project=` filters it, and for a member the form under it."""
+    where = chosen_project(request) if request.method == "POST" else form_project(request)
+    form = TokenizerForm(*([request.POST, request.FILES] if request.method == "POST" else []))
+    registered = _register(form, where.chosen) if request.method == "POST" and where is not None else None
+    if registered is None:
+        asked = request.GET.get("project", "")[:64]
+        listed = list_tokenizers(access(request), asked)
+        shown = TokenizersPage([_line(request, one) for one in listed], form.sentences())
+        only_html: dict[str, Any] = {
+            "form": form if where is not None else None,
+            "where": where,
+            "hub": settings.HUB_ALLOWED,
+        }
+        only_html |= {"projects": projects_to_filter(request), "asked": asked}
+        return page(request, "tokenizers/index.html", shown, 422 if form.errors else 200, **only_html)
+    if wants_json(request):
+        return json_page(_line(request, registered), 201)
+    messages.success(request, f"The tokenizer “{registered.name}” is registered: {registered.vocab_size:,} tokens.")
+    return redirect("tokenizers")
+
+
+def _line(request: HttpRequest, tokenizer: Tokenizer) -> TokenizerLine:
+    return from_columns(
+        TokenizerLine,
+        tokenizer,
+        project=project_name(request, tokenizer.project_id),
+        project_code=tokenizer.project.code,
+        chat_template=tokenizer.chat_template_id,
+    )
+
+
+def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:
+    """Register what a form names in a project. Returns None, and fills in the form's errors, on failure."""
+    if not form.is_valid():
+        return None
+    cleaned = form.cleaned_data
+    try:
+        with scratch_folder() as scratch:
+            folder, source, name = _folder_of(cleaned, scratch)
+            if cleaned.get("chat_template"):
+                folder = with_template(folder, cleaned["chat_template"], scratch)
+            wanted = cleaned["name"].strip() or name
+            revision = cleaned.get("revision") or ""
+            return register_tokenizer(folder, wanted, source, revision, project)
+    except (ValueError, OSError) as error:
+        if is_disk_full(error):
+            raise
+        form.add_error(None, unreadable(error))
+        return None
+
+
+def _folder_of(cleaned: dict[str, Any], scratch: Path) -> tuple[Path, str, str | None]:
+    """The folder that a form names, its source in words, and a name when the name of the folder means nothing."""
+    if named := cleaned.get("folder"):
+        roots, data = settings.TOKENIZER_FOLDERS, settings.INSPECTOR_DATA
+        folder = tokenizers.copy_from_server(named, roots, kept_out=data, target=scratch / "named")
+        return folder, Path(named).name, None
+    if cleaned["upload"]:
+        return keep_upload(cleaned["upload"], scratch), f"upload of {cleaned['upload'].name}", None
+    cache, hub_id = settings.INSPECTOR_DATA / "hub", cleaned["hub_id"]
+    folder = tokenizers.from_hub(hub_id, cleaned["revision"], cache, settings.HUB_ALLOWED)
+    return folder, hub_id, hub_id.rpartition("/")[2]

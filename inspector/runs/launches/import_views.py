@@ -1,0 +1,63 @@
+"""`/import`: upload files of trajectories. A worker reads them, and the page of the run shows its progress."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from inspector.chat_templates.uploaded_tokenizer import register_upload
+from inspector.runs.pages import ImportPage, RunValues
+from inspector.web.access import chosen_project
+from inspector.web.forms import ImportForm
+from inspector.web.twins import json_page, page, wants_json
+from rollouts.jobs.imports import imports
+from rollouts.store.models import Project, Run
+from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.runs.run_writes import create_run
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def new(request: HttpRequest) -> HttpResponse:
+    """The upload form. A valid POST goes on to the page of the run, which shows the progress of the import."""
+    where = chosen_project(request)
+    form = ImportForm(where.chosen, *([request.POST, request.FILES] if request.method == "POST" else []))
+    run = start_import(form, request, where.chosen) if request.method == "POST" else None
+    if run is not None:
+        return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
+    names = [one.name for one in form.registered.values()]
+    shown = ImportPage(where.chosen.code, settings.UPLOAD_MAX_BYTES, names, form.sentences())
+    return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form, where=where)
+
+
+def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:
+    """Start the import that a form asks for. Returns None, and fills in the form's errors, when it cannot start."""
+    if not form.is_valid():
+        return None
+    cleaned = form.cleaned_data
+    tokenizer = form.registered.get(cleaned["tokenizer"])
+    if cleaned["tokenizer_file"]:
+        tokenizer = register_upload(form, "tokenizer_file", cleaned["tokenizer_file"], project)
+    if form.errors:
+        return None
+    text = cleaned["chat_template"]
+    template = register_chat_template(text, project=project) if text else None
+    names = [Path(file.name or "").name for file in cleaned["files"]]
+    run = create_run(
+        Run.Kind.IMPORT,
+        cleaned["name"].strip() or names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
+        user=request.user,
+        project=project,
+        tokenizer=tokenizer,
+        chat_template=template or (tokenizer.chat_template if tokenizer else None),
+    )
+    imports.take_uploads(
+        run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None,
+        cleaned["rule"],
+    )
+    return run

@@ -1,0 +1,78 @@
+"""A run as a line of the list of runs: how grave its findings are, and the cause that stands first."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from inspector.runs.filters import SEVERITIES
+from inspector.runs.pages import ListedRun
+from inspector.runs.training.gap_causes import gap_causes
+from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.store.models import Run
+from rollouts.store.runs.gap import NamedCause
+
+BAR_WIDTH = 200
+"""Width of the viewBox of the bar."""
+LEAST = 3.0
+"""The least width of a part, so that one of thousands is seen."""
+
+
+@dataclass(frozen=True)
+class BarPart:
+    """The trajectories of one worst severity, as a part of a bar."""
+
+    severity: str
+    n: int
+    x: str
+    width: str
+
+
+def listed_run(
+    run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int,
+    causes: Sequence[NamedCause],
+) -> ListedRun:
+    """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run.
+
+    ``alarms``: how many limits it is above. ``causes``: what its gap is put down to.
+    """
+    return ListedRun.of(
+        run,
+        worst=next(iter(severities.items()), None),
+        severities=dict(severities),
+        top_cause=top_cause(
+            {kind: n for kind, n in run.finding_counts.items() if kind not in muted}, next(iter(severities), "")
+        ),
+        muted=sorted(kind for kind, n in run.finding_counts.items() if n and kind in muted),
+        tags=tags,
+        project=project,
+        alarms=alarms,
+        gap_causes=gap_causes(run, causes),
+    )
+
+
+def top_cause(counts: Mapping[str, int], worst: str) -> str | None:
+    """The kind of the gravest usual severity that has most findings.
+
+    ``worst``: the worst severity in the run. Where no finding is that grave, those of a graver kind are notes.
+    Samples that are not canonical are notes in most runs, and cost something only beside another finding.
+    """
+    least = SEVERITIES.index(worst) if worst in SEVERITIES else 0
+
+    def place(kind: str) -> tuple[int, bool, int, str]:
+        usual = SEVERITIES.index(KINDS[kind].severity) if kind in KINDS else len(SEVERITIES)
+        severity = usual if usual >= least else len(SEVERITIES) - 1
+        return severity, kind == "noncanonical_sampling", -counts[kind], kind
+
+    return min((kind for kind, n in counts.items() if n), key=place, default=None)
+
+
+def severity_bar(run: ListedRun) -> list[BarPart]:
+    """The parts of a bar that stands for all trajectories of a run, the gravest first."""
+    total = max(run.trajectories, sum(run.severities.values()))
+    parts, x = [], 0.0
+    for severity, n in run.severities.items():
+        width = max(BAR_WIDTH * n / total, LEAST)
+        parts.append(BarPart(severity, n, f"{x:.1f}", f"{width:.1f}"))
+        x += width
+    return parts

@@ -1,0 +1,104 @@
+"""`/runs/<code>/alarms`: the limits that hold in a run, where it is above one, and the form that sets a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.http import require_POST
+
+from inspector.runs.pages import RunValues
+from inspector.runs.training.alarm_values import AlarmValues, LimitLine, alarm_values
+from inspector.web.access import access, may_write, reader_of, reads_run, too_low, writes_run
+from inspector.web.twins import Page, json_page, page, wants_json
+from rollout_inspector.diagnose.alarm_rules import (
+    FIRST_STEPS,
+    MIN_GAP,
+    MIN_GROUPS,
+    MIN_TRAJECTORIES,
+    TITLES,
+    AlarmFigure,
+)
+from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.store.models import Role, Run
+from rollouts.store.runs.alarm_writes import AlarmRefused, drop_limit, set_limit
+from rollouts.store.runs.alarms import count_alarm_steps, find_alarm_rule, limits_in
+from rollouts.store.runs.runs import find_run
+
+
+@dataclass(frozen=True)
+class AlarmsPage(Page):
+    """The alarms of a run."""
+
+    run: RunValues
+    """The run."""
+    alarms: list[AlarmValues]
+    """Those that hold first, each by its first step."""
+    limits: list[LimitLine]
+    """What holds in the run: its own limits before those of its project, and these before the defaults."""
+    steps: int
+    """Training steps of which figures are stored. A run without any is not checked."""
+    errors: dict[str, list[str]]
+    """Field of the form -> what is wrong with it."""
+
+
+@reads_run
+def alarms(request: HttpRequest, run: Run) -> HttpResponse:
+    """The alarms and limits of a run. Nothing is checked here: a worker does that."""
+    return _page(request, run, {}, {})
+
+
+def _page(
+    request: HttpRequest, run: Run, errors: Mapping[str, list[str]], typed: Mapping[str, str], status: int = 200
+) -> HttpResponse:
+    is_member = reader_of(request) is not None
+    shown = AlarmsPage(
+        RunValues.of(run), alarm_values(request, run), [LimitLine.of(one, is_member) for one in limits_in(run)],
+        count_alarm_steps(run), dict(errors),
+    )
+    return page(
+        request, "runs/alarms.html", shown, status, typed=typed,
+        figures=[(one.value, TITLES[one]) for one in AlarmFigure],
+        kinds=[(slug, kind.title) for slug, kind in KINDS.items()], project=run.project, first_steps=FIRST_STEPS,
+        min_trajectories=MIN_TRAJECTORIES, min_groups=MIN_GROUPS, min_gap=MIN_GAP,
+        is_admin=access(request).may(run.project_id, Role.ADMIN) and may_write(request),
+    )
+
+
+@writes_run
+def set_alarm(request: HttpRequest, run: Run) -> HttpResponse:
+    """Set a limit: ``figure``, ``kind``, ``limit`` (empty = off) and ``scope`` (``run`` or ``project``)."""
+    typed = {name: request.POST.get(name, "")[:200] for name in ("figure", "kind", "limit", "scope")}
+    try:
+        rule = set_limit(run, typed["figure"], typed["kind"], typed["limit"], typed["scope"], request.user)
+    except AlarmRefused as refusal:
+        errors = {refusal.field: [str(refusal)]}
+        if wants_json(request):
+            return json_page({"errors": errors}, 422)
+        return _page(request, run, errors, typed, 422)
+    if wants_json(request):
+        return json_page({"id": rule.pk, "figure": rule.figure, "kind": rule.kind, "limit": rule.limit}, 201)
+    messages.success(request, "The limit is set. A worker checks the stored figures by it in a few seconds.")
+    return redirect("run-alarms", run.code)
+
+
+@require_POST
+def drop_alarm(request: HttpRequest, pk: int) -> HttpResponse:
+    """Take a limit back: the project's, or the default, holds again."""
+    rule = find_alarm_rule(pk)
+    role = access(request).role_in(rule.project_id) if rule is not None else None
+    if rule is None or role is None:
+        raise Http404("There is no such limit. Somebody may have taken it back already.")
+    if not access(request).may(rule.project_id, Role.MEMBER):
+        raise too_low(rule.project, role, Role.MEMBER)
+    drop_limit(rule)
+    if wants_json(request):
+        return json_page({"dropped": rule.figure})
+    messages.success(request, "The limit was taken back. A worker checks the stored figures again in a few seconds.")
+    asked = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
+    if asked is None or asked.project_id != rule.project_id:
+        return redirect("project-alarms", rule.project.code)
+    return redirect("run-alarms", asked.code)

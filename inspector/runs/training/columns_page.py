@@ -1,0 +1,237 @@
+"""`/runs/<code>/columns`: the columns of log-probabilities of a run, a form that makes one, and two held together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.urls import reverse
+
+from inspector.runs.jobs import JobLine
+from inspector.runs.pages import RunValues
+from inspector.web.access import reads_run, writes_run
+from inspector.web.twins import Page, is_fragment, json_page, page, wants_json
+from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollouts.jobs import rescore
+from rollouts.jobs.launch import served_models
+from rollouts.jobs.sending import send
+from rollouts.sampling.engines import scoring_engines
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.models import Job, Run, ScoredColumn
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.runs.scored_columns import delete_column
+from rollouts.store.trajectories.columns import (
+    LogprobColumn,
+    columns_of,
+    find_scored_column,
+    gap_of_columns,
+    scored_columns,
+    scored_value,
+)
+
+MAX_COMPARED_TOKENS = 500_000
+"""New tokens of a run of which a request compares two columns. A command compares those of a larger run."""
+
+
+@dataclass(frozen=True)
+class ColumnGap:
+    """How far two columns lie apart, over the tokens under the loss mask that have a value in both."""
+
+    tokens: int
+    """Tokens that were compared."""
+    mean_abs: float | None
+    """Mean difference without its sign, in nats."""
+    mean: float | None
+    """Mean of the second minus the first, in nats."""
+    p99: float | None
+    """Difference without its sign, below which 99 % of the tokens lie."""
+    largest: float | None
+    """Largest difference without its sign."""
+    k3: float | None
+    """Mean of the estimator k3 of the divergence."""
+    effective: float | None
+    """Effective sample size of the ratios, as a share of the tokens."""
+
+    @classmethod
+    def of(cls, found: GapFigures) -> ColumnGap:
+        """The figures as the page shows them."""
+        mean = found.total / found.tokens if found.tokens else None
+        return cls(
+            found.tokens, found.mean_abs, mean, found.size_quantile(0.99), found.largest, found.mean_k3,
+            effective_share(found),
+        )
+
+
+@dataclass(frozen=True)
+class ColumnLine:
+    """A column of the list."""
+
+    name: str
+    """``sampler``, a trainer's column, or ``scored:CODE``."""
+    title: str
+    """In words."""
+    code: str
+    """Of a scored column; empty = it was recorded."""
+    model: str
+    """Of a scored column: the served model."""
+    engine: str
+    """Of a scored column: the engine with its version."""
+    weights: str
+    """Of a scored column: a digest of the weights; empty = not known."""
+    temperature: float | None
+    """Of a scored column: the one that it was made at."""
+    made_at: datetime | None
+    """When its engine had scored all; None = it was recorded, or is not whole."""
+    made_by: str | None
+    """Who asked for it; None also for the visitor of a share link."""
+    whole: bool
+    """Every finished trajectory was scored, or named as left out."""
+    trajectories: int | None
+    """Trajectories that it holds; None = it was recorded, or is not whole."""
+    tokens: int | None
+    """Tokens that it holds, alike."""
+    against_sampler: ColumnGap | None
+    """The column minus the sampler's; None = they have no token in common, or it was recorded."""
+
+
+@dataclass(frozen=True)
+class ColumnsPage(Page):
+    """The columns of log-probabilities of a run."""
+
+    run: RunValues
+    """The run."""
+    columns: list[ColumnLine]
+    """What was recorded, then what engines made."""
+    jobs: list[JobLine]
+    """The newest jobs that score the run, the newest first."""
+    jobs_live: bool
+    """One of them still changes."""
+    models: dict[str, str]
+    """Each served model with its engine."""
+    engines: list[str]
+    """The engines that can score."""
+    sampler: str
+    """The name of the first column that is compared; empty = none was chosen."""
+    trainer: str
+    """The name of the second one."""
+    compared: ColumnGap | None
+    """The second minus the first; None = two columns were not chosen, or cannot be compared here."""
+    problem: str
+    """Why the chosen columns are not compared; empty = they are, or none was chosen."""
+
+
+@reads_run
+def columns(request: HttpRequest, run: Run) -> HttpResponse:
+    """The columns of a run, and how far two of them lie apart, where two were chosen."""
+    jobs = latest_jobs(run, (Job.Kind.RESCORE,))
+    live = any(map(is_active, jobs))
+    if is_fragment(request, "run-jobs"):
+        if not live:
+            return HttpResponse(headers={"HX-Refresh": "true"})  # the list of columns has changed
+        part = {"run": RunValues.of(run), "jobs": [JobLine.of(job, run) for job in jobs], "jobs_live": live}
+        return render(request, "runs/_jobs.html", part)
+    found = columns_of(run)
+    lines = _lines(run, found)
+    names = {line.name for line in lines if line.whole}
+    sampler, trainer = (request.GET.get(name, "")[:80] for name in ("sampler", "trainer"))
+    compared, problem = None, ""
+    if sampler or trainer:
+        problem = _problem(run, names, sampler, trainer)
+        if not problem:
+            compared = ColumnGap.of(gap_of_columns(run, sampler, trainer))
+            if not compared.tokens:
+                problem = "No token under the loss mask has a value in both columns."
+    shown = ColumnsPage(
+        run=RunValues.of(run), columns=lines, jobs=[JobLine.of(job, run) for job in jobs],
+        jobs_live=live, models={name: one.engine for name, one in served_models().items()},
+        engines=scoring_engines(), sampler=sampler, trainer=trainer, compared=compared, problem=problem,
+    )
+    titles = {line.name: line.title for line in lines}
+    return page(
+        request, "runs/columns.html", shown, choices=[line for line in lines if line.whole],
+        compared_titles=(titles.get(sampler, ""), titles.get(trainer, "")),
+    )
+
+
+def _lines(run: Run, found: list[LogprobColumn]) -> list[ColumnLine]:
+    recorded = [
+        ColumnLine(one.name, one.title, "", "", "", "", None, None, None, True, None, None, None)
+        for one in found
+        if one.made_at is None
+    ]
+    return [*recorded, *(_scored_line(run, column) for column in scored_columns(run))]
+
+
+def _scored_line(run: Run, column: ScoredColumn) -> ColumnLine:
+    value, whole = scored_value(column), column.finished_at is not None
+    return ColumnLine(
+        value.name, value.title, column.code, value.model, value.engine, value.weights, value.temperature,
+        value.made_at,
+        column.created_by.get_username() if run.makers_shown and column.created_by else None, whole,
+        column.n_trajectories if whole else None, column.n_tokens if whole else None,
+        None if column.gap is None else ColumnGap.of(GapFigures.from_json(column.gap)),
+    )
+
+
+def _problem(run: Run, names: set[str], sampler: str, trainer: str) -> str:
+    for name in (sampler, trainer):
+        if name not in names:
+            return f"This run has no column named “{name}”. Choose two of the list." if name else "Choose two columns."
+    if sampler == trainer:
+        return "A column does not differ from itself. Choose another one."
+    if run.n_tokens > MAX_COMPARED_TOKENS:
+        return (
+            f"The run has more than {MAX_COMPARED_TOKENS:,} tokens, so only a command compares two columns of it: "
+            f"manage.py rescore {run.code} --compare {sampler} {trainer}"
+        )
+    return ""
+
+
+@writes_run
+def begin(request: HttpRequest, run: Run) -> HttpResponse:
+    """Send a worker of a model to score the run."""
+    model, engine = (request.POST.get(name, "").replace("\0", "")[:100] for name in ("model", "engine"))
+    if is_active(run):
+        return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
+    typed = request.POST.get("temperature", "").strip().replace(",", ".")[:20] or "1"
+    try:
+        temperature = float(typed)
+    except ValueError:
+        return _told(request, run, f"“{typed}” is no temperature. Write a number such as 0.7.", 422)
+    try:
+        job, is_new = rescore.ask(run, model, engine, request.user, temperature)
+    except rescore.CannotRescore as error:
+        return _told(request, run, str(error), 422)
+    if is_new and (sentence := send(job)):
+        return _told(request, run, sentence, 503)
+    sentence = "A worker of the model scores this run; its progress stands below."
+    return _told(request, run, sentence if is_new else "This run is being scored already.", 202, job)
+
+
+@writes_run
+def delete_scores(request: HttpRequest, run: Run, column: str) -> HttpResponse:
+    """Remove a column that an engine made."""
+    held = find_scored_column(run, column)
+    if held is None:
+        return _told(request, run, f"This run has no scored column with the code {column[:16]}.", 404)
+    if any(map(is_active, latest_jobs(run, (Job.Kind.RESCORE,)))):
+        return _told(request, run, "This run is being scored. Wait until that has ended, or cancel it first.", 409)
+    delete_column(held)
+    record(Action.SCORES_DELETED, run, detail=f"{held}, column {held.code}")
+    return _told(request, run, f"The column of {held} was deleted. Score again to make a new one.", 200)
+
+
+def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
+    if wants_json(request):
+        body: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}
+        return json_page(body | ({"job": JobLine.of(job, run)} if job is not None else {}), status)
+    if status < 400:
+        messages.success(request, sentence)
+    else:
+        messages.error(request, sentence, extra_tags="error")
+    return redirect(reverse("run-columns", args=[run.code]))

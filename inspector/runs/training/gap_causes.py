@@ -1,0 +1,39 @@
+"""The named causes of a run's gap between trainer and sampler, as the pages of runs show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from django.urls import reverse
+
+from inspector.web.twins import Page
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollouts.store.models import Run
+from rollouts.store.runs.gap import NamedCause
+
+
+@dataclass(frozen=True)
+class GapCauseValues(Page):
+    """A cause of the gap in a run."""
+
+    cause: str
+    """One of ``rollout_inspector.diagnose.gap.cause_kinds.CAUSES``."""
+    title: str
+    """The cause in words."""
+    from_step: int | None
+    """The first training step that shows it; null without training steps."""
+    url: str
+    """Address of the trajectories since that step; of the page *Gap* without one."""
+
+
+def gap_causes(run: Run, named: Sequence[NamedCause]) -> list[GapCauseValues]:
+    """What pages show of the causes that :func:`rollouts.store.runs.gap.named_causes` has of a run."""
+    here = reverse("run", args=[run.code])
+    return [
+        GapCauseValues(
+            one.cause, CAUSES[one.cause].title if one.cause in CAUSES else one.cause, one.from_step,
+            reverse("run-gap", args=[run.code]) if one.from_step is None else f"{here}?training_min={one.from_step}",
+        )
+        for one in named
+    ]

@@ -1,0 +1,128 @@
+"""Several runs on the same axes: a chart for each figure of a training step, and a sentence that says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from inspector.html.inspector_tags import decimal, finding_title
+from inspector.runs.training.training_charts import CHARTS, KINDS_TEXT, frequent_kinds, spaced, value_at
+from rollouts.store.runs.training_steps import TrainingStepLine
+
+
+@dataclass(frozen=True)
+class OverlaidChart:
+    """One figure of all runs by training step."""
+
+    id: str
+    """Names the chart in the page."""
+    title: str
+    """The figure."""
+    text: str
+    """What the figure says."""
+    difference: str
+    """A sentence: what differs between the runs."""
+    values: list[list[float | None]]
+    """For each run, in the order of the page: the figure at each step of the axis; null = not known there."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Runs on the same axes."""
+
+    names: list[str]
+    """What the lines are called, in the order of the runs; no two alike."""
+    steps: list[int]
+    """The axis: every training step that one of the runs has."""
+    charts: list[OverlaidChart]
+    """Only figures that a run has."""
+
+
+def overlay(names: Sequence[str], runs: Sequence[Sequence[TrainingStepLine]]) -> Overlay:
+    """``runs``: the figures of each run by training step; ``names``: what the runs are called."""
+    labels = _told_apart(names)
+    quoted = [f"“{label}”" for label in labels]
+    steps = sorted({line.training_step for lines in runs for line in lines})
+    of_step = [{line.training_step: line for line in lines} for lines in runs]
+    charts = []
+    for id, title, text, path in _figures(runs):
+        values = [[value_at(held[step], path) if step in held else None for step in steps] for held in of_step]
+        if any(value is not None for line in values for value in line):
+            charts.append(OverlaidChart(id, title, text, difference(quoted, steps, values), values))
+    return Overlay(labels, steps, charts)
+
+
+def difference(names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float | None]]) -> str:
+    """What differs between the lines of a chart, in one or two sentences. Lines are compared where all have a value."""
+    known = [n for n, line in enumerate(values) if any(value is not None for value in line)]
+    lacking = [names[n] for n in range(len(names)) if n not in known]
+    rest = f" Not known of {_listed(lacking)}." if lacking else ""
+    if len(known) < 2:
+        return f"Only {names[known[0]]} has this figure." if known else "No run has this figure."
+    shared = [i for i in range(len(steps)) if all(values[n][i] is not None for n in known)]
+    if not shared:
+        return f"{_listed([names[n] for n in known])} have no training step in common at which this is known.{rest}"
+    held = {n: [float(values[n][i] or 0.0) for i in shared] for n in known}
+    where = "the one step that they share" if len(shared) == 1 else f"the {len(shared):,} steps that they share"
+    if all(line == held[known[0]] for line in held.values()):
+        return f"The same at {where}.{rest}"
+    means = {n: sum(line) / len(line) for n, line in held.items()}
+    high, low = max(known, key=lambda n: means[n]), min(known, key=lambda n: means[n])
+    if high == low:  # equal means of lines that differ
+        high, low = known[0], known[1]
+    apart = [a - b for a, b in zip(held[high], held[low], strict=True)]
+    at = max(range(len(shared)), key=lambda i: abs(apart[i]))
+    said = (
+        f"Over {where}, the mean is {decimal(means[high])} in {names[high]} and {decimal(means[low])} in {names[low]}; "
+        f"they are furthest apart at step {steps[shared[at]]:,}, {decimal(held[high][at])} against "
+        f"{decimal(held[low][at])}."
+    )
+    return said + _since(names[high], [steps[i] for i in shared], apart) + rest
+
+
+def _since(name: str, steps: Sequence[int], apart: Sequence[float]) -> str:
+    """From which step on a line stays above the other one; empty where it does not, or for a single step."""
+    first = len(apart)
+    while first and apart[first - 1] > 0:
+        first -= 1
+    if len(apart) < 2 or len(apart) - first < 2:
+        return ""
+    return f" {name} is higher at every step{f' from {steps[first]:,} on' if first else ''}."
+
+
+def table(shown: Overlay, chart: OverlaidChart) -> list[tuple[int, list[float | None]]]:
+    """The steps and values that the table of a chart shows: all, or some, evenly spaced."""
+    return [(shown.steps[i], [line[i] for line in chart.values]) for i in spaced(len(shown.steps))]
+
+
+def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str, str, str]]:
+    """Id, title, text and path of each figure: those of *Over training*, then the most frequent kinds of findings."""
+    found = [
+        (
+            f"{chart.id}-{n}",
+            chart.title if len(chart.series) == 1 or chart.title.lower().startswith(name) else f"{chart.title}: {name}",
+            chart.text if len(chart.series) == 1 else "",
+            path,
+        )
+        for chart in CHARTS
+        for n, (name, path) in enumerate(chart.series)
+    ]
+    return found + [
+        (f"kind-{n}", f"Finding: {finding_title(kind)}", KINDS_TEXT, f"findings.{kind}/trajectories")
+        for n, kind in enumerate(frequent_kinds(runs)[0])
+    ]
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """The names, with a number where two runs are called alike."""
+    found: list[str] = []
+    for name in names:
+        label, n = name, 2
+        while label in found:
+            label, n = f"{name} ({n})", n + 1
+        found.append(label)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

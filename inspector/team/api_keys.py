@@ -1,0 +1,173 @@
+"""`/tokens`: make, list and revoke the tokens by which programs push, read and launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from django import forms
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from inspector.web.access import access, chosen_project, sees_several_projects
+from inspector.web.forms import PlainForm
+from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from rollouts.store.models import ApiToken, Role
+from rollouts.store.people import share_writes
+from rollouts.store.people.api_keys import create_api_token, token_state
+from rollouts.store.people.shares import api_token_by_key, newest_api_tokens
+
+MAX_LISTED = 200
+DEFAULT_DAYS = 90
+SCOPES = {
+    ApiToken.Scope.PUSH: "make runs to push to, and push trajectories",
+    ApiToken.Scope.READ: "read what the project holds",
+    ApiToken.Scope.LAUNCH: "launch, import, export, check, cancel",
+}
+"""Scope -> what a token with it may do."""
+
+
+class ApiTokenForm(PlainForm):
+    """What will use a token, what it may do, and for how long."""
+
+    name = forms.CharField(
+        max_length=200, required=False, label="What will use it", help_text="A name, to tell tokens apart.",
+        widget=forms.TextInput(attrs={"placeholder": "e.g. the trainer on node 7", "autocomplete": "off"}),
+    )
+    scopes = forms.MultipleChoiceField(
+        choices=[(one.value, f"{one.value}: {SCOPES[one]}") for one in ApiToken.Scope], required=False,
+        widget=forms.CheckboxSelectMultiple, initial=[ApiToken.Scope.PUSH], label="It may",
+    )
+    days = forms.TypedChoiceField(
+        choices=[("7", "7 days"), ("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("0", "until revoked")],
+        coerce=int, required=False, empty_value=None, initial=str(DEFAULT_DAYS), label="Works for",
+    )
+
+    def clean_name(self) -> str:
+        return str(self.cleaned_data["name"]).replace("\0", "")
+
+    def clean_days(self) -> int:
+        days = self.cleaned_data["days"]
+        return DEFAULT_DAYS if days is None else int(days)
+
+    def clean_scopes(self) -> list[str]:
+        return self.cleaned_data["scopes"] or [ApiToken.Scope.PUSH.value]
+
+
+@dataclass(frozen=True)
+class ApiTokenLine(Page):
+    """An API token as a line of the list; the token itself is not kept."""
+
+    id: int
+    """Names it in addresses."""
+    hint: str
+    """Its first characters."""
+    name: str
+    """What uses it."""
+    project: str
+    """Name of the one project that it works in."""
+    scopes: list[str]
+    """What it may do: `push`, `read`, `launch`."""
+    made_by: str
+    """Whose name it writes in."""
+    created_at: datetime
+    """When it was made."""
+    last_used_at: datetime | None
+    """To the minute."""
+    expires_at: datetime | None
+    """Until when it works; None = until it is revoked."""
+    revoked_at: datetime | None
+    """When it was revoked."""
+    state: str
+    """`live`, `revoked` or `expired`."""
+    may_revoke: bool
+    """Whether the reader of the page may revoke it."""
+
+    @classmethod
+    def of(cls, record: ApiToken, request: HttpRequest, /, **more: Any) -> Self:
+        """The record with its maker and project, and what a subclass adds."""
+        return from_columns(
+            cls, record, made_by=record.created_by.get_username(), project=record.project.name,
+            state=token_state(record), may_revoke=may_revoke(request, record), **more,
+        )
+
+
+@dataclass(frozen=True)
+class NewApiToken(ApiTokenLine):
+    """An API token that was made by this request."""
+
+    token: str
+    """Shown once."""
+
+
+@dataclass(frozen=True)
+class ApiTokensPage(Page):
+    """The API tokens of the reader, and those of the projects in which the reader is an admin."""
+
+    tokens: list[ApiTokenLine]
+    """Newest first."""
+    errors: dict[str, list[str]]
+    """Field of the form -> what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class ApiTokenMadePage(ApiTokensPage):
+    """The API tokens after one was made."""
+
+    made: NewApiToken
+    """That one."""
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@never_cache
+def index(request: HttpRequest) -> HttpResponse:
+    """The list of tokens, newest first; a POST makes one and shows it, once."""
+    form = ApiTokenForm(request.POST) if request.method == "POST" else ApiTokenForm()
+    # A viewer's token may read; one that changes something takes a member.
+    writes = request.method == "POST" and form.is_valid() and set(form.cleaned_data["scopes"]) != {"read"}
+    choice = chosen_project(request, Role.MEMBER if writes else Role.VIEWER)
+    only_html = {
+        "form": form, "choice": choice, "several": sees_several_projects(request),
+        "address": request.build_absolute_uri("/").rstrip("/"),
+    }
+    if request.method != "POST" or not form.is_valid():
+        shown = ApiTokensPage(_lines(request), form.sentences())
+        return page(request, "tokens/index.html", shown, 422 if form.errors else 200, **only_html)
+    wanted = form.cleaned_data
+    record, token = create_api_token(
+        request.user, wanted["name"], project=choice.chosen, scopes=wanted["scopes"], days=wanted["days"] or None
+    )
+    shown = ApiTokenMadePage(_lines(request), {}, NewApiToken.of(record, request, token=token))
+    return page(request, "tokens/index.html", shown, 201, **only_html)
+
+
+def may_revoke(request: HttpRequest, record: ApiToken) -> bool:
+    """Whether the user of a request may revoke an API token: its maker, and an admin of its project."""
+    return bool(request.user.pk == record.created_by_id or access(request).may(record.project_id, Role.ADMIN))
+
+
+def _lines(request: HttpRequest) -> list[ApiTokenLine]:
+    found = newest_api_tokens(access(request), request.user, MAX_LISTED)
+    return [ApiTokenLine.of(record, request) for record in found]
+
+
+@require_POST
+def revoke(request: HttpRequest, pk: int) -> HttpResponse:
+    """From now on the token is refused."""
+    record = api_token_by_key(pk)
+    if record is None or not (may_revoke(request, record) or access(request).role_in(record.project_id)):
+        raise Http404("There is no such API token.")
+    if not may_revoke(request, record):
+        sentence = (
+            "Only its maker or an admin of its project revokes an API token. Ask them, or use manage.py api_token."
+        )
+        return error_page(request, 403, "This token is not yours", sentence)
+    share_writes.revoke(record)
+    if wants_json(request):
+        return json_page(ApiTokenLine.of(record, request))
+    messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")
+    return redirect("api-tokens")

@@ -1,0 +1,49 @@
+"""Who may open a page of people: the project of an address, and what only an admin of the server may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+
+from inspector.web.access import access, found_or_404, too_low
+from rollouts.store.models import Project, Role
+from rollouts.store.people.people import find_project
+
+View = Callable[..., HttpResponse]
+
+
+def of_project(least: Role) -> Callable[[View], View]:
+    """`view(request, project, ...)`: for whoever has at least this role in the project that the address names.
+
+    A project that is hidden is answered like one that does not exist; a role that is too low with 403.
+    """
+
+    def decorate(view: View) -> View:
+        @wraps(view)
+        def wrapped(request: HttpRequest, code: str, *args: Any, **kwargs: Any) -> HttpResponse:
+            found = find_project(code)
+            role = access(request).role_in(found.pk) if found is not None else None
+            project: Project = found_or_404(found if role is not None else None, "project", code)
+            if not access(request).may(project.pk, least):
+                raise too_low(project, role or Role.VIEWER, least)
+            return view(request, project, *args, **kwargs)
+
+        return wrapped
+
+    return decorate
+
+
+def for_server_admins(view: View) -> View:
+    """`view(request, ...)`: for an admin of the server."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not access(request).is_server_admin:
+            raise PermissionDenied("Only an admin of the server may do this. Ask one of them.")
+        return view(request, *args, **kwargs)
+
+    return wrapped

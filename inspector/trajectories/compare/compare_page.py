@@ -1,0 +1,431 @@
+"""Side by side: what was sampled against a trained row, the ids that the engine read next, or its text encoded again.
+
+The diagnosis stores what encoding the text again changes. Where it did not, this module may encode decoded text, in a
+limited process that is kept warm; what that cannot encode in time is a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from django.http import HttpRequest
+
+from inspector.html.tokens import TokenPainter
+from inspector.trajectories.compare import group_compare, sampled_compare
+from inspector.trajectories.compare.side_by_side import (
+    ComparisonJson,
+    PairChoice,
+    PairWords,
+    TokenComparison,
+    align_texts,
+    as_json,
+    by_cause,
+    compare,
+    first_places,
+    first_shown,
+    linked,
+    opened_folds,
+    plain_tokens,
+)
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, shows_one
+from inspector.trajectories.tokens import page_queries as data
+from inspector.web.twins import whole_number
+from rollout_inspector.streams.align import AlignedGroup
+from rollout_inspector.streams.canonical import Drift, canonical_check
+from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
+from rollouts.store import models
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.retokenized import stored_drifts
+from rollouts.store.trajectories.trajectories import load_step_prompt
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
+
+MAX_ENCODED_TOKENS = 300_000
+"""The most tokens that one request encodes again. A longer row is compared in windows of so many."""
+
+MAX_CHOICES = 300
+
+Answer = tuple[TokenComparison, PairWords]
+
+
+@dataclass(frozen=True)
+class ComparedPair:
+    """What is compared with what."""
+
+    step: StepSummary | None
+    row: int | None
+    against: str
+    """``retokenized``, ``prompt``, ``trained`` or ``group``."""
+    other: models.StoredTrajectory | None = None
+    """The trajectory of the same group on the right side."""
+    there: Sequence[RowSummary] = ()
+    """The rows of that trajectory."""
+    right_row: int = 0
+    """The one of them that is compared."""
+    first: int = 0
+    """The token of the left side from which differences are shown. It chooses the window of a row encoded again."""
+    opened: frozenset[int] = frozenset()
+    """Left offsets of the folds that are open."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the comparison is told to draw."""
+        return {"opened": self.opened, "first": self.first}
+
+    @property
+    def window(self) -> int:
+        """The first token of the window of a row that is encoded again."""
+        return self.first // MAX_ENCODED_TOKENS * MAX_ENCODED_TOKENS
+
+
+@dataclass(frozen=True)
+class ComparePage(TrajectoryHead):
+    """Two streams of one trajectory, or of two, side by side."""
+
+    step: int | None
+    """The step that is compared; None when a whole row is compared."""
+    row: int | None
+    """The row that is compared; None when a step is compared."""
+    against: str
+    """What is on the right side: ``retokenized``, ``prompt``, ``trained`` or ``group``."""
+    with_: str | None
+    """The code of the trajectory on the right side, when it is another one of the group."""
+    comparison: ComparisonJson | None
+    """Where the two sides differ; None when nothing could be compared."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
+
+
+@dataclass(frozen=True)
+class AnsweredComparePage(ComparePage):
+    """The page when something could be compared."""
+
+    verdict: str
+    """The outcome in a sentence."""
+
+
+def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, dict[str, Any]]:
+    """The comparison that the address asks for."""
+    params = request.GET
+    rows, steps = parts.rows_and_steps(trajectory)
+    # A break has the same kind when the samples of the parent were encoded again. It lies in the prompt.
+    prompts = {step.index: step.prompt_length for step in steps}
+    drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
+    notices: list[str] = []
+    others = [] if shows_one(request) else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
+    question = (
+        _with_other(params, others, rows, notices)
+        or _trained_row(trajectory, params, rows, notices)
+        or _question(params, steps, len(rows), drifting, notices)
+    )
+    question = replace(question, opened=opened_folds(params), first=first_shown(params))
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    answer = _answer(trajectory, question, rows, steps, painter, notices)
+    asked = {
+        **head_of(trajectory),
+        "step": question.step.index if question.step else None,
+        "row": question.row,
+        "against": question.against,
+        "with_": question.other.code if question.other else None,
+        "notices": notices,
+    }
+    choices = _choices(steps, rows, drifting, question) + group_compare.choices(others, question.other)
+    if question.other is not None and question.row is not None:
+        choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
+    html = {"choices": choices, "tokenizer_missing": missing}
+    if answer is None:
+        return ComparePage(**asked, comparison=None), html
+    comparison, words = answer
+    page = AnsweredComparePage(**asked, comparison=as_json(comparison, painter), verdict=words.verdict)
+    row = question.row
+    if question.step is not None:
+        holder = question.step.index if question.against == "retokenized" else question.step.parent
+        row = next((step.row for step in steps if step.index == holder), 0)
+    side = "right" if question.against == "trained" else "left"
+    drawn = linked(comparison, row or 0, base_url(trajectory), params, side)
+    return page, {**html, "comparison": drawn, "words": words, "causes": by_cause(comparison)}
+
+
+def _answer(
+    trajectory: models.StoredTrajectory,
+    question: ComparedPair,
+    rows: list[RowSummary],
+    steps: list[StepSummary],
+    painter: TokenPainter,
+    notices: list[str],
+) -> Answer | None:
+    if question.step is None and question.row is None:
+        notices.append("This trajectory has no tokens: there is nothing to compare.")
+        return None
+    if question.other is not None and question.row is not None:
+        return group_compare.against(
+            trajectory, rows, question.row, question.other, question.there, question.right_row, painter, notices,
+            **question.shown,
+        )
+    if question.against == "trained" and question.row is not None:
+        n_read = sum(step.prompt_length + step.completion_length for step in steps)
+        return sampled_compare.against(trajectory, rows, question.row, painter, notices, n_read, **question.shown)
+    if question.against == "prompt" and question.step is not None:
+        return _against_prompt(trajectory, question.step, painter, question.shown)
+    try:
+        return _against_retokenized(trajectory, question, rows, painter, notices)
+    except TokenizerUnusable as error:
+        notices.append(f"The text of these tokens cannot be encoded again: {error}")
+        return None
+
+
+def _with_other(
+    params: Mapping[str, str],
+    others: Sequence[models.StoredTrajectory],
+    rows: Sequence[RowSummary],
+    notices: list[str],
+) -> ComparedPair | None:
+    """The comparison with another trajectory of the group; None unless the address names one. At most two queries."""
+    code = params.get("with", "")
+    if not code or not rows:
+        return None
+    other = next((one for one in others if one.code == code), None)
+    there = parts.rows_and_steps(other)[0] if other is not None else []
+    if other is None or not there:
+        notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
+        return None
+    left, right = (_row_of(params.get(name), held) for name, held in (("row", rows), ("right_row", there)))
+    return ComparedPair(None, left, "group", other, there=there, right_row=right)
+
+
+def _row_of(asked: str | None, rows: Sequence[RowSummary]) -> int:
+    """The row that an address names, the last one where there are fewer; without a name the longest."""
+    index = whole_number(asked)
+    return group_compare.longest(rows) if index is None else min(index, len(rows) - 1)
+
+
+def _trained_row(
+    trajectory: models.StoredTrajectory, params: Mapping[str, str], rows: list[RowSummary], notices: list[str]
+) -> ComparedPair | None:
+    """The comparison of a row with what was sampled; None unless asked, or for the first row that was not sampled."""
+    own = [row.index for row in rows if sampled_compare.can_compare(row)]
+    if params.get("side") == "trained":
+        asked = whole_number(params.get("row"), 18)
+        row = asked if asked in own else next(iter(own), None)
+        if row is None or (asked is not None and row != asked):
+            notices.append("There is no such row beside steps that say what was sampled.")
+        return None if row is None else ComparedPair(None, row, "trained")
+    if not own or {"row", "step", "side"} & set(params):
+        return None
+    found = parts.row_not_sampled(trajectory)
+    return ComparedPair(None, found, "trained") if found in own else None
+
+
+def _question(
+    params: Mapping[str, str], steps: list[StepSummary], n_rows: int, drifting: set[int], notices: list[str]
+) -> ComparedPair:
+    by_index = {step.index: step for step in steps}
+    against = "prompt" if params.get("side") == "prompt" else "retokenized"
+    row = whole_number(params.get("row"), 18)
+    if row is not None and "step" not in params:
+        if row < n_rows:
+            return ComparedPair(None, row, "retokenized")
+        notices.append(f"There is no row {row} here: rows run from 0 to {max(n_rows - 1, 0)}.")
+    if not steps and n_rows:
+        return ComparedPair(None, 0, "retokenized")
+    asked = params.get("step", "")
+    index = whole_number(asked)
+    step = None if index is None else by_index.get(index)
+    if asked and step is None:
+        notices.append(f"There is no step {asked[:20]} here: steps run from 0 to {len(steps) - 1}.")
+    if step is None:
+        # The reader wants the first break, else the first drift, else the first step.
+        broken = next((s for s in steps if s.breaks), None)
+        drift = next((s for s in steps if s.index in drifting), None)
+        step = broken or drift or (steps[0] if steps else None)
+        if broken is not None and "side" not in params and not asked:
+            against = "prompt"
+    if against == "prompt" and step is not None and step.parent is None:
+        notices.append(f"Step {step.index} has no step before it: its prompt continues nothing.")
+        against = "retokenized"
+    return ComparedPair(step, None, against)
+
+
+def _choices(
+    steps: list[StepSummary], rows: list[RowSummary], drifting: set[int], question: ComparedPair
+) -> list[PairChoice]:
+    current = question.step.index if question.step else None
+    expected = "What the engine should have read next, against what it read:"
+    trained = [
+        PairChoice(
+            "What was sampled, against what is trained:", "", f"?row={row.index}&side=trained", f"row {row.index}", "",
+            question.row == row.index and question.against == "trained",
+        )
+        for row in rows[:40] if sampled_compare.can_compare(row)
+    ]
+    prompts = [
+        PairChoice(
+            expected, "breaks", f"?step={step.index}&side=prompt", f"prompt of step {step.index}",
+            "the prompt does not start with what was sampled",
+            step.index == current and question.against == "prompt",
+        )
+        for step in steps[:MAX_CHOICES] if step.breaks
+    ]
+    again = "What was sampled, against the same text encoded again:"
+    completions = [
+        PairChoice(
+            again, "drifts" * (step.index in drifting), f"?step={step.index}", f"step {step.index}",
+            "drifts when re-tokenized" if step.index in drifting else "canonical",
+            step.index == current and question.against == "retokenized",
+        )
+        for step in steps[:MAX_CHOICES]
+    ]
+    whole = [
+        PairChoice(
+            again, "", f"?row={row.index}" + f"&from={first}" * bool(first),
+            f"row {row.index} from token {first:,}" if row.n_tokens > MAX_ENCODED_TOKENS else f"whole row {row.index}",
+            "",
+            question.row == row.index and question.against == "retokenized" and question.window == first,
+        )
+        for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
+    ][:MAX_CHOICES]
+    return trained + prompts + completions + whole
+
+
+def _against_prompt(
+    trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, shown: dict[str, Any]
+) -> Answer:
+    """The stream of the parent, which the engine should have read, against the prompt that it read."""
+    stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
+    parent = stored[step.parent if step.parent is not None else step.index]
+    expected = np.concatenate([load_step_prompt(parent), parent.tokens.completion_ids])
+    got = load_step_prompt(stored[step.index])
+    groups = align_texts(expected, got)
+    comparison = compare(plain_tokens(expected), plain_tokens(got), groups, painter, tail_is_new=True, **shown)
+    if not step.breaks:
+        verdict = (
+            f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
+        )
+    else:
+        lost = step.parent_length - step.shared_length
+        verdict = (
+            f"The prompt of step {step.index} leaves the stream of step {step.parent} at token {step.shared_length:,}: "
+            f"{lost:,} of {step.parent_length:,} tokens differ from what was sampled."
+        )
+    return comparison, PairWords(
+        title=f"Step {step.index}: expected against read",
+        left=f"Expected: the stream of step {step.parent}",
+        left_note="its prompt and what was sampled, verbatim",
+        right=f"Read: the prompt of step {step.index}",
+        right_note="the ids the engine was given",
+        verdict=verdict,
+        tone="no" if step.breaks else "yes",
+        note=first_places(comparison.site_places) if comparison.n_sites and step.breaks else "",
+    )
+
+
+def _against_retokenized(
+    trajectory: models.StoredTrajectory, question: ComparedPair, rows: list[RowSummary], painter: TokenPainter,
+    notices: list[str],
+) -> Answer | None:
+    is_cut = (False, False)
+    if question.step is not None:
+        index = question.step.index
+        step: Any = parts.steps_with_tokens(trajectory, [index])[index]
+        sampled, base = step.tokens.completion_ids, question.step.prompt_length
+        what = f"Step {question.step.index}"
+    else:
+        facts = rows[question.row or 0]
+        base = question.window if question.window < facts.n_tokens else 0
+        stop = min(base + MAX_ENCODED_TOKENS, facts.n_tokens)
+        sampled = data.read_tokens(trajectory, facts, base, stop).ids
+        what = f"Row {question.row}" if stop - base == facts.n_tokens else f"Row {question.row}, {base:,}-{stop - 1:,}"
+        is_cut = (base > 0, stop < facts.n_tokens)
+    tokenizer = trajectory.run.tokenizer
+    drifts = None
+    if not any(is_cut):
+        drifts = stored_drifts(trajectory, sampled, question.step.index if question.step else None, question.row)
+    if drifts is None:
+        drifts = _encoded_here(tokenizer, what, sampled, is_cut, notices)
+    if drifts is None or tokenizer is None:
+        return None
+    again, groups = _retokenized(sampled, drifts)
+    sides = plain_tokens(sampled, base), plain_tokens(again, base)
+    comparison = compare(*sides, groups, painter, **question.shown)
+    if comparison.n_sites:
+        n = comparison.n_sites
+        verdict = (
+            f"Decoding and encoding again changes {n:,} place{'s' * (n != 1)}: {comparison.left_changed:,} sampled "
+            f"token{'s' * (comparison.left_changed != 1)} would become {comparison.right_changed:,} that the model "
+            "never sampled."
+        )
+        note = first_places(comparison.site_places)
+        if any(drift.invalid_utf8 for drift in drifts):
+            note += " Some of what was sampled is no text: its bytes become U+FFFD."
+    elif not len(sampled):
+        verdict, note = "Nothing can be compared: the source has no token ids here.", ""
+    else:
+        verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
+        note = ""
+    return comparison, PairWords(
+        title=f"{what}: sampled against re-tokenized",
+        left="Sampled" if question.step else "As recorded",
+        left_note=f"{len(sampled):,} tokens{', as the engine drew them' if question.step else ''}",
+        right="Re-tokenized",
+        right_note=f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
+        verdict=verdict,
+        tone="no" if comparison.n_sites else "yes",
+        note=note,
+    )
+
+
+def _encoded_here(
+    record: models.Tokenizer | None, what: str, sampled: Ids, is_cut: tuple[bool, bool], notices: list[str]
+) -> list[Drift] | None:
+    """What encoding a stream again changes, where the diagnosis stored nothing: a long row, or an older diagnosis."""
+    tokenizer = _encoder(record, notices)
+    if tokenizer is None:
+        return None
+    if len(sampled) > MAX_ENCODED_TOKENS:
+        notices.append(
+            f"{what} holds {len(sampled):,} tokens; at most {MAX_ENCODED_TOKENS:,} are re-tokenized at once."
+        )
+        return None
+    # A window may cut a character or a word: what differs at its edge is no finding about the row.
+    return [
+        drift for drift in canonical_check(sampled, tokenizer)
+        if not ((is_cut[0] and drift.start == 0) or (is_cut[1] and drift.stop == len(sampled)))
+    ]
+
+
+def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[AlignedGroup]]:
+    """``encode(decode(sampled))``, and its alignment with the sampled ids."""
+    pieces: list[Ids] = []
+    groups = []
+    at = right = 0
+    for drift in [*drifts, None]:
+        stop = len(sampled) if drift is None else drift.start
+        if stop > at:
+            groups.append(AlignedGroup(at, stop, right, right + stop - at, True))
+            pieces.append(sampled[at:stop])
+            right += stop - at
+        if drift is not None:
+            groups.append(AlignedGroup(drift.start, drift.stop, right, right + len(drift.expected_ids), False))
+            pieces.append(drift.expected_ids)
+            right += len(drift.expected_ids)
+            at = drift.stop
+    return (np.concatenate(pieces) if pieces else sampled), groups
+
+
+def _encoder(tokenizer: models.Tokenizer | None, notices: list[str]) -> LoadedTokenizer | None:
+    if tokenizer is None:
+        notices.append(
+            "Without a tokenizer nothing can be decoded and encoded again. Register one, then choose it under "
+            "“Diagnose again” on the page of the run."
+        )
+        return None
+    try:
+        return load_tokenizer(tokenizer.files_sha256)
+    except (TokenizerUnusable, OSError) as error:
+        notices.append(f"The tokenizer “{tokenizer.name}” cannot be loaded: {without_paths(str(error))}")
+        return None

@@ -1,0 +1,347 @@
+"""Template deltas: the ids between two completions, and the two renders that such ids come from.
+
+The template sandbox renders. The cache keeps the renders, because they follow from stored texts alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from django.http import HttpRequest
+from django.utils.safestring import SafeString, mark_safe
+
+from inspector.html.text import text_html
+from inspector.html.token_diff import marked_tokens
+from inspector.html.tokens import TokenPainter, Tokens
+from inspector.server.cached import keep, recall
+from inspector.trajectories.compare.side_by_side import plain_tokens, text_of
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
+from inspector.trajectories.place import PagePlace, View
+from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.turns import stored_json
+from inspector.web.twins import whole_number
+from rollout_inspector.streams.interfaces import Codec, Renderer, RenderFailed
+from rollout_inspector.streams.strategies.appending import FORMS, dummy_conversation
+from rollout_inspector.streams.trajectory import Ids, Origin, Origins
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.chat_templates.probes.compare import common_length
+from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollouts.store import models
+from rollouts.store.people.registered_tokenizers import chat_template_texts
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories import trajectory_parts as parts
+
+PAGE = 12
+"""Steps of one page. Each step needs two renders."""
+
+MAX_DELTA_TOKENS = 4096
+"""The most ids that are drawn of one delta."""
+
+MAX_RENDER_CHARACTERS = 200_000
+
+CONTEXT = 240
+"""The most characters that are shown of the text that both renders share."""
+CONTEXT_LINES = 6
+"""The most lines that are shown of that text. The reader wants the text after it."""
+
+CACHE_SECONDS = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Renders:
+    """The small conversation rendered without and with the new messages, or why the render failed."""
+
+    prefix: str = ""
+    full: str = ""
+    shared: int = 0
+    """The number of leading characters that both renders share."""
+    problem: str = ""
+    added_ids: tuple[int, ...] = ()
+    """The ids that the longer render has behind the shared text; empty when its tokens do not spell the render."""
+
+
+@dataclass(frozen=True)
+class TemplateDelta:
+    """What one step adds between the previous completion and its own completion."""
+
+    step: int
+    after_step: int
+    start: int
+    stop: int
+    """Tokens ``[start, stop)`` of the step's prompt."""
+    ids: tuple[int, ...]
+    text: str
+    messages: str
+    """Roles of the messages that the ids stand for."""
+    extends: bool
+    """False: the step breaks the stream, so the ids are more than a delta."""
+    origins: str
+    agrees: bool | None
+    """Whether the ids decode to the text that the template adds; None when that is not known."""
+    verdict: str
+    template_ids: tuple[int, ...]
+    """The ids of the text that the template adds; empty when they are not known."""
+    same_ids: bool | None
+    """Whether the ids are those; None when that is not known."""
+    prefix_render: str
+    full_render: str
+    render_problem: str
+
+
+@dataclass(frozen=True)
+class DrawnDelta:
+    """A delta for the template."""
+
+    value: TemplateDelta
+    html: SafeString
+    url: str
+    renders: Renders
+    sides: tuple[SafeString, SafeString] | None
+    """The template's ids and those that the engine read, with the differing ones marked. None = they are the same."""
+
+    @property
+    def n_tokens(self) -> int:
+        return self.value.stop - self.value.start
+
+    @property
+    def prefix_html(self) -> SafeString:
+        """The shorter render. The text that the longer render lacks is marked."""
+        text, shared = self.renders.prefix, self.renders.shared
+        return _marked(text[:shared], text[shared:], "gone")
+
+    @property
+    def full_html(self) -> SafeString:
+        """The longer render. The text that it adds is marked."""
+        text, shared = self.renders.full, self.renders.shared
+        return _marked(text[:shared], text[shared:], "added")
+
+    @property
+    def ids_text(self) -> str:
+        ids = self.value.ids
+        more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
+        return "[" + ", ".join(map(str, ids[:256])) + more + "]"
+
+
+@dataclass(frozen=True)
+class DeltasPage(TrajectoryHead):
+    """The ids between the completions of a trajectory, and the renders that they come from."""
+
+    deltas: list[TemplateDelta]
+    """At most 12, in the order of the steps."""
+    next_step: int | None
+    """The step with which the next page begins; None on the last page."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
+
+
+def _marked(same: str, other: str, name: str) -> SafeString:
+    """The end of the text that both renders share, and the text that only this render has."""
+    hidden = max(len(same) - CONTEXT, 0)
+    if hidden:
+        # From the start of a line, so that the fold does not cut one.
+        line = same.find("\n", hidden) + 1
+        hidden = line if 0 < line < len(same) else hidden
+    lines = same[hidden:].splitlines(keepends=True)
+    hidden += sum(map(len, lines[:-CONTEXT_LINES]))
+    fold = f"<span class=folded>{hidden:,} equal characters</span>\n" if hidden else ""
+    tail = f"<span class={name}>{text_html(other)}</span>" if other else ""
+    return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")
+
+
+def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, dict[str, Any]]:
+    """The page: a few steps, from the step that the address names."""
+    params = request.GET
+    asked = params.get("step", "")
+    step = whole_number(asked)
+    first = step or 0
+    notices = [f"“{asked[:20]}” is no step."] if asked and step is None else []
+    stored = parts.continuing_steps(trajectory, first, PAGE + 1)
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    rest = stored[PAGE].index if len(stored) > PAGE else None
+    stored = stored[:PAGE]
+    templates = _templates(trajectory, stored)
+    deltas = [_delta(trajectory, step, painter, templates.get(step.pk)) for step in stored]
+    if first and not deltas:
+        notices.append(f"No step from {first} on continues an earlier one.")
+    page = DeltasPage(**head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=rest, notices=notices)
+    rest_url = f"?step={rest}" if rest is not None else ""
+    return page, {"deltas": deltas, "rest_url": rest_url, "tokenizer_missing": missing}
+
+
+def _templates(trajectory: models.StoredTrajectory, steps: Sequence[models.StoredStep]) -> dict[int, str]:
+    """The chat template of each step by its key: its own, the run's, or the tokenizer's. At most one more query."""
+    run = trajectory.run
+    default = run.chat_template_id or (run.tokenizer.chat_template_id if run.tokenizer else None)
+    wanted = {step.pk: step.chat_template_sha256 or default for step in steps}
+    texts = chat_template_texts(run.project_id, {sha for sha in wanted.values() if sha})
+    return {key: texts[sha] for key, sha in wanted.items() if sha in texts}
+
+
+def _body(content: models.Content | None) -> Any:
+    return None if content is None else stored_json(content.body)
+
+
+def new_messages(body: Any) -> list[dict[str, Any]]:
+    """The messages after the last reply of the assistant. The delta of a step stands for these messages."""
+    if not isinstance(body, list):
+        return []
+    messages = [message for message in body if isinstance(message, dict)]
+    last_reply = max((i for i, m in enumerate(messages) if m.get("role") == "assistant"), default=-1)
+    return messages[last_reply + 1 :]
+
+
+def _delta(
+    trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None
+) -> DrawnDelta:
+    stored: Any = step.tokens
+    ids: Ids = stored.delta_ids
+    messages = new_messages(_body(step.messages_new))
+    origin: Origins | None = stored.delta_origin
+    known = origin is not None and len(origin) == len(ids)
+    if origin is None or not known:
+        origin = np.full(len(ids), Origin.OBSERVATION, dtype=np.uint8)
+    shown = ids[:MAX_DELTA_TOKENS]
+    tokens = Tokens(step.shared_length, shown, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown), np.bool_))
+    broken = step.shared_length < step.parent_length
+    text = text_of(painter, ids)
+    renders = _renders(trajectory, step, messages, template)
+    agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
+    counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]
+    place = PagePlace(row=step.row_index, view=View.TOKENS)
+    wanted = () if broken or renders.shared < len(renders.prefix) else renders.added_ids
+    same_ids = wanted == tuple(ids.tolist()) if wanted else None
+    if agrees and same_ids is not None:
+        verdict += " They are the ids of that text too." if same_ids else " But that text encodes to other ids."
+    sides = None
+    if same_ids is False:
+        left = plain_tokens(np.array(wanted[:MAX_DELTA_TOKENS], dtype=np.int32))
+        sides = marked_tokens(painter, left, plain_tokens(shown))
+    value = TemplateDelta(
+        step=step.index,
+        after_step=step.parent.index if step.parent else 0,
+        start=step.shared_length,
+        stop=step.shared_length + len(ids),
+        ids=tuple(ids.tolist()),
+        text=text,
+        messages=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
+        extends=not broken,
+        origins=(", ".join(counts) or "nothing") if known else "not known which of it is template",
+        agrees=agrees,
+        verdict=verdict,
+        template_ids=wanted,
+        same_ids=same_ids,
+        prefix_render=renders.prefix,
+        full_render=renders.full,
+        render_problem=renders.problem,
+    )
+    url = base_url(trajectory) + place.marked(value.start, value.stop)
+    return DrawnDelta(value, painter.window(tokens), url, renders, sides)
+
+
+def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple[bool | None, str]:
+    if broken:
+        return None, "This step breaks the stream, so these ids are more than a delta. “Side by side” shows the break."
+    if renders.problem or not has_text:
+        return None, ""
+    if renders.shared < len(renders.prefix):
+        return False, (
+            "The chat template is not prefix-preserving here: with the new messages it renders the conversation "
+            "before them differently."
+        )
+    added = renders.full[renders.shared :]
+    if added == text:
+        return True, "The ids decode to exactly what the template adds for these messages."
+    if added.strip() == text.strip():
+        return False, "The ids decode to what the template adds for these messages, except for white space at an end."
+    same = common_length(text, added)
+    return False, (
+        "The ids do not decode to what the template adds for these messages. After "
+        f"{_quoted(text[max(same - 24, 0) : same], 'the start')} the ids go on with {_quoted(text[same : same + 24])}, "
+        f"the template with {_quoted(added[same : same + 24])}."
+    )
+
+
+def _quoted(text: str, nothing: str = "nothing") -> str:
+    """A stretch of text in quotation marks, for a sentence."""
+    seen = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return f"“{seen}”" if text else nothing
+
+
+def _renders(
+    trajectory: models.StoredTrajectory, step: models.StoredStep, messages: list[dict[str, Any]], template: str | None
+) -> Renders:
+    run = trajectory.run
+    if not messages:
+        return Renders(problem="The request's messages were not recorded at this step, so its renders cannot be made.")
+    if template is None:
+        return Renders(
+            problem="No chat template is known: import with one (--chat-template FILE), or register the tokenizer "
+            "with its template."
+        )
+    if run.tokenizer is None:
+        return Renders(problem="No tokenizer is known, and the template names its tokens.")
+    tools, kwargs = _body(step.tools), _body(step.template_kwargs)
+    question = json.dumps([template, run.tokenizer.sha256, messages, tools, kwargs], sort_keys=True, default=str)
+    key = "delta-renders-2:" + hashlib.sha256(question.encode("utf-8", "surrogatepass")).hexdigest()
+    if (held := recall(key, Renders)) is not None:
+        return held
+    renders = _render(run.tokenizer, template, messages, tools, kwargs)
+    if not renders.problem:
+        keep(key, renders, CACHE_SECONDS)
+    return renders
+
+
+def _render(
+    tokenizer: models.Tokenizer, template: str, messages: list[dict[str, Any]], tools: Any, kwargs: Any
+) -> Renders:
+    try:
+        loaded = load_tokenizer(tokenizer.files_sha256)
+        prefix, full = _both(renderer(loaded, template), messages, tools, kwargs)
+        prefix = _cut_at_stop(prefix, loaded)
+    except RenderFailed as error:
+        return Renders(problem=f"The chat template failed on these messages: {error}")
+    except (TokenizerUnusable, OSError) as error:
+        return Renders(problem=f"The tokenizer cannot be loaded: {without_paths(str(error))}")
+    if len(full) > MAX_RENDER_CHARACTERS:
+        return Renders(problem=f"The render is longer than {MAX_RENDER_CHARACTERS:,} characters and is not shown.")
+    shared = common_length(prefix, full)
+    return Renders(prefix, full, shared, added_ids=_ids_behind(loaded, full, shared))
+
+
+def _ids_behind(codec: Codec, text: str, start: int) -> tuple[int, ...]:
+    """The ids of a text from a character on, with the one that reaches over it. Empty when they do not spell it."""
+    ids = codec.encode(text)
+    data, ends = codec.joined_bytes(ids)
+    if data != text.encode("utf-8", "replace"):
+        return ()
+    n_before = int(np.searchsorted(ends, len(text[:start].encode("utf-8", "replace")), side="right"))
+    return tuple(ids[n_before:].tolist())
+
+
+def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: Any) -> tuple[str, str]:
+    """The small conversation without and with the new messages, as the ``tool_delta`` strategy renders it."""
+    failure: RenderFailed | None = None
+    for arguments in FORMS:
+        before = dummy_conversation(messages, arguments)
+        try:
+            return (
+                bound.render_text(before, tools, kwargs, False),
+                bound.render_text([*before, *messages], tools, kwargs, True),
+            )
+        except RenderFailed as error:
+            failure = failure or error
+    assert failure is not None
+    raise failure
+
+
+def _cut_at_stop(prefix: str, loaded: Any) -> str:
+    """The prefix without the separator after its last stop token. The delta brings it; no engine samples it."""
+    stops = [loaded.decode(np.asarray([stop], dtype=np.int32)) for stop in loaded.stop_ids]
+    cut = max((prefix.rfind(stop) + len(stop) for stop in stops if stop and stop in prefix), default=0)
+    return prefix[:cut] if cut and not prefix[cut:].strip() else prefix

@@ -1,0 +1,90 @@
+"""Two rollouts of one prompt side by side: the rows of a trajectory against those of another of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from inspector.html.tokens import TokenPainter
+from inspector.trajectories.compare.side_by_side import (
+    PairChoice,
+    PairWords,
+    TokenComparison,
+    align_texts,
+    compare,
+    plain_tokens,
+    up_to,
+)
+from inspector.trajectories.tokens import page_queries as data
+from rollouts.store import models
+from rollouts.store.trajectories.trajectory_parts import RowSummary
+
+MAX_OTHERS = 512
+"""The most trajectories of the group that are offered."""
+MAX_ROWS = 40
+"""The most rows of each side that are offered."""
+
+
+def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
+    heading = "This trajectory, against another of the same prompt:"
+    return [
+        PairChoice(heading, "", f"?with={one.code}", f"{one.external_id[:40]}{_reward(one)}", "", one == chosen)
+        for one in others
+    ]
+
+
+def longest(rows: Sequence[RowSummary]) -> int:
+    """The row with the most tokens, the first of several: that of the main conversation where sub-agents have rows."""
+    return max(range(len(rows)), key=lambda index: (rows[index].n_tokens, -index))
+
+
+def against(
+    trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
+    there: Sequence[RowSummary], right_row: int, painter: TokenPainter, notices: list[str], **shown: Any,
+) -> tuple[TokenComparison, PairWords]:
+    """Row ``row`` against a row of the other. ``shown``: what :func:`compare` is told to draw."""
+    left, right = rows[row], there[right_row]
+    n = up_to(max(left.n_tokens, right.n_tokens), notices)
+    ids = data.read_tokens(trajectory, left, 0, min(n, left.n_tokens)).ids
+    others = data.read_tokens(other, right, 0, min(n, right.n_tokens)).ids
+    comparison = compare(plain_tokens(ids), plain_tokens(others), align_texts(ids, others), painter, **shown)
+    if comparison.n_sites:
+        first, n, changed = comparison.site_places[0], comparison.n_sites, comparison.left_changed
+        verdict = (
+            f"They share their first {first:,} tokens and differ in {n:,} place{'s' * (n != 1)} from there on: "
+            f"{changed:,} token{'s' * (changed != 1)} on the left, {comparison.right_changed:,} on the right."
+        )
+    else:
+        verdict = f"Both hold the same {len(ids):,} tokens."
+    return comparison, PairWords(
+        title=f"{trajectory.external_id[:80]} against {other.external_id[:80]}",
+        left=_name(trajectory, left, len(rows)),
+        left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
+        right=_name(other, right, len(there)),
+        right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
+        verdict=verdict,
+    )
+
+
+def row_choices(
+    rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory, there: Sequence[RowSummary], right_row: int
+) -> list[PairChoice]:
+    """The rows of both that can be chosen; none where each has one alone."""
+    pairs = [(one.index, right_row) for one in rows[:MAX_ROWS]] + [(row, one.index) for one in there[:MAX_ROWS]]
+    heading = "A row of this trajectory, against a row of the other:"
+    return [
+        PairChoice(
+            heading, "", f"?with={other.code}&row={left}&right_row={right}", f"row {left} against row {right}", "",
+            (left, right) == (row, right_row),
+        )
+        for left, right in sorted(set(pairs))
+    ] if len(rows) > 1 or len(there) > 1 else []
+
+
+def _name(trajectory: models.StoredTrajectory, row: RowSummary, n_rows: int) -> str:
+    of = f", row {row.index} of {n_rows}" if n_rows > 1 else ""
+    return f"{trajectory.external_id[:80]}{_reward(trajectory)}{of}"
+
+
+def _reward(trajectory: models.StoredTrajectory) -> str:
+    return "" if trajectory.reward is None else f", reward {trajectory.reward:.4g}"

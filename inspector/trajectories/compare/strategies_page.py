@@ -1,0 +1,283 @@
+"""Strategies: what each one would have made of a trajectory, two of them side by side, and the step-wise cost.
+
+A worker makes the replays (``rollouts.jobs.replays.replays``). This page reads figures and rows, and aligns two rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from django.http import HttpRequest
+from django.urls import reverse
+
+from inspector.html.tokens import Tokens
+from inspector.trajectories.compare.side_by_side import (
+    MAX_TOKENS,
+    ComparisonJson,
+    TokenComparison,
+    align_texts,
+    as_json,
+    compare,
+    first_shown,
+    linked,
+    opened_folds,
+)
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
+from inspector.trajectories.neighbours import FILTER_FIELDS
+from inspector.trajectories.place import PagePlace, View
+from inspector.trajectories.tokens import page_queries as data
+from inspector.web.access import may_write
+from inspector.web.twins import whole_number
+from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
+from rollout_inspector.streams.trajectory import Origin
+from rollouts.jobs.replays import replays
+from rollouts.store import models
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
+
+RECORDED = "recorded"
+"""The name of the stored rows, beside the names of the strategies."""
+
+
+@dataclass(frozen=True)
+class SideCounts:
+    """One side of a comparison."""
+
+    strategy: str
+    """A strategy, or ``recorded``."""
+    row: int
+    tokens: int
+    trained: int
+    origins: dict[str, int] | None
+    """Tokens by origin; None when the origins are not known."""
+
+
+@dataclass(frozen=True)
+class _ComparedRows:
+    """The first fields of the JSON of a comparison."""
+
+    left: SideCounts
+    right: SideCounts
+    verdict: str
+
+
+@dataclass(frozen=True)
+class StrategyComparison(ComparisonJson, _ComparedRows):
+    """Two rows side by side, and the verdict in a sentence."""
+
+
+@dataclass(frozen=True)
+class StrategiesPage(TrajectoryHead):
+    """What each strategy would have made of a trajectory."""
+
+    state: str
+    """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed`` or ``done``."""
+    why: str | None
+    """A sentence about the state; None when there is nothing to say."""
+    run_strategy: str | None
+    """The strategy that the run used; None when nobody recorded it."""
+    strategies: list[dict[str, Any]]
+    """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
+    step_wise: list[StepWiseRows]
+    """What one row per step costs, for the trajectory and for its group."""
+    comparison: StrategyComparison | None
+    """The two rows that the address names; None when they cannot be compared."""
+
+
+def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
+    """The figures, and the comparison that the address asks for."""
+    state, made, words = _replay_of(trajectory)
+    rows, steps = parts.rows_and_steps(trajectory)
+    figures = made.report["strategies"] if made is not None and made.report else []
+    page = StrategiesPage(
+        **head_of(trajectory),
+        state=state,
+        why=words or None,
+        run_strategy=trajectory.run.strategy or None,
+        strategies=[{**one, "about": about_strategy(one["strategy"])} for one in figures],
+        step_wise=parts.step_wise_scopes(trajectory),
+        comparison=None,
+    )
+    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    notices: list[str] = []
+    html: dict[str, Any] = {
+        "words": words,
+        "notices": notices,
+        "tokenizer_missing": missing,
+        "is_pending": state in ("queued", "running"),
+        "can_ask": state in ("unasked", "failed") and may_write(request),
+        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+        "lines": [_line(one, trajectory, rows, steps, request.GET) for one in page.strategies],
+        "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
+    }
+    asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
+    if asked is None or made is None:
+        return page, html
+    replayed = [(one["strategy"], one["strategy"].replace("_", " ")) for one in figures if not one["refused"]]
+    html |= {"asked": asked, "choices": [(RECORDED, "as recorded"), *replayed]}
+    tokens = _both_rows(made, trajectory, asked, rows, notices)
+    if tokens is None:
+        return page, html
+    left, right = tokens
+    shown: dict[str, Any] = {"opened": opened_folds(request.GET), "first": first_shown(request.GET)}
+    comparison = compare(left, right, align_texts(left.ids, right.ids), painter, **shown)
+    verdict, same = _verdict(comparison, left, right)
+    counts = _counts(asked[0], left), _counts(asked[1], right)
+    compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
+    held = asked[0].row if asked[0].slug == RECORDED else None
+    comparison = linked(comparison, held, base_url(trajectory), request.GET)
+    html |= {"comparison": comparison, "verdict": verdict, "tone": "yes" if same else "no"}
+    html |= {"left_note": _note(counts[0]), "right_note": _note(counts[1])}
+    return replace(page, comparison=compared), html
+
+
+def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
+    """How far the replay is, the replay, and a sentence."""
+    if is_active(trajectory):
+        return "live", None, "Strategies are replayed when the trajectory has ended."
+    reason = replays.missing(trajectory)
+    if reason:
+        return "missing", None, reason
+    made = replays.current(trajectory)
+    if made is None:
+        return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
+    if made.job.status == models.Job.Status.FAILED:
+        return "failed", made, made.job.error
+    return made.job.status, made, waiting_words(made.job)
+
+
+def _line(
+    one: Mapping[str, Any],
+    trajectory: models.StoredTrajectory,
+    rows: Sequence[RowSummary],
+    steps: Sequence[StepSummary],
+    params: Mapping[str, str],
+) -> dict[str, Any]:
+    """The figures of a strategy, and their words for the table."""
+    place = one["differs_at"]
+    url = ""
+    if place is not None:
+        row = next((step.row for step in steps if step.index == place["step"]), 0)
+        if row < len(rows) and rows[row].follows_steps:  # else the row counts other tokens than the step
+            url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).marked(place["offset"], place["offset"])
+    return {
+        **one,
+        "name": one["strategy"].replace("_", " "),
+        "is_own": one["strategy"] == trajectory.run.strategy,
+        "share": f"{100 * one['trained_share']:.1f} %",
+        "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
+        "place_url": url,
+        "is_right": one["strategy"] == params.get("right"),
+    }
+
+
+@dataclass(frozen=True)
+class StrategySide:
+    """One side of the comparison."""
+
+    slug: str
+    row: int
+    rows_count: int
+
+    @property
+    def name(self) -> str:
+        what = "as recorded" if self.slug == RECORDED else self.slug.replace("_", " ")
+        return f"{what}, row {self.row} of {self.rows_count}" if self.rows_count > 1 else what
+
+
+def _pair(
+    params: Mapping[str, str], trajectory: models.StoredTrajectory, figures: Sequence[Mapping[str, Any]],
+    rows: Sequence[RowSummary], notices: list[str],
+) -> tuple[StrategySide, StrategySide] | None:
+    """The two sides that the address names. The default: the stored rows, and the first strategy that differs."""
+    counts = {RECORDED: len(rows), **{one["strategy"]: one["rows_count"] for one in figures if not one["refused"]}}
+    counts = {slug: count for slug, count in counts.items() if count}
+    others = [one for one in figures if one["strategy"] in counts]
+    if not others:
+        return None
+    left = RECORDED if RECORDED in counts else others[0]["strategy"]
+    right = next((one["strategy"] for one in others if one["differs_at"]), others[0]["strategy"])
+    sides = []
+    for name, default in (("left", left), ("right", right)):
+        slug = params.get(name, "") or default
+        if slug not in counts:
+            why = "cannot be replayed here" if slug in STRATEGIES else "is no strategy"
+            notices.append(f"“{slug[:40]}” {why}; {default.replace('_', ' ')} is shown.")
+            slug = default
+        last = counts[slug] - 1
+        asked = whole_number(params.get(f"{name}_row"))
+        row = last if asked is None else asked
+        if row > last:
+            notices.append(f"{slug.replace('_', ' ')} makes rows 0 to {last}; row {last} is shown.")
+            row = last
+        sides.append(StrategySide(slug, row, counts[slug]))
+    return sides[0], sides[1]
+
+
+def _both_rows(
+    made: models.Replay,
+    trajectory: models.StoredTrajectory,
+    asked: tuple[StrategySide, StrategySide],
+    rows: Sequence[RowSummary],
+    notices: list[str],
+) -> tuple[Tokens, Tokens] | None:
+    """Both rows with their origins and loss masks. None and a notice when one cannot be shown."""
+    stored = replays.stored_rows(made, [side.slug for side in asked])
+    found = []
+    for side in asked:
+        if side.slug == RECORDED:
+            facts = rows[side.row]
+            length = facts.n_tokens
+        elif side.slug in stored:
+            length = stored[side.slug].lengths[side.row]
+        else:
+            notices.append(f"The rows of {side.slug.replace('_', ' ')} are too many to be kept; only its figures are.")
+            return None
+        if length > MAX_TOKENS:
+            notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_TOKENS:,} are compared at once.")
+            return None
+        if side.slug == RECORDED:
+            found.append(data.read_tokens(trajectory, facts, 0, length))
+        else:
+            row = replays.row_of(stored[side.slug], side.row)
+            assert row.origin is not None  # row_of fills it in
+            found.append(Tokens(0, row.ids, row.origin, row.loss_mask))
+    return found[0], found[1]
+
+
+def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[str, bool]:
+    """The sentence above the table, and whether both rows train the same tokens."""
+    if comparison.n_sites:
+        n = comparison.n_sites
+        places = "one place" if n == 1 else f"{n:,} places, the first of them"
+        return (
+            f"They differ in {places} at token {comparison.site_places[0]:,}. Tokens "
+            f"that differ: {comparison.left_changed:,} on the left, {comparison.right_changed:,} on the right."
+        ), False
+    masks = int(np.count_nonzero(left.loss_mask != right.loss_mask))
+    if masks:
+        return f"The ids are the same {len(left):,}; the loss masks differ at {masks:,} of them.", False
+    return f"The same {len(left):,} tokens with the same loss mask.", True
+
+
+def _counts(side: StrategySide, tokens: Tokens) -> SideCounts:
+    by_origin = {origin.slug: int(np.count_nonzero(tokens.origin == origin)) for origin in Origin}
+    return SideCounts(
+        strategy=side.slug,
+        row=side.row,
+        tokens=len(tokens),
+        trained=int(np.count_nonzero(tokens.loss_mask)),
+        origins=by_origin if bool(np.any(tokens.origin)) else None,
+    )
+
+
+def _note(counts: SideCounts) -> str:
+    words = f"{counts.tokens:,} tokens, {counts.trained:,} trained"
+    if counts.origins is None:
+        return f"{words}; encoded again, so nobody knows which of them were sampled"
+    named = [f"{n:,} {slug}" for slug, n in counts.origins.items() if n and slug != "prompt"]
+    return f"{words}: {', '.join(named)}"

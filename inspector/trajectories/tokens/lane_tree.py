@@ -1,0 +1,371 @@
+"""The lanes of a trajectory whose steps form a tree: what the page draws beside the tokens, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from inspector.html.inspector_tags import finding_title
+from inspector.trajectories.place import PagePlace
+from inspector.trajectories.tokens.turns import FindingItem, stored_json
+from inspector.web.twins import Page
+from rollout_inspector.streams.lanes import (
+    REWRITES,
+    Lane,
+    LaneKind,
+    LeavingPlace,
+    Summary,
+    find_lanes,
+    names_break,
+    with_messages,
+)
+from rollout_inspector.streams.summaries import Told
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
+
+MAX_OPEN = 12
+"""Lanes that the page shows unfolded."""
+MAX_DRAWN = 200
+MAX_LISTED = 1_000
+"""Lanes in the JSON of the page."""
+MAX_READ_STEPS = 400
+"""A trajectory of at most so many steps is read for summaries whole; of a longer one the ends of its first lanes."""
+MAX_READ_CHARACTERS = 200_000
+"""A longer text of a step is not read."""
+WIDTH = 200
+"""Width of the viewBox of a lane: the steps of the trajectory from the first to the last."""
+MAX_PIECES = 60
+MAX_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class LaneItem(Page):
+    """A lane in the JSON."""
+
+    index: int
+    """In the order of the first steps, from 0."""
+    kind: LaneKind
+    """``first``, ``continuation``, ``branch``, ``compaction``, ``summary``, ``duplicate`` or ``unnamed``."""
+    words: str
+    """What it is, where it leaves and what it holds, in a sentence."""
+    cause: str
+    """Kind of the finding at its first step; empty = none."""
+    steps: tuple[int, ...]
+    """Its engine calls."""
+    row: int | None
+    """The row that trains them; None = no row does."""
+    leaves: LeavingPlace | None
+    """Where it leaves an earlier lane; None = it follows no earlier step."""
+    repeats: int | None
+    """Of a duplicate: the earlier step with the same prompt."""
+    same_reply: bool | None
+    """Of a duplicate: whether both replies say the same; None = not known."""
+    read_by: int | None
+    """Of a branch: the later step that was told its answer, as of a sub-agent; None = none is known."""
+    summary: Summary | None
+    """The summary that it begins with, that it wrote, or that was given up before it."""
+    tokens: int
+    """Tokens that it adds to the lane that it leaves."""
+    sampled: int
+    """Tokens that its calls sampled."""
+    trained: int | None
+    """Tokens that its row trains; None = its row trains other lanes as well."""
+
+
+@dataclass(frozen=True)
+class LaneTree(Page):
+    """The lanes of a trajectory that has more than one."""
+
+    n_lanes: int
+    """All of them."""
+    sentence: str
+    """What the tree is made of."""
+    items: list[LaneItem]
+    """The first 1,000 lanes."""
+
+
+@dataclass(frozen=True)
+class DrawnLane:
+    """A lane in the list beside the pane."""
+
+    kind: str
+    name: str
+    """The row that it leads to, or the lane where no row trains it."""
+    label: str
+    words: str
+    url: str
+    """Empty where no row trains it."""
+    current: bool
+    depth: int
+    leaving: str
+    """A path from the step that it leaves to its first step, in a viewBox of 200 x 12; empty = it leaves none."""
+    line: str
+    """A path over its steps."""
+
+
+def read_lanes(
+    trajectory: StoredTrajectory,
+    rows: Sequence[RowSummary],
+    steps: Sequence[StepSummary],
+    findings: Sequence[FindingItem],
+) -> list[Lane]:
+    """The lanes of a trajectory; empty where it has one alone. At most one query, none where no message can matter."""
+    prompts = {step.index: step.prompt_length for step in steps}
+    causes: dict[int, str] = {}
+    for item in findings:
+        if item.step in prompts and names_break(item.kind, item.axis, item.start, prompts[item.step]):
+            causes.setdefault(item.step, item.kind)
+    lanes = find_lanes(steps, rows, causes)
+    if len(lanes) < 2:
+        return []
+    if is_active(trajectory) or not any(_needs_messages(lane) for lane in lanes):
+        return lanes
+    if len(steps) <= MAX_READ_STEPS:
+        wanted = set(prompts)
+    else:
+        ends = [lane for lane in lanes if lane.index == 0 or _needs_messages(lane)][: MAX_READ_STEPS // 4]
+        wanted = {step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None}
+    told = {}
+    for index, new, reply in parts.said_of_steps(trajectory, wanted, MAX_READ_CHARACTERS):
+        said, answer = stored_json(new), stored_json(reply)
+        messages = said if isinstance(said, list) else []
+        message = answer if isinstance(answer, dict) else None
+        told[index] = Told(tuple(one for one in messages if isinstance(one, dict)), message)
+    return with_messages(lanes, told)
+
+
+def _needs_messages(lane: Lane) -> bool:
+    return lane.kind in (LaneKind.BRANCH, LaneKind.DUPLICATE) or lane.cause in REWRITES
+
+
+def lane_tree(
+    trajectory: StoredTrajectory,
+    rows: Sequence[RowSummary],
+    steps: Sequence[StepSummary],
+    findings: Sequence[FindingItem],
+) -> LaneTree | None:
+    """The lanes as JSON; None where the trajectory has one alone. At most one query."""
+    lanes = read_lanes(trajectory, rows, steps, findings)
+    if not lanes:
+        return None
+    items = [
+        LaneItem(
+            lane.index, lane.kind, f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}", lane.cause,
+            lane.steps, lane.row, lane.leaves, lane.repeats, lane.same_reply, lane.read_by, lane.summary, lane.n_tokens,
+            lane.n_sampled, lane.n_trained,
+        )
+        for lane in lanes[:MAX_LISTED]
+    ]
+    return LaneTree(len(lanes), sentence_of(trajectory, lanes, rows), items)
+
+
+def lanes_shown(
+    trajectory: StoredTrajectory,
+    rows: Sequence[RowSummary],
+    steps: Sequence[StepSummary],
+    findings: Sequence[FindingItem],
+    place: PagePlace,
+    own: str,
+) -> dict[str, Any]:
+    """The variables of the list of lanes; empty where the trajectory has one alone. At most one query."""
+    lanes = read_lanes(trajectory, rows, steps, findings)
+    return listed_lanes(trajectory, lanes, rows, drawn_lanes(trajectory, lanes, rows, place, own)) if lanes else {}
+
+
+def listed_lanes(
+    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], drawn: list[DrawnLane]
+) -> dict[str, Any]:
+    """The variables of the list of lanes, from those that are drawn."""
+    return {
+        "n_lanes": len(lanes),
+        "lanes_sentence": sentence_of(trajectory, lanes, rows),
+        "lanes_shown": drawn[:MAX_OPEN],
+        "lanes_folded": drawn[MAX_OPEN:],
+        "lanes_folded_open": any(lane.current for lane in drawn[MAX_OPEN:]),
+        "lanes_rest": f"and {len(lanes) - MAX_DRAWN:,} more" if len(lanes) > MAX_DRAWN else "",
+    }
+
+
+def drawn_lanes(
+    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], place: PagePlace, own: str
+) -> list[DrawnLane]:
+    """At most 200 lanes as the page draws them. ``own``: the address of the page."""
+    n_steps = 1 + max((lane.steps[-1] for lane in lanes), default=0)
+    held = {row.index: row for row in rows}
+    return [
+        DrawnLane(
+            lane.kind.value,
+            _name(lane, lanes),
+            label_of(lane),
+            words_of(lane, lanes, is_active(trajectory)),
+            "" if lane.row is None else own + _query(place, lane, held[lane.row]),
+            lane.row == place.row,
+            min(lane.depth, MAX_DEPTH),
+            _leaving_path(lane, n_steps),
+            _line(lane, n_steps),
+        )
+        for lane in lanes[:MAX_DRAWN]
+    ]
+
+
+def _query(place: PagePlace, lane: Lane, row: RowSummary) -> str:
+    """The place of the lane's row at which it leaves, or the start of the row."""
+    if lane.leaves is None or not row.follows_steps or not row.n_tokens:
+        return place.query(row=row.index, mark=None, window=0)
+    offset = min(lane.leaves.offset, row.n_tokens - 1)
+    return place.query(row=row.index, mark=(offset, offset + 1), window=0)
+
+
+def _x(step: int, n_steps: int) -> float:
+    return WIDTH * step / n_steps
+
+
+def _leaving_path(lane: Lane, n_steps: int) -> str:
+    if lane.leaves is None:
+        return ""
+    middle, first = _x(lane.leaves.step, n_steps) + WIDTH / n_steps / 2, _x(lane.steps[0], n_steps)
+    return f"M{middle:.1f} 0V6H{first:.1f}"
+
+
+def _line(lane: Lane, n_steps: int) -> str:
+    pieces = _stretches(lane.steps)
+    if len(pieces) > MAX_PIECES:  # the steps of two lanes in turn: the gaps are too narrow to be seen
+        pieces = [(lane.steps[0], lane.steps[-1])]
+    width = WIDTH / n_steps
+    return "".join(f"M{_x(a, n_steps) + width * 0.1:.1f} 6h{max((b - a + 0.8) * width, 1):.1f}" for a, b in pieces)
+
+
+def _stretches(steps: Sequence[int]) -> list[tuple[int, int]]:
+    """First and last of each stretch of steps that follow one another."""
+    cuts = [b for a, b in pairwise(steps) if b != a + 1]
+    ends = [a for a, b in pairwise(steps) if b != a + 1]
+    return list(zip([steps[0], *cuts], [*ends, steps[-1]], strict=True))
+
+
+_LABELS = {
+    LaneKind.FIRST: "first lane",
+    LaneKind.CONTINUATION: "continuation",
+    LaneKind.BRANCH: "branch",
+    LaneKind.COMPACTION: "compaction",
+    LaneKind.SUMMARY: "summary call",
+    LaneKind.DUPLICATE: "duplicate call",
+    LaneKind.UNNAMED: "new row",
+}
+
+
+def label_of(lane: Lane) -> str:
+    """The kind of a lane in words, with what became of a summary."""
+    label = _LABELS[lane.kind] if lane.read_by is None else "branch, a sub-agent"
+    if lane.summary is None:
+        return label
+    return f"{label}, summary {lane.summary.outcome or 'not followed'}"
+
+
+def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
+    """Steps of a lane, why and where it leaves, and its tokens."""
+    said = [_steps_text(lane.steps)]
+    if lane.kind is LaneKind.CONTINUATION:
+        said.append(f"cause: {finding_title(lane.cause)}")
+    elif lane.kind is LaneKind.UNNAMED:
+        said.append("not diagnosed yet" if is_growing else "no finding names why it leaves")
+    elif lane.kind is LaneKind.DUPLICATE:
+        said.append(_duplicate_text(lane))
+    if lane.read_by is not None:
+        said.append(f"step {lane.read_by} reads its answer")
+    if lane.summary is not None:
+        said.append(_summary_text(lane.summary))
+    if lane.leaves is not None:
+        said.append(_leaving_text(lane.leaves, lanes))
+    trained = "" if lane.n_trained is None else f", {lane.n_trained:,} trained"
+    said.append(f"{_count(lane.n_tokens, 'token')} of its own, {lane.n_sampled:,} sampled{trained}")
+    return "; ".join(said)
+
+
+def _duplicate_text(lane: Lane) -> str:
+    again = "an earlier step" if lane.repeats is None else f"step {lane.repeats}"
+    replied = {True: ", with the same reply", False: ", with another reply", None: ""}[lane.same_reply]
+    went_on = ", and went on" if len(lane.steps) > 1 else ""
+    return f"sends the prompt of {again} again{replied}{went_on}"
+
+
+def _summary_text(summary: Summary) -> str:
+    if summary.outcome == "accepted":
+        return f"step {summary.taken_by} begins with the summary that step {summary.step} wrote"
+    if summary.outcome == "discarded":
+        return f"no later prompt holds the summary that step {summary.step} wrote"
+    return f"step {summary.step} wrote a summary; not all later messages could be read for it"
+
+
+def _leaving_text(leaves: LeavingPlace, lanes: Sequence[Lane]) -> str:
+    parent = lanes[leaves.lane]
+    if leaves.offset == 0:
+        return f"shares no token with {_name(parent, lanes)}"
+    where = {"prompt": "in the prompt of", "completion": "in the completion of", "end": "behind the completion of"}
+    return f"leaves {_name(parent, lanes)} {where[leaves.part]} step {leaves.step}, at token {leaves.offset:,}"
+
+
+def _name(lane: Lane, lanes: Sequence[Lane]) -> str:
+    """The row of a lane; the lane itself where its row trains several or none does."""
+    return f"row {lane.row}" if lane.row == lane.index else f"lane {lane.index}"
+
+
+def _steps_text(steps: Sequence[int]) -> str:
+    pieces = [f"{a:,}" if a == b else f"{a:,}–{b:,}" for a, b in _stretches(steps)]
+    more = f" and {len(pieces) - 6} more stretches" if len(pieces) > 6 else ""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(pieces[:6])}{more}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
+def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary]) -> str:
+    """What the tree is made of, in one sentence."""
+    n_calls = sum(len(lane.steps) for lane in lanes)
+    so_far = " so far" * is_active(trajectory)
+    if all(row.follows_steps for row in rows):
+        head = f"{_count(n_calls, 'engine call')} made {_count(len(rows), 'row')}{so_far}"
+    else:
+        lanes_text = _count(len(lanes), "lane")
+        head = (
+            f"{_count(n_calls, 'engine call')} form {lanes_text}{so_far}; the source holds {_count(len(rows), 'row')}"
+        )
+    groups: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault(label_of(lane), []).append(lane)
+    return f"{head}: {_listed([_group_text(held) for held in groups.values()])}."
+
+
+def _group_text(held: Sequence[Lane]) -> str:
+    lane, n = held[0], len(held)
+    calls = sum(len(one.steps) for one in held)
+    of_calls = f" of {_count(calls, 'call')}"
+    number = "one" if n == 1 else f"{n:,}"
+    if lane.kind is LaneKind.FIRST:
+        return f"the first lane{of_calls}"
+    if lane.read_by is not None:
+        return f"{number} sub-agent{'s' * (n > 1)}{of_calls}"
+    if lane.kind is LaneKind.BRANCH:
+        return f"{number} branch{'es' * (n > 1)}{of_calls} whose answer no later step is known to read"
+    if lane.kind is LaneKind.CONTINUATION:
+        (cause, most), *others = Counter(one.cause for one in held).most_common()
+        why = f" after “{finding_title(cause)}”" if not others else f", {most:,} after “{finding_title(cause)}”"
+        return f"{number} continuation{'s' * (n > 1)}{of_calls}{why}"
+    outcome = None if lane.summary is None else lane.summary.outcome
+    became = {"accepted": "was accepted", "discarded": "was discarded", None: "could not be followed"}[outcome]
+    if lane.kind is LaneKind.COMPACTION:
+        return f"{number} compaction{'s' * (n > 1)} whose summary {became}"
+    if lane.kind is LaneKind.SUMMARY:
+        return f"{number} side call{'s' * (n > 1)} whose summary {became}"
+    if lane.kind is LaneKind.DUPLICATE:
+        return f"{number} duplicate call{'s' * (n > 1)}"
+    return f"{number} lane{'s' * (n > 1)}{of_calls} whose cause is not named"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,163 @@
+"""The built-in lenses: what the fill colour of a token shows. Switch, legend, notes and script follow from ``LENSES``.
+
+A lens that needs its own CSS classes adds them to ``inspector/html/tokens.py`` and their colours to ``tokens.css``.
+A lens that is a scale from 0 to 8 only computes ``classes``. A trainer's column is a lens without an entry here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inspector.html.tokens import LOGPROB_EDGES, Tokens
+from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
+from rollout_inspector.diagnose.loss_weights.rules import RULES
+from rollout_inspector.streams.trajectory import Origin
+from rollouts.store.trajectories import engine_columns as beside
+
+DEFAULT = "mask"
+WEIGHT = "weight_"
+"""What the name of a lens begins with that shows the weight of a token in a loss; a rule follows."""
+
+
+@dataclass(frozen=True)
+class Swatch:
+    """One colour of a legend: its CSS class, and what it says."""
+
+    name: str
+    label: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Legend:
+    """The colours of a lens."""
+
+    swatches: tuple[Swatch, ...]
+    ends: tuple[str, str] | None = None
+    """The words before and after a scale; None for a lens that is no scale."""
+
+
+@dataclass(frozen=True)
+class LensSpec:
+    """A lens that every trajectory has."""
+
+    slug: str
+    """The name of the lens in addresses, and in ``data-lens`` for the style sheet."""
+    label: str
+    legend: Legend
+    note: Callable[[Tokens, str], str]
+    """Takes tokens and words for their place. Returns why the lens colours none of them; empty when it colours some."""
+    classes: Callable[[Tokens], NDArray[np.int64]] | None = None
+    """Returns the class 0 to 8 of each token ``[n]``, 9 = none. None: ``Tokens`` always hold what the lens shows."""
+    splits_runs: bool = False
+    """The run view splits its runs by the classes of the log-probability."""
+
+    @property
+    def paint(self) -> str:
+        """The lens as the style sheet knows it."""
+        return "value" if self.classes else self.slug
+
+    @property
+    def request(self) -> str:
+        """When the browser asks the server for another lens: ``always``, ``runs`` (in the run view) or ``never``."""
+        return "always" if self.classes else "runs" if self.splits_runs else "never"
+
+
+def _mask_note(tokens: Tokens, here: str) -> str:
+    if tokens.loss_mask.any():
+        return ""
+    return f"The loss-mask lens colours nothing: no token {here} is under the gradient."
+
+
+def _origin_note(tokens: Tokens, here: str) -> str:
+    if not tokens.origin.any():
+        return f"The origin lens colours nothing: every token {here} belongs to the first prompt."
+    if not tokens.origin_known:
+        return "Nobody recorded who wrote these tokens; the origin lens takes what is trained for sampled."
+    return ""
+
+
+def _logprob_note(tokens: Tokens, here: str) -> str:
+    if tokens.logprobs is None or bool(np.isnan(tokens.logprobs).all()):
+        if bool((tokens.origin == Origin.SAMPLED).any()):
+            why = "the source recorded no log-probabilities."
+        else:
+            why = f"no token {here} is recorded as sampled, and only sampled tokens have one."
+    elif bool((np.nan_to_num(tokens.logprobs, nan=0.0) == 0.0).all()):
+        why = "every recorded log-probability is exactly 0."
+    else:
+        return ""
+    return f"The log-probability lens colours nothing: {why}"
+
+
+def _logprob_swatches() -> tuple[Swatch, ...]:
+    swatches = []
+    for index, edge in enumerate([0.0, *LOGPROB_EDGES]):
+        low = LOGPROB_EDGES[index] if index < len(LOGPROB_EDGES) else None
+        title = f"logprob {edge:g} to {low:g}" if low is not None else f"logprob below {edge:g}"
+        percent = np.exp(low if low is not None else edge) * 100
+        swatches.append(Swatch(f"key-q{index}", f"{'≥' if low is not None else '<'}{percent:.2g}%", title))
+    return tuple(swatches)
+
+
+LENSES: tuple[LensSpec, ...] = (
+    LensSpec(
+        "mask",
+        "loss mask",
+        Legend((Swatch("key-m", "under the gradient"), Swatch("", "not trained"))),
+        _mask_note,
+    ),
+    LensSpec(
+        "origin",
+        "origin",
+        Legend(tuple(Swatch(f"key-o{origin.value}" if origin else "", origin.slug) for origin in Origin)),
+        _origin_note,
+    ),
+    LensSpec(
+        "logprob",
+        "logprob",
+        Legend(_logprob_swatches(), ends=("certain", "surprising")),
+        _logprob_note,
+        splits_runs=True,
+    ),
+)
+
+
+def find(slug: str) -> LensSpec | None:
+    """The built-in lens; None for a trainer's column."""
+    return next((lens for lens in LENSES if lens.slug == slug), None)
+
+
+def column_label(name: str) -> str:
+    """The words for the lens of a column: of a trainer, made of two, or of what an engine told."""
+    if name == "mismatch":
+        return "trainer − sampler"
+    if name == beside.BEHIND:
+        return "behind the likeliest"
+    if (rule := RULES.get(name.removeprefix(WEIGHT))) is not None and name.startswith(WEIGHT):
+        return f"weight: {rule.label}"
+    return "trainer logprobs" if name in TRAINER_LOGPROBS else name.replace("_", " ")
+
+
+LENS_OF_KIND = {
+    "advantage_misplaced": "advantages",
+    "logprob_invalid": "logprob",
+    "logprobs_other_distribution": "mismatch",
+}
+
+
+def lens_of(kind: str, columns: Sequence[str]) -> str:
+    """The lens that shows findings of a kind best, in a row with these columns of a trainer."""
+    lens = LENS_OF_KIND.get(kind, DEFAULT)
+    return lens if find(lens) is not None or lens in columns else DEFAULT
+
+
+def notes(tokens: Tokens, here: str) -> dict[str, str]:
+    """Lens -> why it colours nothing in ``tokens``, for each that does not."""
+    if not len(tokens):
+        return {lens.slug: "There are no tokens to colour yet." for lens in LENSES}
+    return {lens.slug: note for lens in LENSES if (note := lens.note(tokens, here))}

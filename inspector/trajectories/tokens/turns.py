@@ -1,0 +1,250 @@
+"""The turns of a row and its findings, arranged for reading. Nothing here reads the database."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain, groupby, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.streams.roles import RoleTurn
+from rollout_inspector.streams.token_origins import mask_runs
+from rollout_inspector.streams.trajectory import Origin
+from rollouts.store.trajectories.findings import worst_severity
+from rollouts.store.trajectories.rows import Span
+
+
+@dataclass(frozen=True)
+class FindingItem:
+    """A finding in the list and in the JSON: its place in its step or row, its places in the row, its sentences."""
+
+    number: int
+    kind: str
+    title: str
+    severity: str
+    axis: str
+    step: int | None
+    row: int | None
+    """None when no row holds its place."""
+    start: int
+    stop: int
+    evidence: str
+    remedy: str
+    cost: str
+    expected_text: str
+    actual_text: str
+    missing: str = ""
+    places: tuple[tuple[int, int], ...] = ()
+    """Every stretch of the row that it marks, each at least one token."""
+    is_held: bool = True
+    """False: the row trains other tokens in its place. ``places`` are theirs, ``start`` and ``stop`` of the step."""
+    trained_tokens: int = 0
+    """Sampled tokens that it loses, and trained tokens that it makes wrong; 0 where that is not known."""
+    muted: bool = False
+    """The project knows findings of this kind in this run; the rule under ``muted`` of the page says why."""
+
+    @property
+    def weight(self) -> str:
+        """The severity that it is drawn with: a muted finding is as quiet as a note."""
+        return Severity.INFO.value if self.muted else self.severity
+
+    @property
+    def severity_words(self) -> str:
+        """Its severity in words."""
+        return f"{self.severity}, muted" if self.muted else self.severity
+
+    @property
+    def is_comparable(self) -> bool:
+        """The page “Side by side” can show it: expected against read, or sampled against re-tokenized."""
+        return self.axis == "stream" and self.step is not None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A span of a row, as a section of the page."""
+
+    number: int
+    part: str
+    role: str
+    step_index: int | None
+    start: int
+    stop: int
+    n_trained: int | None
+    """None: only the loss mask tells it, and the mask was not read."""
+    finish_reason: str = ""
+    findings: tuple[FindingItem, ...] = field(default=(), compare=False)
+
+    @property
+    def n_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def worst(self) -> str:
+        """The worst severity of its findings, or empty."""
+        return worst_severity(item.weight for item in self.findings)
+
+
+def stored_json(text: str | None) -> Any:
+    """A stored JSON value; None without a text, or when the text is no JSON."""
+    try:
+        return json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def roles_of(messages_json: str | None) -> list[str]:
+    """The roles of a stored list of messages; empty when the text holds no such list."""
+    messages = stored_json(messages_json)
+    if not isinstance(messages, list):
+        return []
+    return [str(message.get("role", "message")) for message in messages if isinstance(message, dict)]
+
+
+def role_label(part: str, roles: Sequence[str]) -> str:
+    """``assistant`` for a completion; otherwise the roles of the span's messages, counted."""
+    return _role_label(part, tuple(roles))
+
+
+@lru_cache(maxsize=4096)
+def _role_label(part: str, roles: Sequence[str]) -> str:
+    if part == "completion":
+        return "assistant"
+    if part == "prompt" and "history" in roles:
+        roles = ["history", *(role for role in roles if role not in ("assistant", "history"))]
+    new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
+    if not new:
+        return "prompt" if part == "prompt" else "between turns" if part == "delta" else "row"
+    # A short list keeps its order: "user, assistant, user".
+    counts = [(role, len(list(same))) for role, same in groupby(new)]
+    if len(set(new)) > 3 or len(counts) > 6:
+        counts = list(Counter(new).items())
+    return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts)
+
+
+@dataclass(frozen=True)
+class MaskSpan(Span):
+    """A span of a row without steps, found by its origins or its role headers.
+
+    When role headers divide the row, ``part`` is ``prompt`` before the first header, ``reply`` after a header of the
+    assistant, and ``message`` after any other header.
+    """
+
+    roles: tuple[str, ...] = ()
+
+
+MAX_ORIGIN_SPANS = 4000
+
+
+def header_spans(turns: Sequence[RoleTurn]) -> list[MaskSpan]:
+    """The spans of a row that has its own arrays and no origins, by its role headers."""
+    parts = {"assistant": "reply", "prompt": "prompt"}
+    return [MaskSpan(t.start, t.stop, None, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
+
+
+def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:
+    """The spans of a row that has its own arrays: sampled stretches, and the stretches between them.
+
+    A row with more than ``MAX_ORIGIN_SPANS`` stretches stays one span, because the page would be all headers.
+    """
+    n = int(origin.size)
+    if not n:
+        return []
+    sampled = origin == Origin.SAMPLED
+    edges = sorted({0, n, *chain.from_iterable(mask_runs(sampled))})
+    if len(edges) > MAX_ORIGIN_SPANS:
+        return [MaskSpan(0, n, None, "row")]
+    parts = ["completion" if sampled[a] else "delta" if a else "prompt" for a in edges[:-1]]
+    return [MaskSpan(a, b, None, part) for (a, b), part in zip(pairwise(edges), parts, strict=True)]
+
+
+def make_turns(
+    spans: Iterable[tuple[int, Span]],
+    roles: Mapping[int, Sequence[str]],
+    findings: Sequence[FindingItem],
+    row: int,
+    trained_steps: frozenset[int] | None,
+    finish_reasons: Mapping[int, str],
+    mask: NDArray[np.bool_] | None = None,
+) -> list[Turn]:
+    """The turns of one row, of its spans and their numbers.
+
+    ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``.
+    """
+    here = [item for item in findings if item.row == row]
+    turns = []
+    for number, span in spans:
+        n_trained: int | None = 0
+        if trained_steps is None:
+            n_trained = None if mask is None else int(mask[span.start : span.stop].sum())
+        elif span.part == "completion" and span.step_index in trained_steps:
+            n_trained = span.stop - span.start
+        step = -1 if span.step_index is None else span.step_index
+        turns.append(
+            Turn(
+                number,
+                span.part,
+                role_label(span.part, span.roles if isinstance(span, MaskSpan) else roles.get(step, ())),
+                span.step_index,
+                span.start,
+                span.stop,
+                n_trained,
+                finish_reasons.get(step, "") if span.part == "completion" else "",
+                tuple(item for item in here if span.start <= item.places[0][0] < max(span.stop, span.start + 1)),
+            )
+        )
+    return turns
+
+
+SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+"""From bad to harmless."""
+
+
+def worst_finding(
+    findings: Sequence[FindingItem], row: int | None = None, wanted: Mapping[str, str] | None = None
+) -> FindingItem | None:
+    """The worst finding that a row holds: by severity, then by trained tokens; of several the first.
+
+    No info finding, and no muted one.
+
+    ``wanted``: the filter of the list that led here. Where it asks for a kind or a severity, the worst of those,
+    an info finding too.
+    """
+    asked = wanted or {}
+    kind, severity = asked.get("finding", ""), asked.get("severity", "")
+    held = [item for item in findings if item.row is not None and item.places and (row is None or item.row == row)]
+    if kind or severity:
+        chosen = [i for i in held if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
+        if chosen:
+            return _worst(chosen)
+    return _worst([item for item in held if item.weight != Severity.INFO])
+
+
+def _worst(held: Sequence[FindingItem]) -> FindingItem | None:
+    return min(held, key=lambda item: (SEVERITIES.index(Severity(item.weight)), -item.trained_tokens), default=None)
+
+
+@dataclass(frozen=True)
+class RoleShare:
+    """How many tokens of one role are trained."""
+
+    role: str
+    turns: int
+    tokens: int
+    trained: int
+
+
+def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[RoleShare]:
+    """For each role: its turns, its tokens, and the number of trained tokens. ``mask``: ``[n]`` of the row."""
+    table: dict[str, RoleShare] = {}
+    for turn in turns:
+        line = table.get(turn.role, RoleShare(turn.role, 0, 0, 0))
+        trained = int(mask[turn.start : turn.stop].sum())
+        table[turn.role] = RoleShare(turn.role, line.turns + 1, line.tokens + turn.n_tokens, line.trained + trained)
+    return list(table.values())

@@ -1,0 +1,571 @@
+"""Sends rollouts from inside a trainer, without making a training step wait.
+
+:meth:`RolloutStream.send` puts records into a bounded queue and returns. One thread writes them to *fragments*, files
+of JSON lines in a folder. Another thread pushes the fragments, oldest first, and deletes each one that the server took.
+While the server is away the fragments stay. The next process that uses the folder sends what an ended one left there.
+The server knows what it has by its id, so a fragment that is sent twice is stored once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gzip
+import json
+import logging
+import os
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rollout_inspector.client.client import Client, ServerError, line_of
+
+try:
+    import fcntl
+except ImportError:  # Windows: what another process left is then sent by hand
+    fcntl = None  # type: ignore[assignment]
+
+LOG = logging.getLogger("rollout_inspector")
+
+MAX_QUEUED_VALUES = 16_000_000
+"""Numbers that wait in memory, about 0.5 GB as Python lists. Further records are dropped and counted."""
+MAX_FRAGMENT_BYTES = 16 << 20
+"""JSON in one fragment, unless one record alone is longer."""
+MAX_FOLDER_BYTES = 4 << 30
+"""Bytes of all fragments in the folder, refused ones included. Further records are dropped and counted."""
+MAX_FAULTS = 10
+"""How often the server may fail at the same fragment with status 500 before it is set aside."""
+FIRST_WAIT_SECONDS = 1.0
+MAX_WAIT_SECONDS = 60.0
+PUSH_SECONDS = 150.0
+CLOSE_SECONDS = 20.0
+
+_REFUSED = (400, 404, 409, 410, 411, 413, 415)
+"""Answers that stay the same however often a fragment is sent."""
+_SUFFIX = ".jsonl.gz"
+
+
+@dataclass
+class StreamCounts:
+    """What became of the records of one stream, and of those that it found in its folder."""
+
+    taken: int = 0
+    """Records that :meth:`RolloutStream.send` took."""
+    dropped_queue_full: int = 0
+    dropped_folder_full: int = 0
+    dropped_unwritable: int = 0
+    """Records that JSON cannot hold, or that the disk did not take."""
+    dropped_unreadable: int = 0
+    """Batches that could not be read, such as objects that the adapter does not know."""
+    stored: int = 0
+    """Trajectories that the server stored."""
+    known: int = 0
+    """Trajectories that the server had already."""
+    rejected: int = 0
+    """Records that the server could not read."""
+    refused: int = 0
+    """Records of fragments that the server refused; they lie in ``refused/`` beside their reason."""
+
+    @property
+    def dropped(self) -> int:
+        """Records and unreadable batches that were lost here, for whatever reason."""
+        return self.dropped_queue_full + self.dropped_folder_full + self.dropped_unwritable + self.dropped_unreadable
+
+
+@dataclass(frozen=True)
+class _Batch:
+    records: list[Any]
+    prefix: str
+    step: int | None
+    weight: int
+
+
+class RolloutStream:
+    """A queue, a folder of fragments and a sender. Safe to use from many threads, and after a fork.
+
+    What is not named is read from ``ROLLOUT_INSPECTOR_URL``, ``_TOKEN``, ``_RUN``, ``_TOKENIZER`` and ``_FOLDER``.
+    Without a run, the first fragment that the server takes creates one, called ``name``. Raises ``ValueError`` without
+    an address or a token. After that nothing raises: a failure is logged and counted.
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, run: str | None = None, *, name: str = "",
+        tokenizer: str | None = None, folder: str | Path | None = None, max_queued_values: int = MAX_QUEUED_VALUES,
+        max_folder_bytes: int = MAX_FOLDER_BYTES, wait_seconds: float = FIRST_WAIT_SECONDS,
+    ) -> None:
+        self.url = (url or _environment("URL")).rstrip("/")
+        self.token = token or _environment("TOKEN")
+        for value, what in ((self.url, "URL"), (self.token, "TOKEN")):
+            if not value:
+                raise ValueError(
+                    f"Rollout Inspector needs {what.lower()}=... or the environment variable ROLLOUT_INSPECTOR_{what}. "
+                    "The page /tokens of the server makes a token."
+                )
+        self.run = run or _environment("RUN") or None
+        self.name = name or time.strftime("streamed %Y-%m-%d %H:%M")
+        self.tokenizer = tokenizer or _environment("TOKENIZER") or None
+        self.folder = Path(folder or _environment("FOLDER") or "rollout-inspector-fragments").absolute()
+        self.max_queued_values, self.max_folder_bytes = max_queued_values, max_folder_bytes
+        self.wait_seconds = wait_seconds
+        self.counts = StreamCounts()
+        self._begin()
+        atexit.register(self.close)
+
+    def _begin(self) -> None:
+        """All that belongs to one process; a forked child begins again."""
+        self._pid = os.getpid()
+        self._queue: deque[_Batch] = deque()
+        self._queued_values = 0
+        self._is_busy = {"write": False, "send": False}
+        self._is_away = False
+        self._changed = threading.Condition()
+        self._ending = False
+        self._threads: list[threading.Thread] = []
+        self._place: _Place | None = None
+        self._warned: dict[str, float] = {}
+
+    # -- from the trainer
+
+    def send(self, records: Iterable[Any] | Mapping[str, Any], prefix: str = "", step: int | None = None) -> bool:
+        """Take records, and return at once. False = the queue was full, and they were dropped and counted.
+
+        ``records``, ``prefix`` and ``step`` are those of :meth:`rollout_inspector.client.client.Client.push`. Lists in them must not be
+        changed afterwards.
+        """
+        return self.send_made(lambda: records, prefix, step)
+
+    def _take(self, records: Iterable[Any] | Mapping[str, Any], prefix: str, step: int | None) -> bool:
+        if os.getpid() != self._pid:
+            self.counts = StreamCounts()
+            self._begin()
+        batch = [records] if isinstance(records, (Mapping, str, bytes)) else list(records)
+        if not batch:
+            return True
+        weight = sum(map(_weight, batch))
+        with self._changed:
+            if self._ending or (self._queue and self._queued_values + weight > self.max_queued_values):
+                self.counts.dropped_queue_full += len(batch)
+                full = True
+            else:
+                full = False
+                self.counts.taken += len(batch)
+                self._queue.append(_Batch(batch, prefix, step, weight))
+                self._queued_values += weight
+                self._start()
+                self._changed.notify_all()
+        if full:
+            why = "the stream is closed" if self._ending else f"they come faster than {self.folder} can be written"
+            self._warn("queue", f"{self.counts.dropped_queue_full:,} records were dropped so far: {why}.")
+        return not full
+
+    def send_made(
+        self, make: Callable[[], Iterable[Any] | Mapping[str, Any]], prefix: str = "", step: int | None = None
+    ) -> bool:
+        """Send the records that ``make`` returns. Where it raises, the failure is logged and counted.
+
+        Adapters read the objects of a framework this way, so that a shape they do not know stops no training.
+        """
+        try:
+            return self._take(make(), prefix, step)
+        except Exception as error:
+            self.counts.dropped_unreadable += 1
+            self._warn("make", f"{self.counts.dropped_unreadable:,} batches could not be read, the last one because of "
+                       f"{type(error).__name__}: {error}")
+            LOG.debug("A batch could not be read.", exc_info=True)
+            return False
+
+    def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Wait until all is written and sent. False = some of it still waits, in the queue or in the folder."""
+        return self._wait(seconds, self._is_sent)
+
+    def settle(self, seconds: float = CLOSE_SECONDS) -> bool:
+        """Like :meth:`flush`, but without waiting for a server that just failed to answer."""
+        return self._wait(seconds, lambda: self._is_sent() or (self._is_away and self._is_written()))
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> StreamCounts:
+        """Write what is queued, send what can be sent within ``seconds``, and end. The folder keeps the rest."""
+        if os.getpid() != self._pid or self._ending:
+            return self.counts
+        self.settle(seconds)
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(1.0)
+        n_waiting, place = len(self.waiting()), self._place
+        if n_waiting:
+            LOG.warning("%d fragments wait in %s. The next stream with this folder sends them.", n_waiting, self.folder)
+        if self.counts.dropped or self.counts.refused or self.counts.rejected:
+            LOG.warning("Not all records arrived: %s.", asdict(self.counts))
+        if place is not None and not n_waiting:
+            place.remove()
+        elif place is not None:
+            place.unlock()
+        atexit.unregister(self.close)
+        return self.counts
+
+    def send_left_over(self) -> bool:
+        """Send what ended processes left in the folder, in this thread. False = some of it still waits."""
+        places = _left_by_others(self.folder, self.url, self._place)
+        try:
+            for place in places:
+                while place.fragments():
+                    if not self._send_one(place):
+                        if not place.is_forbidden:
+                            return False
+                        break
+                else:
+                    place.remove()
+        finally:
+            for place in places:
+                place.unlock()
+        return not any(place.fragments() for place in places)
+
+    def waiting(self) -> list[Path]:
+        """The fragments of this process that are not sent yet, oldest first."""
+        return self._place.fragments() if self._place is not None else []
+
+    def __enter__(self) -> RolloutStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_written(self) -> bool:
+        return not self._queue and not self._is_busy["write"]
+
+    def _is_sent(self) -> bool:
+        return self._is_written() and not self._is_busy["send"] and not self.waiting()
+
+    def _wait(self, seconds: float, is_done: Callable[[], bool]) -> bool:
+        end = time.monotonic() + seconds
+        with self._changed:
+            while not is_done():
+                left = end - time.monotonic()
+                if left <= 0 or not self._threads:
+                    return is_done()
+                self._changed.wait(min(left, 0.2))
+        return True
+
+    def _start(self) -> None:
+        if not self._threads:
+            for work in (self._write_all, self._send_all):
+                thread = threading.Thread(target=work, name=f"rollout-inspector{work.__name__}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _warn(self, about: str, sentence: str) -> None:
+        """Log a warning, at most once a minute about the same thing."""
+        now = time.monotonic()
+        if now - self._warned.get(about, -60.0) >= 60.0:
+            self._warned[about] = now
+            LOG.warning("%s", sentence)
+
+    # -- the thread that writes fragments
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue:
+                    if self._ending:
+                        return
+                    self._changed.wait()
+                batch = self._queue.popleft()
+                self._queued_values -= batch.weight
+                self._is_busy["write"] = True
+            try:
+                self._write(batch)
+            finally:
+                with self._changed:
+                    self._is_busy["write"] = False
+                    self._changed.notify_all()
+
+    def _write(self, batch: _Batch) -> None:
+        lines: list[bytes] = []
+        size = 0
+        for record in batch.records:
+            try:
+                line = line_of(record)
+            except Exception as error:
+                self.counts.dropped_unwritable += 1
+                self._warn("line", f"A record cannot be written as JSON and was dropped: {error}")
+                continue
+            if lines and size + len(line) > MAX_FRAGMENT_BYTES:
+                self._keep(lines, batch)
+                lines, size = [], 0
+            lines.append(line)
+            size += len(line)
+        if lines:
+            self._keep(lines, batch)
+
+    def _keep(self, lines: list[bytes], batch: _Batch) -> None:
+        """Write one fragment, or count what it would have held."""
+        try:
+            if self._place is None or not self._place.path.is_dir():  # somebody may have cleaned up
+                self._place = _Place.made(self.folder, self._about())
+            if _bytes_in(self.folder) + sum(map(len, lines)) // 4 > self.max_folder_bytes:
+                self.counts.dropped_folder_full += len(lines)
+                self._warn("folder", f"{self.counts.dropped_folder_full:,} records were dropped so far: {self.folder} "
+                           f"holds {self.max_folder_bytes >> 20} MB of fragments that were not sent.")
+                return
+            self._place.add({"prefix": batch.prefix, "step": batch.step, "n": len(lines)}, lines)
+        except OSError as error:
+            self.counts.dropped_unwritable += len(lines)
+            self._warn("disk", f"{self.counts.dropped_unwritable:,} records were dropped so far: {self.folder} cannot "
+                       f"be written: {error.strerror or error}.")
+
+    def _about(self) -> dict[str, Any]:
+        return {"url": self.url, "run": self.run, "name": self.name, "tokenizer": self.tokenizer}
+
+    # -- the thread that sends them
+
+    def _send_all(self) -> None:
+        left_over: list[_Place] | None = None
+        waits = 0
+        while True:
+            place = self._place
+            if left_over is None and place is not None:
+                left_over = _left_by_others(self.folder, self.url, place)
+            sending = next((one for one in (*(left_over or ()), place) if one is not None and one.fragments()), None)
+            if sending is None:
+                for one in left_over or ():
+                    one.remove()
+                left_over = left_over and []
+                with self._changed:
+                    if self._ending:
+                        return
+                    self._changed.notify_all()
+                    self._changed.wait(0.1)
+                continue
+            self._is_busy["send"] = True
+            is_sent = self._send_one(sending)
+            if not is_sent and sending is not place and sending.is_forbidden:
+                # The token of this process may not push where another process did. Its fragments stay.
+                sending.unlock()
+                left_over = [one for one in left_over or () if one is not sending]
+                is_sent = True
+            waits = 0 if is_sent else waits + 1
+            with self._changed:
+                self._is_busy["send"], self._is_away = False, not is_sent
+                self._changed.notify_all()
+                pause = min(self.wait_seconds * 2 ** min(waits - 1, 16), MAX_WAIT_SECONDS) if waits else 0.0
+                end = time.monotonic() + pause
+                while not self._ending and time.monotonic() < end:
+                    self._changed.wait(max(end - time.monotonic(), 0.0))
+                if self._ending:
+                    for one in left_over or ():
+                        one.unlock()
+                    return
+
+    def _send_one(self, place: _Place) -> bool:
+        """Send the oldest fragment. False = it is to be sent again later."""
+        fragment = place.fragments()[0]
+        try:
+            said = send_fragment(place, fragment, self.url, self.token)
+        except ServerError as error:
+            place.faults[fragment.name] = place.faults.get(fragment.name, 0) + (error.status == 500)
+            if error.status in _REFUSED or place.faults[fragment.name] >= MAX_FAULTS:
+                self.counts.refused += place.set_aside(fragment, str(error))
+                self._warn("refused", f"The server refused a fragment, which now lies in {place.refused}: {error}")
+                return True
+            self._warn("away", f"Rollouts wait in {self.folder}: {error}")
+            place.is_forbidden = error.status in (401, 403)
+            return False
+        except Exception as error:  # a fragment that a power failure cut, a disk that went away
+            self.counts.refused += place.set_aside(fragment, f"It cannot be read: {error!r}")
+            self._warn("refused", f"A fragment cannot be read and now lies in {place.refused}: {error!r}")
+            return True
+        if place is self._place:
+            self.run = said["run"]
+        self.counts.stored += said.get("trajectories", 0)
+        self.counts.known += said.get("known", 0)
+        if said.get("n_rejected"):
+            self.counts.rejected += said["n_rejected"]
+            self._warn("rejected", f"The server could not read {said['n_rejected']} records: {said['rejected'][0]}")
+        return True
+
+
+def send_fragment(place: _Place, fragment: Path, url: str, token: str) -> dict[str, Any]:
+    """Push one fragment to the run of its place, delete it, and return what the server answered.
+
+    Raises :class:`ServerError` when the server did not take it, and ``OSError`` or ``ValueError`` when it is damaged.
+    """
+    client = Client(url, token, place.about["run"], tries=1, timeout=PUSH_SECONDS)
+    if client.run is None:
+        try:
+            client.create_run(place.about["name"], place.about["tokenizer"])
+        except ServerError as error:  # such as a tokenizer that somebody still has to register: the fragment waits
+            raise ServerError(str(error), 403 if error.status in _REFUSED else error.status) from error
+        place.note(run=client.run)
+    with gzip.open(fragment, "rb") as file:
+        head = json.loads(file.readline())
+        said = client.push(_lines(file), head["prefix"], head["step"])
+    fragment.unlink(missing_ok=True)
+    return said
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
+    yield from file
+
+
+class _Place:
+    """The folder of one process in the folder of fragments. A lock on it tells that the process lives."""
+
+    def __init__(self, path: Path, about: dict[str, Any], lock: IO[bytes] | None) -> None:
+        self.path, self.about, self._lock = path, about, lock
+        self.faults: dict[str, int] = {}
+        self.is_forbidden = False
+        """Whether the token may not push its fragments."""
+        self._next = 0
+
+    @classmethod
+    def made(cls, folder: Path, about: dict[str, Any]) -> _Place:
+        path = (
+            folder
+            / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
+        )
+        path.mkdir(parents=True, mode=0o700)
+        place = cls(path, about, _locked(path))
+        place.note()
+        return place
+
+    @classmethod
+    def found(cls, path: Path) -> _Place | None:
+        """The place that an ended process left. None = its process lives, or it is none."""
+        try:
+            about = json.loads((path / "stream.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        if fcntl is None or not isinstance(about, dict) or not {"url", "run", "name", "tokenizer"} <= about.keys():
+            return None
+        lock = _locked(path)
+        return cls(path, about, lock) if lock is not None else None
+
+    @property
+    def refused(self) -> Path:
+        return self.path / "refused"
+
+    def note(self, **more: Any) -> None:
+        """Keep what is known about the run, whole or not at all."""
+        self.about.update(more)
+        draft = self.path / "stream.json.part"
+        draft.write_text(json.dumps(self.about), encoding="utf-8")
+        draft.replace(self.path / "stream.json")
+
+    def add(self, head: dict[str, Any], lines: list[bytes]) -> None:
+        """Write one fragment. It appears under its name when it is whole."""
+        self._next += 1
+        target = self.path / f"{self._next:09d}{_SUFFIX}"
+        draft = target.with_suffix(".part")
+        try:
+            with gzip.open(draft, "wb", compresslevel=1) as file:
+                file.write(json.dumps(head).encode() + b"\n")
+                for line in lines:
+                    file.write(line + b"\n")
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def fragments(self) -> list[Path]:
+        """The fragments that wait, oldest first."""
+        try:
+            return sorted(path for path in self.path.iterdir() if path.name.endswith(_SUFFIX))
+        except OSError:
+            return []
+
+    def set_aside(self, fragment: Path, reason: str) -> int:
+        """Move a fragment that will never be taken beside its reason. Returns how many records it holds."""
+        n = 0
+        with contextlib.suppress(Exception), gzip.open(fragment, "rb") as file:
+            n = int(json.loads(file.readline())["n"])
+        with contextlib.suppress(OSError):
+            self.refused.mkdir(exist_ok=True)
+            (self.refused / f"{fragment.name}.reason.txt").write_text(reason + "\n", encoding="utf-8")
+            fragment.replace(self.refused / fragment.name)
+        fragment.unlink(missing_ok=True)
+        return max(n, 1)
+
+    def unlock(self) -> None:
+        """Let another process send what is here."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def remove(self) -> None:
+        """Delete the folder if nothing waits in it and nothing was refused."""
+        self.unlock()
+        if not self.fragments() and not self.refused.exists():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _left_by_others(folder: Path, url: str, mine: _Place | None) -> list[_Place]:
+    """The places of ended processes that spoke to the server at ``url`` and left fragments."""
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if (mine is not None and path == mine.path) or not any(path.glob(f"*{_SUFFIX}")):
+            continue
+        with contextlib.suppress(OSError):  # the folder of another user
+            place = _Place.found(path)
+            if place is not None and place.about["url"] == url:
+                found.append(place)
+            elif place is not None:
+                place.unlock()
+    return found
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """The open lock file of a place; None where another process holds it."""
+    file = (path / "lock").open("ab")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+    return file
+
+
+def _bytes_in(folder: Path) -> int:
+    size = 0
+    for path in (*folder.glob(f"*/*{_SUFFIX}"), *folder.glob(f"*/refused/*{_SUFFIX}")):
+        with contextlib.suppress(FileNotFoundError):  # it was just sent
+            size += path.stat().st_size
+    return size
+
+
+def _environment(name: str) -> str:
+    return os.environ.get(f"ROLLOUT_INSPECTOR_{name}", "").strip()
+
+
+def _weight(value: Any) -> int:
+    """About how many numbers a record holds; lists of numbers are not walked through."""
+    if isinstance(value, Mapping):
+        return 8 + sum(map(_weight, value.values()))
+    if isinstance(value, (str, bytes)):
+        return 1 + len(value) // 8
+    if isinstance(value, (list, tuple)):
+        if value and isinstance(value[0], (Mapping, list, tuple)):
+            return sum(map(_weight, value))
+        return len(value)
+    n = value.numel() if callable(getattr(value, "numel", None)) else getattr(value, "size", 1)
+    return max(n, 1) if isinstance(n, int) else 1
+
+
+_shared: RolloutStream | None = None
+_sharing = threading.Lock()
+
+
+def shared_stream(name: str = "") -> RolloutStream:
+    """The stream that the environment variables describe, the same for all of this process."""
+    global _shared
+    with _sharing:
+        if _shared is None or _shared._ending:
+            _shared = RolloutStream(name=name)
+        return _shared

@@ -1,0 +1,301 @@
+"""What an agent may ask a server: each public method is a tool, and its docstring is what the agent reads of it.
+
+A tool returns text: metadata as a line of JSON, then content behind a fence where ``content`` asks for it. Errors are
+:class:`ToolRefused` with a sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from rollout_inspector.client.client import ENDED, Client, ServerError
+from rollout_inspector.commands.fence import answer_text, shown_text
+
+MAX_ITEMS = 100
+"""Items of a list in one answer."""
+MAX_COMPARED = 6
+SHOWN_ITEMS = 20
+"""Tokens, steps and lines of each table of a gap, and questions of a comparison."""
+MAX_WAIT_SECONDS = 300.0
+POLL_SECONDS = 1.0
+CODE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+RUN_FIELDS = (
+    "code", "name", "kind", "status", "error", "created_at", "model", "environment", "format", "trajectories",
+    "finished", "failed", "steps", "rows", "rows_per_call", "tokens", "sampled", "reward_mean", "findings",
+)
+TRAJECTORY_FIELDS = (
+    "code", "external_id", "group", "status", "stop_reason", "reward", "training_step", "steps", "rows", "tokens",
+    "trained", "lost", "findings", "worst_severity",
+)
+FINDING_FIELDS = (
+    "trajectory", "number", "kind", "title", "severity", "step", "row", "start", "stop", "remedy", "missing",
+    "trained_tokens_lost", "trained_tokens_wrong", "muted",
+)
+CHECK_FIELDS = ("code", "status", "error", "progress", "tokenizer", "label", "verdicts", "prefix_preserving")
+PROBE_FIELDS = ("name", "title", "status", "void", "decisive", "line")
+REPAIR_FIELDS = ("verified", "scope", "fixes", "still_broken", "changed_conversations")
+
+
+class ToolRefused(Exception):
+    """A tool cannot answer; the message says why, and what to do."""
+
+
+class AgentTools:
+    """The tools over one server. ``client``: makes the client of the caller, whose token says what may be read."""
+
+    def __init__(self, client: Callable[[], Client], pause: Callable[[float], object] = time.sleep) -> None:
+        self._client, self._pause = client, pause
+
+    def list_runs(self, text: str = "", status: str = "", limit: int = 20) -> str:
+        """List runs, newest first, with their sizes and findings by kind.
+
+        text: a part of the name or of the model, or a whole code. status: queued, running, done, failed or cancelled.
+        """
+        client = self._client()
+        found = client.runs(text=text, status=status, limit=_asked(limit))
+        return _listed("runs", found, limit, lambda one: _of(one, RUN_FIELDS) | _at(client, one["url"]))
+
+    def get_run(self, run: str) -> str:
+        """One run: its origin, sizes, rewards, and its findings by kind with counts. run: its code."""
+        client = self._client()
+        whole, said = client.get_run(_code(run)), client.summary(_code(run))
+        kinds = [
+            {
+                "kind": kind, "findings": n, "trajectories": said["finding_trajectories"].get(kind),
+                "severities": said["finding_severities"].get(kind), "tokens": said["finding_tokens"].get(kind),
+            }
+            for kind, n in sorted(said["finding_counts"].items(), key=lambda item: -item[1])
+        ]
+        figures = ("by_status", "n_rewards", "reward_mean", "reward_min", "reward_max", "reward_std", "stop_reasons")
+        run_said = {name: value for name, value in _of(whole, RUN_FIELDS).items() if name != "findings"}
+        return answer_text({**run_said, **_of(said, figures), "kinds": kinds, **_at(client, whole["url"])})
+
+    def list_trajectories(
+        self, run: str, finding: str = "", severity: str = "", text: str = "", sort: str = "index", limit: int = 20
+    ) -> str:
+        """List trajectories of a run, without their content.
+
+        * finding: only those with a finding of this kind.
+        * severity: error, warning or info.
+        * text: a part of the external id.
+        * sort: such as index, reward or -reward, where the minus sign means descending.
+        """
+        client = self._client()
+        found = client.trajectories(
+            _code(run), finding=finding, severity=severity, text=text, sort=sort, limit=_asked(limit)
+        )
+        return _listed("trajectories", found, limit, lambda one: _of(one, TRAJECTORY_FIELDS))
+
+    def list_findings(
+        self, run: str = "", trajectory: str = "", kind: str = "", severity: str = "", limit: int = 20
+    ) -> str:
+        """List findings of a run, or of one trajectory: what is wrong where, what it costs and the remedy.
+
+        Name a run or a trajectory. kind and severity narrow the findings of a run. Only the findings of a trajectory
+        have the number that get_finding takes.
+        """
+        client = self._client()
+        if bool(run) == bool(trajectory):
+            raise ToolRefused("Name a run, or a trajectory: one of the two.")
+        if trajectory and (kind or severity):
+            raise ToolRefused("kind and severity narrow the findings of a run. Leave them out for a trajectory.")
+        if trajectory:
+            found = client.findings(trajectory=_code(trajectory), limit=_asked(limit))
+        else:
+            found = client.findings(_code(run), kind=kind, severity=severity, limit=_asked(limit))
+        return _listed("findings", found, limit, lambda one: _of(one, FINDING_FIELDS) | _place(client, one))
+
+    def get_finding(self, trajectory: str, number: int, content: bool = False) -> str:
+        """One finding by its number in its trajectory, from 1, with a link to its tokens.
+
+        content: also the evidence, the texts and the token ids, which quote the rollout and are untrusted.
+        """
+        client = self._client()
+        whole = client.finding(_code(trajectory), _count(number, "number"))
+        one = whole["finding"]
+        said = _of(one, FINDING_FIELDS) | {"places": one["places"]} | _place(client, one)
+        if not content:
+            return answer_text(said)
+        quoted = _of(one, ("evidence", "expected_text", "actual_text"))
+        return answer_text(said, _json({**quoted, **_of(whole, ("expected_ids", "actual_ids"))}))
+
+    def get_step(self, trajectory: str, step: int, content: bool = False, start: int = 0) -> str:
+        """One engine call of a trajectory: lengths, sampling, why it ended.
+
+        content: also its new messages, tools and reply, which are untrusted. start: the character to go on from.
+        """
+        whole = self._client().step(_code(trajectory), _count(step, "step"))
+        said = {"trajectory": trajectory, **whole["step"], "recorded": sorted(whole["recorded"])}
+        return answer_text(said, _json(whole["recorded"]) if content else None, _count(start, "start"))
+
+    def compare_runs(self, runs: list[str]) -> str:
+        """Two to six runs side by side: figures, settings that differ, findings by kind, and shared questions.
+
+        differences: what differs over the training steps, a sentence for each figure. runs: codes, the first one first.
+        """
+        if not 2 <= len(runs) <= MAX_COMPARED:
+            raise ToolRefused(f"Name 2 to {MAX_COMPARED} runs; these are {len(runs)}.")
+        client = self._client()
+        said = client.compare([_code(run) for run in runs])
+        fields = ("trained", "lost", "foreign", "template", "rows_template", "flawed", "muted")
+        return answer_text({
+            "runs": [_of(one["run"], RUN_FIELDS) | _of(one, fields) for one in said["runs"]],
+            "settings": said["settings"],
+            "kinds": [
+                {**_of(one, ("kind", "title")), "trajectories": [run["trajectories"] for run in one["counts"]]}
+                for one in said["kinds"]
+            ],
+            "questions": said["questions"][:SHOWN_ITEMS],
+            "differences": {one["title"]: one["difference"] for one in (said["overlay"] or {"charts": []})["charts"]},
+            "url": f"{client.url}/runs/compare?" + "&".join(f"run={run}" for run in runs),
+        })
+
+    def get_gap(self, run: str, content: bool = False) -> str:
+        """How far trainer and sampler of a run are apart, which causes were found, and which are not decided.
+
+        why_not says why there is no report. content: also the texts of the worst tokens, which are untrusted.
+        """
+        client = self._client()
+        said = client.gap(_code(run))
+        report = said["report"]
+        named = [] if report is None else [*report.get("worst", []), *report.get("ids", [])]
+        texts = [_of(one, ("id", "text", "trajectory", "row", "offset")) for one in named if "text" in one]
+        return answer_text(
+            {
+                "run": run, "why_not": said["why_not"], "stale": said["stale"], "made_at": said["made_at"],
+                "job": said["job"] and said["job"]["sentence"], "report": _without_texts(report),
+                "url": f"{client.url}/runs/{run}/gap",
+            },
+            _json(texts) if content else None,
+        )
+
+    def check_template(
+        self, chat_template: str = "", tokenizer: str = "", label: str = "", wait_seconds: float = 60.0
+    ) -> str:
+        """Have the server check a chat template, and wait for the verdict. The token needs the scope launch.
+
+        chat_template: Jinja text. tokenizer: a name that is registered on the server. Name one of the two, or both.
+        Call it again with the same question while progress is not empty: nothing is done twice.
+        """
+        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
+            raise ToolRefused(f"wait_seconds is 0 to {MAX_WAIT_SECONDS:.0f}.")
+        client = self._client()
+        check = client.check_template(chat_template=chat_template, tokenizer=tokenizer, label=label)
+        waited = 0.0
+        while (check["status"] not in ENDED or check["progress"]) and waited < wait_seconds:
+            self._pause(POLL_SECONDS)
+            waited += POLL_SECONDS
+            check = client.check(check["code"])
+        return answer_text(_checked(client, check))
+
+    def propose_repair(self, check: str, content: bool = True) -> str:
+        """The smallest verified change of a checked chat template: which probes it mends, and the change as a diff.
+
+        check: the code that check_template returned. content: also the diff, which quotes the template: untrusted.
+        """
+        client = self._client()
+        found = client.check(_code(check))
+        repair = found["repair"]
+        said = _checked(client, found) | {
+            "repair": repair and _of(repair, REPAIR_FIELDS), "repair_detail": found["repair_detail"],
+            "wider": bool(repair and repair.get("wider")),
+        }
+        return answer_text(said, repair["diff"] if repair and content else None)
+
+    def link(self, trajectory: str, row: int = 0, start: int = 0, stop: int = 1) -> str:
+        """The address of a range of tokens for a person: tokens start to stop of a training row, stop not included."""
+        client = self._client()
+        code, row = _code(trajectory), _count(row, "row")
+        start, stop = _count(start, "start"), _count(stop, "stop")
+        if stop <= start:
+            raise ToolRefused(f"The range is empty: stop is {stop}, and start is {start}.")
+        rows = client.rows(code)
+        if row >= len(rows):
+            raise ToolRefused(f"This trajectory has {len(rows)} rows, counted from 0; there is no row {row}.")
+        if stop > rows[row]["n_tokens"]:
+            raise ToolRefused(f"Row {row} has {rows[row]['n_tokens']:,} tokens, so stop is at most that.")
+        return answer_text({"trajectory": code, "row": row, "url": _tokens_url(client, code, row, start, stop)})
+
+
+def tools_of(tools: AgentTools) -> Iterator[tuple[str, Callable[..., str]]]:
+    """Name and method of each tool, in the order of this file."""
+    for name in vars(AgentTools):
+        if not name.startswith("_"):
+            yield name, getattr(tools, name)
+
+
+def refusal_of(error: ServerError) -> ToolRefused:
+    """What a tool says where the server refuses: its sentence, on one line."""
+    return ToolRefused(shown_text(str(error))[:500])
+
+
+def _of(held: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: held[name] for name in names if name in held}
+
+
+def _listed(
+    noun: str, found: Iterator[dict[str, Any]], limit: int, line: Callable[[dict[str, Any]], dict[str, Any]]
+) -> str:
+    """The first items of a list, and whether there are more."""
+    held = list(islice(found, limit + 1))
+    return answer_text({noun: [line(one) for one in held[:limit]], "more": len(held) > limit})
+
+
+def _asked(limit: int) -> int:
+    """How many items the server is asked for: one more says that there are more."""
+    if not 1 <= limit <= MAX_ITEMS:
+        raise ToolRefused(f"limit is 1 to {MAX_ITEMS}.")
+    return limit + 1
+
+
+def _count(value: int, name: str) -> int:
+    if not 0 <= value < 2**31:
+        raise ToolRefused(f"{name} is a whole number, 0 or more.")
+    return value
+
+
+def _code(text: str) -> str:
+    """A code as it stands in addresses: anything else could name another address of the server."""
+    if not text or len(text) > 64 or set(text) - set(CODE):
+        raise ToolRefused(f"{shown_text(text[:40])!r} is no code. Codes come from list_runs and list_trajectories.")
+    return text
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1)
+
+
+def _at(client: Client, path: str) -> dict[str, str]:
+    return {"url": f"{client.url}{path}"}
+
+
+def _tokens_url(client: Client, trajectory: str, row: int, start: int, stop: int) -> str:
+    return f"{client.url}/trajectories/{trajectory}?row={row}&view=tokens&t={start}-{stop}"
+
+
+def _place(client: Client, finding: Mapping[str, Any]) -> dict[str, str]:
+    """The address of the tokens of a finding; of its trajectory where it has no row."""
+    code, row = finding["trajectory"], finding["row"]
+    if row is None or finding["stop"] <= finding["start"]:
+        return _at(client, f"/trajectories/{code}")
+    return {"url": _tokens_url(client, code, row, finding["start"], finding["stop"])}
+
+
+def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict of a template check, without renders."""
+    probes = [_of(one, PROBE_FIELDS) for one in check["probes"]]
+    return {**_of(check, CHECK_FIELDS), "probes": probes, "has_repair": check["repair"] is not None,
+            **_at(client, check["url"])}
+
+
+def _without_texts(value: Any) -> Any:
+    """A report without the texts of tokens, each list with its first items."""
+    if isinstance(value, Mapping):
+        return {name: _without_texts(one) for name, one in value.items() if name != "text"}
+    if isinstance(value, list):
+        return [_without_texts(one) for one in value[:SHOWN_ITEMS]]
+    return value

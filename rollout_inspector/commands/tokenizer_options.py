@@ -1,0 +1,68 @@
+"""The options ``--tokenizer`` and ``--chat-template`` of every subcommand."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollout_inspector.guard.text_files import FileUnusable, read_text
+
+if TYPE_CHECKING:
+    from rollout_inspector.text.chat_templates import TemplateRenderer
+    from rollout_inspector.text.tokenizers import LoadedTokenizer
+
+
+class OptionUnusable(ValueError):
+    """An option that cannot be used; the message is a sentence for the user."""
+
+
+def add_tokenizer_options(parser: ArgumentParser) -> None:
+    """Adds both options to a parser."""
+    parser.add_argument("--tokenizer", metavar="DIR", help="the folder that holds the tokenizer.json of the policy")
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja file; default: the tokenizer's own")
+
+
+def load_tokenizer(folder: str | None, option: str = "--tokenizer") -> LoadedTokenizer | None:
+    """The tokenizer of a folder; None without a folder.
+
+    ``option``: what named it. Raises :class:`OptionUnusable`.
+    """
+    if not folder:
+        return None
+    from rollout_inspector.text import tokenizers
+
+    try:
+        return tokenizers.load(folder)
+    except (ValueError, OSError) as error:
+        raise OptionUnusable(f"{option} {folder}: {error}".strip()) from error
+
+
+def template_text(path: str | Path, option: str = "--chat-template") -> str:
+    """The text of a chat template. Raises :class:`OptionUnusable`."""
+    try:
+        text = read_text(path, option)
+    except FileUnusable as error:
+        raise OptionUnusable(str(error)) from error
+    if "\0" in text or not text.strip():
+        raise OptionUnusable(f"{option} {path} holds no template text. Name another file.")
+    return text
+
+
+def load_renderer(tokenizer: LoadedTokenizer | None, path: str | None) -> TemplateRenderer | None:
+    """The renderer of the chat template that the options name; None where there is none.
+
+    Raises :class:`OptionUnusable`.
+    """
+    if path and tokenizer is None:
+        raise OptionUnusable("--chat-template needs --tokenizer: what a template writes is compared as tokens.")
+    text = template_text(path) if path else (tokenizer.chat_template if tokenizer is not None else None)
+    if text is None:
+        return None
+    from rollout_inspector.text import chat_templates
+
+    renderer = chat_templates.renderer(tokenizer, text)
+    if problem := chat_templates.cannot_render(renderer):
+        where = path or f"of {tokenizer.name if tokenizer else ''}"
+        raise OptionUnusable(f"The chat template {where} cannot be used. {problem} Mend it, or name another file.")
+    return renderer

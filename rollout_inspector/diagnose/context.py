@@ -1,0 +1,469 @@
+"""What the rules see: one trajectory with its tokenizer and templates, and one of its breaks. Computed lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams.align import AlignedGroup, TrainedTokens, align_ids, align_same_bytes, trained_tokens
+from rollout_inspector.streams.canonical import bytes_of_each
+from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
+from rollout_inspector.streams.recorded_renders import first_rendered, kwargs_of_record
+from rollout_inspector.streams.retokenized import EncodedAgain
+from rollout_inspector.streams.snippets import window_text
+from rollout_inspector.streams.token_origins import byte_offsets, content_forms
+from rollout_inspector.streams.trajectory import Ids, Link, Mask, Message, Step, Trajectory
+
+RendererFor = Callable[[str], "Renderer | None"]
+# Up to this many ids of a differing stretch are stored on each side.
+MAX_STRETCH = 256
+_WIDEN = 512
+
+
+@lru_cache(maxsize=4)
+def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -> Mask:
+    """``[vocab_size + 2]``: whether id - 1 is a control token. Both ends are for ids outside the vocabulary."""
+    table: Mask = np.zeros(vocab_size + 2, dtype=np.bool_)
+    table[1 + np.fromiter(special_ids, np.int64)] = True
+    return table
+
+
+@lru_cache(maxsize=16)
+def _keeps_ascii(codec: Codec) -> bool:
+    """Whether a tokenizer restores plain text as it was: its case and its spaces."""
+    text = " A  b.\n\n\tC, d "
+    return b"".join(codec.token_bytes(codec.encode(text))) == text.encode()
+
+
+class DiagnosisContext:
+    """One trajectory during its diagnosis."""
+
+    def __init__(
+        self, trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None, rows_template: str = ""
+    ) -> None:
+        self.trajectory = trajectory
+        self.rows_template = rows_template
+        """The hash of the chat template of the rows; empty = the run's template."""
+        self.steps: Sequence[Step] = trajectory.steps
+        self.codec = codec
+        self._renderer_for = renderer_for
+        self._renderers: dict[str, Renderer | None] = {}
+        self._renders: dict[Any, Ids | None] = {}
+        self._kwargs: dict[int, list[Mapping[str, Any]]] = {}
+        self._decoded: dict[str, str] = {}
+        self.links: list[Link] = links_of(trajectory)
+        self.merged: list[tuple[int, ...]] = merge_steps(self.steps, self.links)
+        """For each row that follows from the steps, the indices of its steps."""
+        self.n_rows: int = len(trajectory.rows) or len(self.merged)
+        self.of_another_template: list[int] = []
+        """First prompts with another text than the template writes, whose ids their text does not explain either."""
+        self.no_ids: set[int] = set()
+        """Steps whose ids are missing or made up. Faults that follow from that are not reported again."""
+        self.aside: set[int] = set()
+        """Steps that the trajectory does not continue: side calls and retries. Rules for branches add to it."""
+        self.again: list[EncodedAgain] = []
+        """The completions that were encoded again. The rule that does so adds to it."""
+        self.undecided: dict[str, str] = {}
+        """Check that a rule could not decide, although its fields are there -> what the rule lacked."""
+
+    # -- tokens
+
+    @cached_property
+    def _special(self) -> Mask:
+        return _special_table(self.codec.vocab_size, self.codec.special_ids) if self.codec else _special_table(0)
+
+    def is_special(self, ids: Ids) -> Mask:
+        """``[n]``: which of the ids are control tokens."""
+        return self._special.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
+
+    def is_control(self, token_id: int) -> bool:
+        """:meth:`is_special` for one id."""
+        return self.codec is not None and token_id in self.codec.special_ids
+
+    def bytes_of(self, ids: Ids) -> bytes:
+        """The bytes of a stretch of ids. Needs a tokenizer."""
+        assert self.codec is not None
+        return self.codec.joined_bytes(ids)[0]
+
+    @cached_property
+    def completion_bytes(self) -> list[bytes]:
+        """The bytes of each step's completion, gathered in one call."""
+        assert self.codec is not None
+        return bytes_of_each([step.completion_ids for step in self.steps], self.codec)
+
+    def text(self, ids: Ids) -> str:
+        """The exact text of ids, control tokens kept. Empty without a tokenizer."""
+        return self.bytes_of(ids).decode("utf-8", "replace") if self.codec else ""
+
+    def as_decoded(self, text: str) -> str:
+        """A text after encoding and decoding: some tokenizers compose accents, lower its case or drop characters."""
+        if self.codec is None or (text.isascii() and _keeps_ascii(self.codec)):
+            return text
+        if text not in self._decoded:
+            self._decoded[text] = self.text(self.codec.encode(text))
+        return self._decoded[text]
+
+    def content_forms(self, content: object) -> Iterator[tuple[bytes, ...]]:
+        """:func:`token_origins.content_forms`, as this tokenizer spells them."""
+        return content_forms(content, self.as_decoded)
+
+    def has_trace(self, content: object, data: bytes) -> bool:
+        """:func:`messages.has_trace`, as this tokenizer spells the content."""
+        return msg.has_trace(content, data, self.as_decoded)
+
+    def stands_in(self, content: object, data: bytes) -> bool:
+        """:func:`messages.stands_in`, as this tokenizer spells the content."""
+        return msg.stands_in(content, data, self.as_decoded)
+
+    def widened(self, ids: Ids, start: int, stop: int) -> str:
+        """The text of a stretch, widened to the nearest control token on both sides so that a person can read it."""
+        if self.codec is None:
+            return ""
+        low, high = max(0, start - _WIDEN), min(len(ids), stop + _WIDEN)
+        before = np.flatnonzero(self.is_special(ids[low:start]))
+        after = np.flatnonzero(self.is_special(ids[stop:high]))
+        first = low + int(before[-1]) if before.size else low
+        whole = stop + int(after[0]) + 1 if after.size else high
+        last = min(whole, first + 4 * _WIDEN)
+        cut_before, cut_behind = first > 0 and not before.size, last < len(ids) and (last < whole or not after.size)
+        return window_text(self.bytes_of(ids[first:last]), cut_before, cut_behind)
+
+    # -- renders
+
+    def renderer(self, step: Step) -> Renderer | None:
+        return self.renderer_of(step.chat_template_sha256)
+
+    def renderer_of(self, key: str) -> Renderer | None:
+        """The chat template with a sha256; empty = the run's template."""
+        if key not in self._renderers:
+            self._renderers[key] = self._renderer_for(key) if self._renderer_for else None
+        return self._renderers[key]
+
+    def render(
+        self,
+        step: Step,
+        messages: Sequence[Message],
+        generation_prompt: bool,
+        key: object = None,
+        with_tools: bool = True,
+    ) -> Ids | None:
+        """A render with the step's template, tools, switches and date. None when there is no template or it refuses.
+
+        ``key`` names the messages in the cache. A render without a key is not cached.
+        """
+        renderer = self.renderer(step)
+        request = step.request
+        if renderer is None or request is None:
+            return None
+        memo = (key, generation_prompt, with_tools)
+        if key is not None and memo in self._renders:
+            return self._renders[memo]
+        tools = request.tools if with_tools else None
+        rendered = first_rendered(renderer, messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        result = None if rendered is None else rendered[1]
+        if key is not None:
+            self._renders[memo] = result
+        return result
+
+    def kwargs_of_record(self, step: Step) -> list[Mapping[str, Any]]:
+        """The template kwargs of a step's request with the date of the record; two where the date is not known."""
+        renderer = self.renderer(step)
+        if self.codec is None or renderer is None or step.request is None:
+            return [kwargs_of(step)]
+        if id(step) not in self._kwargs:
+            self._kwargs[id(step)] = kwargs_of_record(step, step.request, renderer, self.codec)
+        return self._kwargs[id(step)]
+
+    # -- messages
+
+    def request_messages(self, index: int) -> Sequence[Message] | None:
+        request = self.steps[index].request
+        return None if request is None else request.messages
+
+    def conversation(self, index: int) -> list[Message] | None:
+        """The conversation when a step had ended: its messages and its reply."""
+        messages = self.request_messages(index)
+        if messages is None:
+            return None
+        reply = self.steps[index].reply
+        return [*messages, reply] if reply is not None else list(messages)
+
+    def continues(self, index: int, later: int) -> bool | None:
+        """Whether a later request continues a step's conversation, under any system text. None when it is unknown."""
+        before, after = self.conversation(index), self.request_messages(later)
+        if before is None or after is None:
+            return None
+        told, asked = msg.without_system(before), msg.without_system(after)
+        n = len(msg.without_system(self.request_messages(index) or ()))
+        if len(asked) <= n or msg.first_difference(told, asked) < n:
+            return False
+        return len(told) == n or msg.same(told[n], asked[n])
+
+    @cached_property
+    def _next(self) -> dict[int, int]:
+        """Each step that another one follows -> the first that does."""
+        following = ((link.parent, index) for index, link in enumerate(self.links) if link.parent is not None)
+        return dict(sorted(following, reverse=True))
+
+    def message_of(self, index: int) -> Message | None:
+        """What the harness made of a completion: the reply of the source, else the message that the next request holds.
+
+        None where the source has no such message.
+        """
+        step, later = self.steps[index], self._next.get(index)
+        if step.reply is not None or step.text is not None or later is None:
+            return step.reply
+        before, after = self.request_messages(index), self.request_messages(later)
+        if before is None or after is None or msg.first_difference(before, after) < len(before):
+            return None
+        return next((one for one in after[len(before) :][:1] if one.get("role") == "assistant"), None)
+
+    @cached_property
+    def trained(self) -> TrainedTokens:
+        """What the rows train of what the steps sampled."""
+        return trained_tokens(self.steps, self.trajectory.rows)
+
+    def n_lost(self, stretches: Sequence[tuple[int, int]]) -> int | None:
+        """How many tokens no row trains as sampled, of completions from an offset on. None when it is not known."""
+        if self.trained.n_lost is None:
+            return None
+        return sum(int(np.count_nonzero(self.trained.times[index][first:] == 0)) for index, first in stretches)
+
+    @cached_property
+    def continued(self) -> set[int]:
+        """The steps whose whole stream starts a later prompt."""
+        return {link.parent for link in self.links if link.parent is not None and link.extends}
+
+    def link_of(self, index: int) -> Link:
+        """The link of a step. A side call is never a parent, so a break is measured against the main conversation."""
+        link = self.links[index]
+        if link.extends or link.parent not in self.aside:
+            return link
+        best = link
+        for candidate in range(index - 1, -1, -1):
+            if candidate in self.aside:
+                continue
+            shared = shared_with_stream(self.steps[index].prompt_ids, self.steps[candidate])
+            if best.parent in self.aside or shared > best.shared_length:
+                best = Link(candidate, shared, stream_length(self.steps[candidate]))
+        return best
+
+    def chain(self, index: int) -> list[int]:
+        """The step and its ancestors, latest first, while each extends the one before."""
+        chain = [index]
+        while (parent := self.links[chain[-1]].parent) is not None and self.links[chain[-1]].extends:
+            chain.append(parent)
+        return chain
+
+    def root(self, index: int) -> int:
+        """The first step of the chain that a step belongs to."""
+        return self.chain(index)[-1]
+
+
+class Break:
+    """A step whose prompt does not start with its parent's stream. *Expected* is that stream, *actual* the prompt."""
+
+    def __init__(self, case: DiagnosisContext, index: int, link: Link) -> None:
+        assert link.parent is not None
+        self.case = case
+        self.index = index
+        self.parent_index = link.parent
+        self.step = case.steps[index]
+        self.parent = case.steps[link.parent]
+        self.expected: Ids = self.parent.stream
+        self.actual: Ids = self.step.prompt_ids
+        self.start = link.shared_length
+        """The first offset at which the two streams differ."""
+
+    # -- messages before and after
+
+    @cached_property
+    def known_messages(self) -> tuple[Sequence[Message], Sequence[Message]] | None:
+        before, after = self.case.request_messages(self.parent_index), self.case.request_messages(self.index)
+        return None if before is None or after is None else (before, after)
+
+    @cached_property
+    def first_changed(self) -> int | None:
+        """Index of the parent's first message that the later request changed. None = the later request extends them."""
+        if self.known_messages is None:
+            return None
+        before, after = self.known_messages
+        index = msg.first_difference(before, after)
+        return index if index < len(before) else None
+
+    @cached_property
+    def sent_back(self) -> Message | None:
+        """The assistant's message as the later request sends it, if it does."""
+        if self.known_messages is None or self.first_changed is not None:
+            return None
+        before, after = self.known_messages
+        if len(after) > len(before) and after[len(before)].get("role") == "assistant":
+            return after[len(before)]
+        return None
+
+    @cached_property
+    def messages_equal(self) -> bool:
+        """Whether both requests and the reply are known and no message was changed."""
+        reply = self.parent.reply
+        return self.sent_back is not None and (reply is None or msg.same(reply, self.sent_back))
+
+    # -- the difference
+
+    @cached_property
+    def same_text(self) -> bool:
+        """Whether the prompt goes on with the same bytes as the sampled stream, up to the end of that stream."""
+        return self._actual_tail_bytes.startswith(self._expected_tail_bytes)
+
+    @cached_property
+    def _expected_tail_bytes(self) -> bytes:
+        return self.case.bytes_of(self.expected[self.start :])
+
+    @cached_property
+    def _actual_tail_bytes(self) -> bytes:
+        return self.case.bytes_of(self.actual[self.start :])
+
+    @cached_property
+    def text_start(self) -> int:
+        """The first offset of the sampled stream with another text. Before it only token cuts may differ."""
+        if self.case.codec is None:
+            return self.start
+        tails = self._expected_tail_bytes, self._actual_tail_bytes[: len(self._expected_tail_bytes)]
+        same = common_prefix(*(np.frombuffer(tail, np.uint8).astype(np.int32) for tail in tails))
+        offsets = byte_offsets(self.case.codec.token_bytes(self.expected[self.start :]))
+        return self.start + int(np.searchsorted(offsets[1:], same, side="right"))
+
+    def text_from(self, start: int) -> tuple[str, str]:
+        """The rest of both streams as text, from an offset of the sampled stream at or before ``text_start``."""
+        gone = len(self.case.bytes_of(self.expected[self.start : start]))
+        before = self.case.bytes_of(self.expected[start : self.start])
+        left, right = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
+        return left.decode("utf-8", "replace"), right.decode("utf-8", "replace")
+
+    @cached_property
+    def groups(self) -> list[AlignedGroup]:
+        """Both streams from ``start`` on, aligned. Offsets count from ``start``."""
+        left, right = self.expected[self.start :], self.actual[self.start :]
+        if self.case.codec is not None and self.same_text:
+            return self._same_text_groups(left, right)
+        stop = self._same_turn_end(left, right)
+        groups = align_ids(left, right[:stop])
+        return [*groups, AlignedGroup(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
+
+    def _same_turn_end(self, left: Ids, right: Ids) -> int:
+        """Where the sampled stream ends in the prompt: after as many stop tokens as the sampled stream has."""
+        if not len(left) or not self.case.is_control(int(left[-1])):
+            return len(right)
+        n = int(np.count_nonzero(left == left[-1]))
+        ends = np.flatnonzero(right == left[-1])
+        if len(ends) < n or ends[n - 1] + 1 > 4 * len(left) + 64:
+            return len(right)
+        return int(ends[n - 1]) + 1
+
+    def _same_text_groups(self, left: Ids, right: Ids) -> list[AlignedGroup]:
+        assert self.case.codec is not None
+        left_bytes, right_bytes = self.case.codec.token_bytes(left), self.case.codec.token_bytes(right)
+        size = len(self._expected_tail_bytes)
+        # The prompt's token that reaches over the end of the sampled bytes belongs to the last group.
+        n_right = int(np.searchsorted(byte_offsets(right_bytes), size))
+        over = sum(map(len, right_bytes[:n_right])) - size
+        if not over:
+            return align_same_bytes(left_bytes, right_bytes[:n_right], left, right[:n_right])
+        cut = right_bytes[n_right - 1][: len(right_bytes[n_right - 1]) - over]
+        groups = align_same_bytes(left_bytes, [*right_bytes[: n_right - 1], cut], left, right[:n_right])
+        last = groups[-1]
+        return [*groups[:-1], AlignedGroup(last.left_start, last.left_stop, last.right_start, last.right_stop, False)]
+
+    @cached_property
+    def _stops(self) -> tuple[int, int]:
+        """Where the differing stretch ends in both streams: after the last difference within the sampled stream."""
+        groups, n_left = self.groups, len(self.expected) - self.start
+        inside = [g for g in groups if g.left_start < n_left or (g.left_start == g.left_stop == n_left and not g.equal)]
+        while inside and inside[-1].left_start == n_left:
+            inside.pop()  # the delta alone, which was not sampled
+        if inside and not inside[-1].equal and inside[-1].left_stop == n_left:
+            last = inside[-1]
+            return self.start + last.left_stop, self.start + self._turn_end(last)
+        for group in reversed(inside):
+            if not group.equal:
+                return self.start + group.left_stop, self.start + group.right_stop
+        return self.start, self.start
+
+    def _turn_end(self, group: AlignedGroup) -> int:
+        """Where a difference up to the sampled stream's end ends in the prompt: at the latest at the turn's end."""
+        if self.case.codec is None or self.same_text:
+            return group.right_stop
+        right = self.actual[self.start + group.right_start : self.start + group.right_stop]
+        last = self.expected[-1]
+        ends = np.flatnonzero(right == last) if self.case.is_special(self.expected[-1:]).any() else np.zeros(0, int)
+        return group.right_start + (int(ends[0]) + 1 if ends.size else len(right))
+
+    @property
+    def expected_stop(self) -> int:
+        return self._stops[0]
+
+    @property
+    def actual_stop(self) -> int:
+        return self._stops[1]
+
+    @cached_property
+    def first_group(self) -> AlignedGroup | None:
+        return next((group for group in self.groups if not group.equal), None)
+
+    @property
+    def turn_stop(self) -> int:
+        """Where the turn of the first difference ends in the prompt: at the sampled stop token if it came back."""
+        ends = self.start + self._same_turn_end(self.expected[self.start :], self.actual[self.start :])
+        return max(self.actual_stop, ends if ends < len(self.actual) else 0)
+
+    @property
+    def expected_stretch(self) -> Ids:
+        """The differing ids of the sampled stream."""
+        return self.expected[self.start : self.expected_stop]
+
+    @property
+    def actual_stretch(self) -> Ids:
+        """The ids in their place in the prompt."""
+        return self.actual[self.start : self.actual_stop]
+
+    @cached_property
+    def a(self) -> str:
+        """The sampled text of the difference."""
+        return self.case.text(self.expected_stretch)
+
+    @cached_property
+    def b(self) -> str:
+        """The text in its place in the prompt."""
+        return self.case.text(self.actual_stretch)
+
+    @cached_property
+    def a_window(self) -> str:
+        return self.case.widened(self.expected, self.start, self.expected_stop)
+
+    @cached_property
+    def b_window(self) -> str:
+        return self.case.widened(self.actual, self.start, self.actual_stop)
+
+    @property
+    def in_completion(self) -> bool:
+        """Whether the first difference lies in the parent's own completion."""
+        return self.start >= len(self.parent.prompt_ids)
+
+    def turn_at(self, start: int) -> Step | None:
+        """The step of the chain that sampled this offset of the sampled stream; None = no step did."""
+        chain = (self.case.steps[index] for index in self.case.chain(self.parent_index))
+        turn = next((step for step in chain if len(step.prompt_ids) <= start), None)
+        return turn if turn is not None and start < stream_length(turn) else None
+
+    def sampled_at(self, start: int, stop: int) -> bool:
+        """Whether ``[start, stop)`` of the sampled stream lies inside one completion of the chain."""
+        turn = self.turn_at(start)
+        return turn is not None and stop <= stream_length(turn)
+
+
+def kwargs_of(step: Step) -> Mapping[str, Any]:
+    return step.request.chat_template_kwargs if step.request else {}

@@ -1,0 +1,114 @@
+"""The tokens of a run while causes are looked for: which of them no cause explains yet, and what rules ask of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.diagnose.gap.tokens import GapTokens
+from rollout_inspector.streams.trajectory import Mask
+
+AGREE_MEAN = 0.02
+"""Sampler and trainer agree when the mean absolute d is at most this, in nats: bfloat16 kernels differ by as much."""
+AGREE_TAIL = 0.15
+"""... and when 99 percent of the absolute d are at most this."""
+FINE = ((0.003, 2.5), (0.001, 10.0))
+"""A mean absolute d below :data:`AGREE_MEAN` disagrees all the same, where others are so many times smaller still."""
+MIN_TOKENS = 32
+"""A cause that fewer tokens show is not named."""
+MIN_STEPS = 4
+"""Training steps that a trend needs."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A cause that was named."""
+
+    cause: str
+    """One of :data:`CAUSES`."""
+    evidence: str
+    """A sentence with the numbers that it was decided by."""
+    from_step: int | None
+    """The first training step that shows it; None = no step is recorded."""
+    tokens: int
+    """Compared tokens that it explains."""
+    worst: int
+    """Index of the token that shows it most, in :class:`GapTokens`."""
+
+
+class CauseCase:
+    """The tokens of a run, and which of them no cause explains yet."""
+
+    def __init__(self, tokens: GapTokens) -> None:
+        self.tokens = tokens
+        self.left: Mask = np.ones(len(tokens), np.bool_)
+        self.causes: list[Cause] = []
+        self.undecided: dict[str, str] = {}
+
+    def name(self, cause: str, where: Mask, evidence: str, from_step: int | None = None) -> None:
+        """Name a cause that explains the tokens ``where``."""
+        tokens = self.tokens
+        steps = tokens.step_of_row[tokens.per_row(where) > 0]
+        first = from_step if from_step is not None else (int(steps.min()) if len(steps) and steps.min() >= 0 else None)
+        worst = int(np.argmax(np.where(where, tokens.size, -1)))
+        self.causes.append(Cause(cause, evidence, first, int(where.sum()), worst))
+        self.left &= ~where
+
+    def mean(self, where: Mask) -> float:
+        """The mean absolute d of tokens; 0 without tokens."""
+        n = int(np.count_nonzero(where))
+        return float(self.tokens.size[where].mean(dtype=np.float64)) if n else 0.0
+
+    def per_uncertainty(self, where: Mask) -> float:
+        """The absolute d over the uncertainty of tokens, so that certain tokens compare with others."""
+        uncertainty = float(self.tokens.uncertainty[where].sum(dtype=np.float64))
+        return float(self.tokens.size[where].sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
+
+    def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
+        """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
+        mean, times = self.mean(where), self.per_uncertainty(where) / max(self.per_uncertainty(others), 1e-12)
+        return (mean > AGREE_MEAN and times >= factor) or any(
+            mean > least and times >= clear * factor for least, clear in FINE
+        )
+
+    def in_rows(self, rows: Mask) -> Mask:
+        """The tokens that no cause explains, of these rows ``[R]``."""
+        found: Mask = rows[self.tokens.row] & self.left
+        return found
+
+    def agrees(self) -> bool:
+        """Whether what is left agrees to rounding."""
+        size = self.tokens.size[self.left]
+        return not len(size) or (
+            float(size.mean(dtype=np.float64)) <= AGREE_MEAN and float(np.quantile(size, 0.99)) <= AGREE_TAIL
+        )
+
+
+def is_stationary(case: CauseCase, where: Mask, of: Mask | None = None) -> bool:
+    """Whether the first steps show it as the last ones do: the mean absolute d that ``where`` makes in the tokens
+    ``of`` (default: all)."""
+    rows, tokens = case.tokens.step_of_row, case.tokens
+    if not len(rows) or rows.min() < 0:
+        return True
+    counts = tokens.per_row(case.left | where if of is None else of)
+    _, means = means_of(rows, tokens.per_row(tokens.size, where), counts)
+    if len(means) < MIN_STEPS:
+        return True
+    third = max(len(means) // 3, 1)
+    return float(means[:third].mean()) >= 0.3 * float(means[-third:].mean())
+
+
+def means_of(
+    rows: NDArray[np.int64], sums: NDArray[np.float64], counts: NDArray[np.float64]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The steps that have something, in order, and the quotient of both sums ``[R]`` in each."""
+    steps, of = np.unique(rows, return_inverse=True)
+    n = np.bincount(of, weights=counts)
+    held = n > 0
+    return steps[held], (np.bincount(of, weights=sums)[held] / n[held])
+
+
+def counted_things(n: int, one: str, many: str = "") -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

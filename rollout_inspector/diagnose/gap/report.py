@@ -1,0 +1,178 @@
+"""The gap of a run as one JSON object: figures, causes, the worst tokens, and the gap by what a token is and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.diagnose.gap.causes import NamedCauses, causes_of
+from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollout_inspector.diagnose.gap.token_classes import TokenClass
+from rollout_inspector.diagnose.gap.tokens import GapTokens
+
+VERSION = 2
+"""Raise it when a report says other things than before: stored ones are then stale."""
+MAX_WORST = 50
+"""Tokens that a report lists, those of the greatest absolute d."""
+MAX_IDS = 20
+"""Token ids that a report lists, those that hold most of the gap."""
+MAX_PARTS = 24
+"""Lines of a table."""
+_EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
+"""Where the lines of a table over positions begin."""
+
+
+def gap_report(tokens: GapTokens) -> dict[str, Any]:
+    """All that a page says of the gap of a run.
+
+    ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
+    ``exp(d)``; None without compared tokens. A ``parts`` table
+    has a line for each part: its name, its tokens, their mean absolute d, the mean of d, and its share of the gap.
+    """
+    figures = GapFigures.of(tokens.d.astype(np.float64))
+    n = figures.tokens
+    found = causes_of(tokens) if n else NamedCauses()
+    return {
+        "tokens": n,
+        "rows": len(tokens.rows),
+        "rows_without": tokens.rows_without,
+        "columns": dict(tokens.columns),
+        "mean_abs": figures.mean_abs,
+        "k1": -figures.total / n if n else None,
+        "k2": figures.total_square / 2 / n if n else None,
+        "k3": figures.mean_k3,
+        "ratio": (figures.k3 + figures.total) / n + 1 if n else None,
+        "median": figures.size_quantile(0.5),
+        "p99": figures.size_quantile(0.99),
+        "largest": figures.largest,
+        "ess": effective_share(figures),
+        "causes": [
+            {"cause": one.cause, "evidence": one.evidence, "from_step": one.from_step, "tokens": one.tokens,
+             "example": _token(tokens, one.worst)}
+            for one in found.causes
+        ],
+        "undecided": found.undecided,
+        "worst": [_token(tokens, int(place)) for place in _worst(tokens)],
+        "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
+        "ids": _by_id(tokens),
+        "steps": _by_step(tokens),
+    }
+
+
+def _worst(tokens: GapTokens) -> NDArray[np.int64]:
+    """The places of the greatest absolute d, greatest first."""
+    size, n = tokens.size, min(MAX_WORST, len(tokens))
+    if not n:
+        return np.zeros(0, np.int64)
+    top = np.argpartition(size, len(size) - n)[len(size) - n :]
+    return top[np.lexsort((top, -size[top]))]
+
+
+def _token(tokens: GapTokens, place: int) -> dict[str, Any]:
+    row = tokens.rows[tokens.row[place]]
+    return {
+        "trajectory": row.trajectory, "row": row.row, "offset": int(tokens.offset[place]), "id": int(tokens.ids[place]),
+        "sampler": round(float(tokens.sampler[place]), 5), "trainer": round(float(tokens.trainer[place]), 5),
+        "training_step": row.training_step,
+    }
+
+
+def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The gap by each axis that is known: name of the axis, lines."""
+    if not len(tokens):
+        return
+    if tokens.kind is not None:
+        yield "token class", _lines(tokens, tokens.kind, lambda one: TokenClass(one).label)
+    yield "position in the completion", _lines(tokens, _bins(tokens.position), _between)
+    lengths = np.array([row.length for row in tokens.rows], np.int32)
+    left = int(lengths.max()) - 1 - tokens.offset
+    yield "tokens before the longest row's end", _lines(tokens, _bins(left), _between)
+    yield "turn", _lines(tokens, np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
+    first = (tokens.position == 0) & (tokens.turn > 0)
+    after = np.where(first, 1, 0)
+    names = ("all others", "first after an observation")
+    yield "first token after an observation", _lines(tokens, after, lambda one: names[one])
+    if any(row.cached is not None for row in tokens.rows):
+        cached = np.array([-1 if row.cached is None else int(row.cached > 0) for row in tokens.rows])
+        named = ("no cached prefix", "cached prefix", "not recorded")
+        yield "prefix cache", _lines(tokens, cached[tokens.row], lambda one: named[one])
+    if len(tokens.versions) > 1:
+        lag = np.minimum(tokens.lag, MAX_PARTS)
+        yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
+        recent = np.where(tokens.version < 0, -1, np.maximum(tokens.version, len(tokens.versions) - MAX_PARTS))
+        yield "policy version", _lines(tokens, recent, lambda one: "not recorded" if one < 0 else tokens.versions[one])
+
+
+def _updates(lag: int) -> str:
+    more = " and more" if lag == MAX_PARTS else ""
+    return "the newest" if lag == 0 else f"{lag}{more} version{'' if lag == 1 else 's'} older"
+
+
+def _bins(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Index of the stretch of :data:`_EDGES` that each value lies in."""
+    table: NDArray[np.int64] = np.searchsorted(_EDGES, np.arange(_EDGES[-1] + 1), side="right") - 1
+    found: NDArray[np.int64] = table[np.minimum(values, _EDGES[-1])]
+    return found
+
+
+def _between(part: int) -> str:
+    first = _EDGES[part]
+    if part + 1 == len(_EDGES):
+        return f"{first:,} and more"
+    last = _EDGES[part + 1] - 1
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) -> list[dict[str, Any]]:
+    least = int(part.min())
+    shifted = part - least
+    counts = np.bincount(shifted)
+    sizes = np.bincount(shifted, weights=tokens.size)
+    sums = np.bincount(shifted, weights=tokens.d)
+    whole = float(sizes.sum()) or 1.0
+    return [
+        {"name": name(int(one) + least), "tokens": int(counts[one]), "mean_abs": float(sizes[one] / counts[one]),
+         "mean": float(sums[one] / counts[one]), "share": float(sizes[one] / whole)}
+        for one in np.flatnonzero(counts)
+    ]
+
+
+def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
+    """The token ids that hold most of the gap."""
+    if not len(tokens):
+        return []
+    known = tokens.ids >= 0
+    ids = tokens.ids if known.all() else tokens.ids[known]
+    if not len(ids):
+        return []
+    size = tokens.size if known.all() else tokens.size[known]
+    highest = int(ids.max())
+    if highest > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
+        ids = np.minimum(ids, 4_000_000)
+    sums, counts = np.bincount(ids, weights=size), np.bincount(ids)
+    whole = float(sums.sum()) or 1.0
+    top = np.argsort(-sums, kind="stable")[:MAX_IDS]
+    return [
+        {"id": int(one), "tokens": int(counts[one]), "mean_abs": float(sums[one] / counts[one]),
+         "share": float(sums[one] / whole)}
+        for one in top
+        if sums[one] > 0
+    ]
+
+
+def _by_step(tokens: GapTokens) -> list[dict[str, Any]]:
+    """The mean absolute d of each training step; empty = no row has one."""
+    steps = tokens.step_of_row
+    if not len(steps) or steps.max() < 0:
+        return []
+    of, index = np.unique(steps, return_inverse=True)
+    sums = np.bincount(index, weights=tokens.per_row(tokens.size))
+    counts = np.bincount(index, weights=np.diff(tokens.starts))
+    return [
+        {"training_step": int(step), "tokens": int(n), "mean_abs": float(total / n)}
+        for step, total, n in zip(of, sums, counts, strict=True)
+        if step >= 0 and n
+    ]

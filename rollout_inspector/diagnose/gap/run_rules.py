@@ -1,0 +1,319 @@
+"""Rules that find a cause in all that is left of a run: how the gap moves with the log-probability and with updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.diagnose.gap.cause_case import (
+    AGREE_MEAN,
+    FINE,
+    MIN_STEPS,
+    MIN_TOKENS,
+    CauseCase,
+    counted_things,
+    is_stationary,
+    means_of,
+)
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.tokens import GapTokens
+from rollout_inspector.streams.trajectory import Mask
+
+_CLEAR = 3.0
+"""One mean is clearly above another: by this factor."""
+MANY_STEPS = 8
+"""Steps from which on a slow trend is trusted."""
+FEW_TOKENS = 200
+"""Where steps have fewer tokens, some steps are read together."""
+AGREE_UNIT = 0.12
+"""The absolute d over the uncertainty of tokens that kernels of bfloat16 make at most."""
+
+
+def _temperature(case: CauseCase) -> None:
+    tokens, left = case.tokens, case.left
+    if left.sum() < 4 * MIN_TOKENS or case.mean(left) <= AGREE_MEAN / 2:
+        return
+    slope, fit = _regression(tokens.sampler[left], tokens.d[left])
+    if fit < 0.25 or abs(slope) < 0.05:
+        return
+    slopes, spreads = _slopes(case)
+    third = max(len(slopes) // 3, 1)
+    if len(slopes) >= MIN_STEPS and np.average(slopes[:third], weights=spreads[:third]) / slope < 0.35:
+        return  # it grows with training: no setting does that
+    if len(slopes) and np.average(np.sign(slopes) == math.copysign(1, slope), weights=spreads) < 0.9:
+        return
+    ratio = 1 + slope
+    told = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
+    recorded = f" The engine calls record temperature {', '.join(f'{one:g}' for one in told[:3])}." if told else ""
+    case.name(
+        "temperature", left.copy(),
+        f"The trainer's log-probability moves by {ratio:.2f} nats for each nat of the sampler's (r² = {fit:.2f}): one "
+        f"side "
+        f"divides its logits by a temperature and the other does not; the two differ by a factor of about {ratio:.2f}."
+        f"{recorded}",
+    )
+
+
+def _top_p_renormalised(case: CauseCase) -> None:
+    tokens, left = case.tokens, case.left
+    d = tokens.d[left]
+    mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
+    if abs(mean) < 0.004:
+        return
+    # Kernels differ to both sides. What lies beyond nearly all that is on the minor side is not their noise.
+    sides = np.abs(d[d > 0]), np.abs(d[d < 0])
+    minor, major = sides if mean < 0 else sides[::-1]
+    limit = max(AGREE_MEAN, 1.2 * float(np.quantile(minor, 0.99)) if len(minor) > MIN_TOKENS else 0.0)
+    beyond = int((major > limit).sum())
+    minority = int((minor > limit).sum()) / max(beyond, 1)
+    if beyond < 2 * MIN_TOKENS or minority > 0.03 or float(np.quantile(major, 0.999)) > 3.0:
+        return
+    # The mean importance ratio of two whole distributions is 1.
+    ratio = np.exp(d.astype(np.float64))
+    z = (ratio.mean() - 1) / (ratio.std() / math.sqrt(len(d)) + 1e-12)
+    if abs(z) < 5 or not is_stationary(case, left):
+        return
+    told = sorted({row.top_p for row in tokens.rows if row.top_p is not None})
+    recorded = f" The engine calls record top_p {', '.join(f'{one:g}' for one in told[:3])}." if told else ""
+    side = "sampler" if mean < 0 else "trainer"
+    case.name(
+        "top_p_renormalised", left.copy(),
+        f"{1 - minority:.1%} of the differences above {limit:.2g} have one sign, 1 of 1,000 is beyond "
+        f"{np.quantile(major, 0.999):.2g}, and the "
+        f"mean importance ratio is {ratio.mean():.3f}, not 1: the {side} divides by the mass that top-p or top-k "
+        f"leaves."
+        f"{recorded}",
+    )
+
+
+def _over_updates(case: CauseCase) -> None:
+    """A stale cache, or weights that were not delivered: both begin with the first update."""
+    if hiding := [one.cause for one in case.causes if one.cause in ("temperature", "top_p_renormalised")]:
+        sentence = f"The gap of “{CAUSES[hiding[0]].title}” lies over all tokens and hides it. Mend that first."
+        case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
+        return
+    rows = _updates_of(case.tokens)
+    if rows is None:
+        sentence = "No training step and no policy version is recorded."
+        case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
+        return
+    seen = _seen_before(case.tokens, rows)
+    if _stale_cache(case, seen, rows):
+        return
+    trend = _trend(case, rows)
+    if len(trend.steps) < MIN_STEPS:
+        case.undecided["weights_not_delivered"] = (
+            f"There {'is' if len(trend.steps) == 1 else 'are'} {counted_things(len(trend.steps), 'step')}, and a trend "
+            f"needs {MIN_STEPS}."
+        )
+        return
+    later = case.in_rows((rows > trend.steps[0]) & ~seen)
+    means = trend.means
+    if trend.grows():
+        case.name(
+            "weights_not_delivered", case.left.copy(),
+            f"The mean difference is {means[:2].mean():.3g} at the first steps and {means[-2:].mean():.3g} at the "
+            f"last. Divided by the tokens' uncertainty (1 − probability) it grows with the step (rank correlation "
+            f"{_rank_correlation(trend.units):.2f}) and never falls back: the sampler stays where it was while the "
+            "trainer moves on.",
+            _first_above(case, trend),
+        )
+        if not later.any():
+            case.undecided["stale_cache"] = "Every prompt was seen under an earlier policy, so none shows a cold cache."
+    elif not later.any() and trend.jumps():
+        case.name(
+            "stale_cache", case.in_rows(seen),
+            f"The mean difference is {means[0]:.3g} before the first update, jumps to {means[1:].mean():.3g} after it "
+            f"and does not grow, and every later prompt was seen under an earlier policy.",
+            _first_above(case, trend),
+        )
+
+
+def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
+    if not seen.any():
+        case.undecided["stale_cache"] = "No prompt comes again under a later policy, and no cached prefix is recorded."
+        return False
+    stale, fresh = case.in_rows(seen), case.in_rows(~seen & (rows > rows.min()))
+    if fresh.sum() < MIN_TOKENS:
+        fresh = case.in_rows(~seen)
+    if stale.sum() < MIN_TOKENS or fresh.sum() < MIN_TOKENS:
+        return False
+    mean, rest = case.mean(stale), case.mean(fresh)
+    if not case.is_apart(stale, fresh, _CLEAR) or rest > 2 * AGREE_MEAN:
+        return False
+    if (rows[~seen] == rows.min()).all():
+        trend = _trend(case, rows)
+        if len(trend.steps) < 2 or trend.grows():
+            return False  # nothing is fresh after the first update: the trend decides
+    case.name(
+        "stale_cache", stale,
+        f"Where the prompt was seen under an earlier policy the mean difference is {mean:.3g}, where it was new it is "
+        f"{rest:.3g}: the prefix cache holds values of older weights.",
+    )
+    return True
+
+
+def _unexplained(case: CauseCase) -> None:
+    if not case.agrees() and case.left.sum() >= 4:
+        left = case.left.copy()
+        size = case.tokens.size[left]
+        also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
+        case.name(
+            "unexplained", left,
+            f"{also} mean difference is {case.mean(left):.3g} over {int(left.sum()):,} tokens, and 1 % of them are "
+            f"beyond "
+            f"{np.quantile(size, 0.99):.3g}.",
+        )
+
+
+def _updates_of(tokens: GapTokens) -> NDArray[np.int64] | None:
+    """By row the number of updates before it ``[R]``: its training step, or its newest version. None = neither is "
+    "known."""
+    steps = tokens.step_of_row
+    if len(steps) and steps.min() >= 0 and steps.max() > steps.min():
+        return steps
+    if (tokens.version >= 0).all() and len(tokens.versions) > 1:
+        return tokens.newest.astype(np.int64)
+    return None
+
+
+def _seen_before(tokens: GapTokens, updates: NDArray[np.int64]) -> Mask:
+    """By row ``[R]`` whether an earlier policy has read its prompt, or its engine says that a prefix was cached."""
+    first: dict[bytes, int] = {}
+    for row, at in zip(tokens.rows, updates.tolist(), strict=True):
+        if row.prompt:
+            first[row.prompt] = min(first.get(row.prompt, at), at)
+    least = int(updates.min())
+    told = [
+        bool(row.cached) and at > least if row.cached is not None else bool(row.prompt) and first[row.prompt] < at
+        for row, at in zip(tokens.rows, updates.tolist(), strict=True)
+    ]
+    return np.array(told, np.bool_)
+
+
+def _trend(case: CauseCase, rows: NDArray[np.int64]) -> Trend:
+    """How the unexplained gap moves over the updates. ``rows``: the updates before each row ``[R]``."""
+    tokens, left = case.tokens, case.left
+    sums, uncertain, counts = (tokens.per_row(one, left) for one in (tokens.size, tokens.uncertainty, left))
+    steps, means = means_of(rows, sums, counts)
+    n = len(steps)
+    if n > MANY_STEPS and counts.sum() < FEW_TOKENS * n:  # too few tokens of a step: some steps together
+        together = -(-n // MANY_STEPS)
+        rows = steps[np.minimum(np.searchsorted(steps, rows), n - 1) // together * together]
+    parts, units = means_of(rows, sums, uncertain)
+    return Trend(steps, means, parts, units)
+
+
+def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """By training step that has enough tokens: the slope of d over the sampler's log-probability, and its weight, the
+    sum of squares of that log-probability."""
+    tokens = case.tokens
+    rows = tokens.step_of_row
+    if not len(rows) or rows.min() < 0:
+        return np.zeros(0), np.zeros(0)
+    x, y = np.where(case.left, tokens.sampler, 0).astype(np.float64), np.where(case.left, tokens.d, 0)
+    _, of = np.unique(rows, return_inverse=True)
+    n, sx, sy, sxy, sxx = (np.bincount(of, weights=tokens.per_row(one)) for one in (case.left, x, y, x * y, x * x))
+    held = n >= MIN_TOKENS
+    spreads = np.maximum(sxx - sx * sx / np.maximum(n, 1), 1e-12)
+    slopes: NDArray[np.float64] = (sxy - sx * sy / np.maximum(n, 1)) / spreads
+    return slopes[held], spreads[held]
+
+
+def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:
+    """Slope of y over x, and r²."""
+    mean_x, mean_y = x.mean(dtype=np.float64), y.mean(dtype=np.float64)
+    dx, dy = (x - mean_x).astype(np.float64), (y - mean_y).astype(np.float64)
+    xx, yy, xy = float(dx @ dx), float(dy @ dy), float(dx @ dy)
+    return (xy / xx, xy * xy / (xx * yy)) if xx > 1e-9 and yy > 1e-9 else (0.0, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Trend:
+    """The gap after each update."""
+
+    steps: NDArray[np.int64]
+    """The updates ``[S]``, ascending."""
+    means: NDArray[np.float64]
+    """The mean absolute d after each ``[S]``."""
+    parts: NDArray[np.int64]
+    """The first update of each part ``[P]``: of each one, or of some together where each has few tokens."""
+    units: NDArray[np.float64]
+    """By part ``[P]`` the absolute d over the uncertainty of tokens, which easy and hard prompts move less."""
+
+    def grows(self) -> bool:
+        """Whether the gap grows from the first part to the last, and never falls back to half of what it was.
+
+        Parts that agree, before the growth begins, say nothing of its order.
+        """
+        units = self.units
+        if _falls_back(units):
+            return False
+        low = np.flatnonzero(units <= max(3 * units.min(), units.max() / 30))
+        begin = min(int(low[-1]), max(len(units) - MIN_STEPS, 0))
+        return self._grows_from(0) or self._grows_from(begin)
+
+    def _grows_from(self, begin: int) -> bool:
+        units = self.units[begin:]
+        if len(units) < MIN_STEPS:
+            return False
+        means = self.means[np.searchsorted(self.steps, self.parts[begin]) :]
+        third, tenth = max(len(units) // 3, 1), max(len(units) // 10, 1)
+        first, last = float(units[:tenth].mean()), float(units[-third:].mean())
+        highest = float(means[-max(len(means) // 3, 1) :].mean())
+        if highest <= AGREE_MEAN and not any(
+            highest > least and last >= clear * _CLEAR * first for least, clear in FINE
+        ):
+            return False
+        ranks = _rank_correlation(units)
+        if last < _CLEAR * first or last < 1.4 * float(units[:third].mean()):
+            return len(units) >= MANY_STEPS and ranks >= 0.9 and last >= 1.5 * first and first <= AGREE_UNIT
+        is_level = self.jumps() and _rank_correlation(units[1:]) < 0.5
+        # Where the first part agrees far better than the last ones, an uneven order of few tokens matters less.
+        return ranks >= (0.5 if last >= 30 * first else 0.7) and not is_level
+
+    def jumps(self) -> bool:
+        """Whether the first part agrees and all others disagree, about as much as one another."""
+        cut = (len(self.units) - 1) // 10
+        later = np.sort(self.units[1:])[cut : len(self.units) - 1 - cut]
+        return bool(
+            len(later) and self.means[0] <= AGREE_MEAN < self.means[1:].mean() and later[0] >= _CLEAR * self.units[0]
+            and later[-1] <= 2 * later[0]
+        )
+
+
+def _falls_back(units: NDArray[np.float64]) -> bool:
+    """Whether weights arrived after all: one part far below an earlier one, or several at half of what was reached."""
+    apart = 4 * units.min()
+    reached = np.maximum.accumulate(np.where(units > apart, units, 0))
+    if (units < reached / 10).any():
+        return True
+    if len(units) < 3:
+        return False
+    middle = np.median(np.lib.stride_tricks.sliding_window_view(units, 3), axis=1)
+    return bool((middle < np.maximum.accumulate(np.where(middle > apart, middle, 0)) / 2).any())
+
+
+def _first_above(case: CauseCase, trend: Trend) -> int | None:
+    """The first step from which on the gap stays clearly above that of the first one."""
+    if case.tokens.step_of_row.min() < 0:
+        return None
+    units = trend.units
+    below = np.flatnonzero(units <= max(2 * float(units[0]), float(units.max()) / 30))
+    at = int(below[-1]) + 1 if len(below) else 0
+    return int(trend.parts[min(at, len(units) - 1)])
+
+
+def _rank_correlation(y: NDArray[np.float64]) -> float:
+    """Spearman's rank correlation of a series with its order."""
+    if len(y) < 2:
+        return 0.0
+    ranks = np.argsort(np.argsort(y)).astype(np.float64)
+    return float(np.corrcoef(np.arange(len(y)), ranks)[0, 1])
+
+
+RUN_RULES: tuple[Callable[[CauseCase], None], ...] = (_top_p_renormalised, _temperature, _over_updates, _unexplained)

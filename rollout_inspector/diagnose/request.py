@@ -1,0 +1,280 @@
+"""Breaks that the request explains: template, tools, system text, BOS, cut context, changed messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rollout_inspector.diagnose.context import Break, kwargs_of
+from rollout_inspector.diagnose.verdict import Verdict
+from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams.snippets import clipped, contrast, counted, quoted
+from rollout_inspector.streams.trajectory import Message, Step
+
+_MIN_KEPT = 4
+
+
+def chat_template_changed(b: Break) -> Verdict | None:
+    """The two steps have different templates, or different template switches."""
+    before, after = b.parent.chat_template_sha256, b.step.chat_template_sha256
+    if before != after and before and after:
+        return Verdict(
+            "chat_template_changed",
+            f"Step {b.parent_index} used chat template {before[:12]}, step {b.index} used {after[:12]}.",
+        )
+    if b.parent.request is None or b.step.request is None:
+        return None
+    old, new = kwargs_of(b.parent), kwargs_of(b.step)
+    for key in sorted(set(old) | set(new)):
+        if old.get(key) != new.get(key):
+            return Verdict(
+                "chat_template_changed",
+                f"The template switch {key} was {_short(old.get(key))} at step {b.parent_index} and is "
+                f"{_short(new.get(key))} at step {b.index}.",
+            )
+    return None
+
+
+def request_changed(b: Break) -> Verdict | None:
+    """Tools or system text differ, and so do the streams inside the first prompt."""
+    if b.known_messages is None:
+        return None
+    root = b.case.steps[b.case.root(b.parent_index)]
+    if b.start >= len(root.prompt_ids):
+        return None
+    return changed_request(b)
+
+
+def changed_request(b: Break) -> Verdict | None:
+    """Tools or system text differ. The streams may differ anywhere."""
+    if b.known_messages is None:
+        return None
+    old, new = tools_of(b.parent), tools_of(b.step)
+    if old != new:
+        what = f"step {b.parent_index} sent {counted(len(old), 'tool')} and step {b.index} sent {len(new)}"
+        if len(old) == len(new):
+            what = f"the tools of step {b.index} are not those of step {b.parent_index}"
+        return Verdict("request_changed", what[0].upper() + what[1:] + ".")
+    before, after = (leading_system(messages) for messages in b.known_messages)
+    if before != after and (before or after):
+        old_text, new_text = ("\n".join(map(_words, texts)) for texts in (before, after))
+        was, now = contrast(old_text, new_text)
+        return Verdict(
+            "request_changed",
+            f"The system text was {was} at step {b.parent_index} and is {now} at step {b.index}.",
+            message_index=0,
+        )
+    return None
+
+
+def tools_of(step: Step) -> list[Any]:
+    return list(step.request.tools or ()) if step.request else []
+
+
+def leading_system(messages: Sequence[Message]) -> list[Any]:
+    """The system texts at the start of a conversation."""
+    n = len(messages) - len(msg.without_system(messages))
+    return [msg.text_of(message.get("content")) for message in messages[:n]]
+
+
+def bos_mismatch(b: Break) -> Verdict | None:
+    """BOS stands twice at the start, or in one stream only."""
+    if b.start > 1 or not len(b.actual) or not len(b.expected):
+        return None
+    bos = b.case.codec.bos_id if b.case.codec else int(b.expected[0])
+    if bos is None:
+        return None
+    old, new = _leading(b.expected, bos), _leading(b.actual, bos)
+    if old == new or (old > 1 and new > 1):
+        return None
+    if not _same_behind(b, old, new):
+        return None  # the start was cut or rewritten, together with its BOS
+    words = {0: "no BOS", 1: "one BOS"}
+    return Verdict(
+        "bos_mismatch",
+        f"The stream of step {b.parent_index} starts with {words.get(old, f'{old} BOS')} (id {bos}), the prompt of "
+        f"step {b.index} with {words.get(new, f'{new} BOS')}.",
+    )
+
+
+def _leading(ids: Any, bos: int) -> int:
+    head = np.asarray(ids[:4]) == bos
+    return int(head.argmin()) if not head.all() else len(head)
+
+
+def _same_behind(b: Break, old: int, new: int) -> bool:
+    n = min(4, len(b.expected) - old, len(b.actual) - new)
+    return n > 0 and np.array_equal(b.expected[old : old + n], b.actual[new : new + n])
+
+
+def context_truncated(b: Break) -> Verdict | None:
+    """The prompt starts with the part of the sampled stream after a cut, at once or after the system block."""
+    if b.start > _head_end(b):
+        return None
+    expected, actual = b.expected, b.actual[b.start :]
+    n = min(_MIN_KEPT, len(actual))
+    if n < _MIN_KEPT:
+        return None
+    needle = actual[:n].tobytes()
+    haystack = expected.tobytes()
+    place = haystack.find(needle, (b.start + 1) * expected.itemsize)
+    while place >= 0:
+        k, rest = divmod(place, expected.itemsize)
+        kept = len(expected) - k
+        if not rest and kept <= len(actual) and np.array_equal(expected[k:], actual[:kept]):
+            moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[kept:].tobytes()
+            if moved or _template_gives(b):
+                return None  # no cut: the template moved something away
+            where = f"after the first {counted(b.start, 'id')}" if b.start else "at the start"
+            return Verdict(
+                "context_truncated",
+                f"Gone: {counted(k - b.start, 'id')} {where} of the stream of step {b.parent_index}. The rest, "
+                f"{counted(kept, 'id')}, follows unchanged. The prompt has {len(b.actual)} ids.",
+            )
+        place = haystack.find(needle, place + 1)
+    return None
+
+
+def _template_gives(b: Break) -> bool:
+    """Whether the stored template renders the whole conversation as exactly this prompt."""
+    if b.known_messages is None:
+        return False
+    rendered = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
+    return rendered is not None and np.array_equal(rendered, b.actual)
+
+
+def _head_end(b: Break) -> int:
+    """Where the system block ends at the latest. A cut may keep everything before it."""
+    case = b.case
+    root = case.steps[case.root(b.parent_index)]
+    messages = root.request.messages if root.request else None
+    if messages and case.codec is not None:
+        first = next((m for m in messages if m.get("role") == "user"), None)
+        for forms in case.content_forms(first.get("content")) if first else ():
+            places = [place for form in forms if (place := case.bytes_of(root.prompt_ids).find(form)) >= 0]
+            if places:
+                sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(root.prompt_ids)])
+                return int(np.searchsorted(sizes, min(places), side="right"))
+            break
+    # Without messages, the first block ends where its first control token occurs again.
+    special = root.prompt_ids[case.is_special(root.prompt_ids)][:4]
+    for token in special:
+        places_of = np.flatnonzero(root.prompt_ids == token)
+        if len(places_of) > 1:
+            return int(places_of[1]) + 4
+    return 0
+
+
+def history_rewritten(b: Break) -> Verdict | None:
+    """An earlier message of another role than assistant was edited, removed or summarised."""
+    if b.first_changed is None or b.known_messages is None:
+        return None
+    before, after = b.known_messages
+    changed = range(b.first_changed, len(before))
+    index = next((place for place in changed if not _is_assistants_or_same(before, after, place)), None)
+    if index is None:
+        return None
+    role = before[index].get("role")
+    if index >= len(after):
+        what = f"of step {b.parent_index} is gone at step {b.index}"
+    elif after[index].get("role") != role:
+        what = f"of step {b.parent_index} is a message of the role {after[index].get('role')} at step {b.index}"
+    else:
+        one, other = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
+        was, now = contrast(one, other)
+        what = f"was {was} at step {b.parent_index} and is {now} at step {b.index}"
+    n = len(after)
+    sent = f", which sends {n} message{'s' * (n != 1)} where step {b.parent_index} sent {len(before)}"
+    return Verdict(
+        "history_rewritten",
+        f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
+        message_index=min(index, max(0, len(after) - 1)),
+    )
+
+
+def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], index: int) -> bool:
+    """Whether both requests have a message there that is equal or the assistant's."""
+    if index >= len(after):
+        return False
+    one, other = before[index], after[index]
+    return one.get("role") == other.get("role") == "assistant" or msg.same(one, other)
+
+
+def assistant_rewritten(b: Break) -> Verdict | None:
+    """The assistant's message came back as something else."""
+    if b.known_messages is None:
+        return None
+    before, after = b.known_messages
+    index = b.first_changed
+    if index is not None:  # an earlier assistant message; history_rewritten has handled the other roles
+        return _rewritten(b, index, before[index], after[index])
+    index = len(before)
+    if index >= len(after):
+        return None
+    reply, sent = b.parent.reply, after[index]
+    if sent.get("role") != "assistant":
+        if reply is None and not len(b.parent.completion_ids):
+            return None
+        return Verdict(
+            "assistant_rewritten",
+            f"The assistant's answer of step {b.parent_index} is missing from the messages of step {b.index}.",
+            message_index=index,
+        )
+    if reply is None:
+        return _untraced(b, index, sent)
+    if not msg.same(reply, sent):
+        return _rewritten(b, index, reply, sent)
+    old, new = msg.call_ids(reply), msg.call_ids(sent)
+    if old != new and b.case.codec is not None and any(name in b.b_window for name in set(new) - set(old)):
+        return Verdict(
+            "assistant_rewritten",
+            f"The tool call ids of message {index} were renamed from {_short(old)} to {_short(new)}.",
+            message_index=index,
+        )
+    return None
+
+
+def _rewritten(b: Break, index: int, old: Message, new: Message) -> Verdict:
+    one, other = msg.plain(old), msg.plain(new)
+    key = next((key for key in (*one, *other) if one.get(key) != other.get(key)), "content")
+    was, now = contrast(_words(one.get(key)), _words(other.get(key)))
+    return Verdict(
+        "assistant_rewritten",
+        f"The {key.replace('_', ' ')} of the assistant's message {index} came back changed: {was} became {now}.",
+        message_index=index,
+    )
+
+
+def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
+    """The reply was not parsed, and a sent message holds words that were not sampled."""
+    if b.case.codec is None:
+        return None
+    sampled = b.case.bytes_of(b.parent.completion_ids)
+    parts = [("content", sent.get("content")), ("reasoning", msg.reasoning_of(sent))]
+    parts += [("tool call", text) for call in msg.calls_of(sent) for text in msg.strings_in(call)]
+    for name, value in parts:
+        if value and not b.case.has_trace(value, sampled):
+            return Verdict(
+                "assistant_rewritten",
+                f"The {name} of the assistant's message {index} ({quoted(_words(value))}) is not in what step "
+                f"{b.parent_index} sampled.",
+                message_index=index,
+            )
+    return None
+
+
+def _short(value: Any) -> str:
+    """A setting as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    head = clipped(text, 60)
+    return "not set" if value is None else head if len(head) == len(text) else f"{head} …"
+
+
+def _words(value: Any) -> str:
+    """A field of a message as text."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,271 @@
+"""Checks one training row: lengths, logprobs, advantages, shifts. ``mask_checks`` checks the mask.
+
+A check returns a :class:`RowFault` or None. Offsets count in the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
+from rollout_inspector.streams.snippets import counted
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Row
+
+_LOGPROBS = ("logprob", "log_prob")
+ROUTING = ("routed_experts", "rollout_expert_indices", "routing")
+# Rounding of float16 and bfloat16 sums may raise the logprob of a certain token a little above 0.
+_ROUNDING = 1e-3
+LAGS = (1, -1, 2, -2)
+"""The shifts that are looked for: by how many tokens a column is behind its place."""
+
+
+@dataclass(frozen=True)
+class RowFault:
+    """What is wrong with a row, and where."""
+
+    kind: str
+    start: int
+    stop: int
+    evidence: str
+    wrong: int | None = 0
+    """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
+    lost: int | None = 0
+    """Sampled tokens that are not trained. None = not known."""
+    severity: str = ""
+    """``error``, ``warning`` or ``info``; empty = that of the kind."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Every stretch, when there are several."""
+    expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
+    """The ids that should stand at ``[start, stop)``; empty = not known."""
+
+
+def length_mismatch(row: Row) -> RowFault | None:
+    """A column and the ids differ in length."""
+    n = len(row.ids)
+    columns: dict[str, Any] = {"loss_mask": row.loss_mask, **row.columns}
+    if row.logprobs is not None:
+        columns["logprobs"] = row.logprobs
+    if row.origin is not None:
+        columns["origin"] = row.origin
+    wrong = {name: len(values) for name, values in columns.items() if len(values) != n}
+    # A reader keeps a column of another length as it found it.
+    for name, value in row.extra.items():
+        if "advantage" in name or any(word in name for word in _LOGPROBS):
+            values = value[0] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list) else value
+            if isinstance(values, list) and len(values) > 1 and all(isinstance(v, int | float) for v in values[:4]):
+                wrong[name] = len(values)
+    if not wrong:
+        return None
+    what = ", ".join(f"{name} has {size}" for name, size in wrong.items())
+    return RowFault("length_mismatch", min(n, *wrong.values()), n, f"The row has {n} ids, but {what}.", wrong=n)
+
+
+def mask_overrun(row: Row, has_other_roles: bool) -> RowFault | None:
+    """The mask is 1 on a whole row that has other roles, or is 1 nowhere."""
+    n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
+    if n and trained == n and has_other_roles:
+        return RowFault("mask_overrun", 0, n, f"All {n} tokens of the row are under the gradient.", wrong=n)
+    if n and not trained and not _left_out(row):
+        return RowFault("mask_overrun", 0, n, f"None of the {n} tokens of the row is under the gradient.", lost=n)
+    return None
+
+
+def _left_out(row: Row) -> bool:
+    """Whether the source says that the whole row is not trained."""
+    value = row.extra.get("sample_loss_mask", row.extra.get("sample_mask"))
+    while isinstance(value, list) and value:
+        value = value[0]
+    return value is not None and not value
+
+
+def nonzero(values: Floats) -> Mask:
+    """Where a column has a value other than 0. NaN counts as 0."""
+    says: Mask = np.nan_to_num(values, nan=0.0, posinf=1.0, neginf=-1.0) != 0
+    return says
+
+
+def columns_shifted(row: Row) -> RowFault | None:
+    """A column's zeros fit the mask's zeros, but at a lag other than 0."""
+    for name, values in columns_of(row):
+        says = nonzero(values)
+        if says.all() or not says.any() or row.loss_mask.all() or not row.loss_mask.any():
+            continue
+        lag = _lag(says, row.loss_mask)
+        if lag:
+            return shift_fault(row, says, f"The {name} fit the mask exactly", lag)
+    return None
+
+
+def shift_fault(row: Row, right: Mask, what: str, lag: int) -> RowFault:
+    """The fault of a row whose mask differs from the ``right`` one by a shift. ``what`` begins the sentence."""
+    places = np.flatnonzero(right != row.loss_mask)
+    behind = "behind" if lag > 0 else "before"
+    return RowFault(
+        "columns_shifted",
+        int(places[0]),
+        int(places[-1]) + 1,
+        f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
+        wrong=int(np.count_nonzero(row.loss_mask)),
+    )
+
+
+def columns_of(row: Row) -> Iterator[tuple[str, Floats]]:
+    """The columns that have values on trained tokens only: sampling logprobs and advantages."""
+    if row.logprobs is not None:
+        yield "logprobs", row.logprobs
+    for name, values in row.columns.items():
+        if "advantage" in name:
+            yield name, values
+
+
+def _lag(says: Mask, mask: Mask) -> int:
+    """By how many tokens the column is behind the mask. 0 when it fits in place, or fits nowhere better."""
+    at_home = _misfit(says, mask, 0)
+    if at_home < 2 or not (says & ~mask).any():
+        return 0  # zeros at the start of a completion are certain tokens; a shift also moves values past its end
+    best = min(LAGS, key=lambda lag: _misfit(says, mask, lag))
+    there, here = _beside(says, mask, best)
+    if (there & ~here).any():
+        return 0  # a shift moves every value by the same lag
+    # A shift shows at the edges of the mask. A certain token inside has a logprob of exactly 0 and fits at no lag.
+    return best if (at_home - _misfit(says, mask, best)) * 5 >= _misfit(mask, mask, best) * 3 else 0
+
+
+def _beside(says: Mask, mask: Mask, lag: int) -> tuple[Mask, Mask]:
+    """The column, moved back by the lag, beside the mask, without what a shift moves over the row's ends."""
+    n = len(mask)
+    return says[max(lag, 0) : n + min(lag, 0)], mask[max(-lag, 0) : n - max(lag, 0)]
+
+
+def _misfit(says: Mask, mask: Mask, lag: int) -> int:
+    return int(np.count_nonzero(np.not_equal(*_beside(says, mask, lag))))
+
+
+def logprob_invalid(row: Row) -> RowFault | None:
+    """A value under the gradient cannot be a logprob."""
+    if row.logprobs is None or not row.loss_mask.any():
+        return None
+    values = row.logprobs
+    bad = row.loss_mask & ((values > _ROUNDING) | ~np.isfinite(values))
+    if bad.any():
+        place = int(bad.argmax())
+        return RowFault(
+            "logprob_invalid",
+            place,
+            place + 1,
+            f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
+            f"{int(np.count_nonzero(row.loss_mask))} trained tokens have an impossible value.",
+            wrong=int(bad.sum()),
+        )
+    trained = values[row.loss_mask]
+    if len(trained) > 1 and not trained.any():
+        first = int(row.loss_mask.argmax())
+        return RowFault(
+            "logprob_invalid", first, len(row.ids), f"The logprobs of all {len(trained)} trained tokens are exactly 0.",
+            wrong=len(trained),
+        )
+    return None
+
+
+def advantage_misplaced(row: Row) -> RowFault | None:
+    """Masked tokens have advantages, or trained tokens have none."""
+    for name, values in row.columns.items():
+        if "advantage" not in name or len(values) != len(row.loss_mask):
+            continue
+        says = nonzero(values)
+        none, extra = row.loss_mask & ~says, ~row.loss_mask & says
+        # One value for every token is how some trainers write it. A masked loss ignores the masked ones.
+        if not says.any() or not (none.any() or extra.any()) or (values == values[0]).all():
+            continue
+        n_none, n_extra = int(none.sum()), int(extra.sum())
+        place = int((none | extra).argmax())
+        parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
+        parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
+        return RowFault(
+            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
+            f"By {name}: {' and '.join(parts)}.", wrong=n_none,
+        )
+    return None
+
+
+def logprobs_other_distribution(row: Row) -> RowFault | None:
+    """The trainer's logprobs are a multiple of the sampler's, or off by a constant: another temperature or filter."""
+    if row.logprobs is None:
+        return None
+    name = next((name for name in TRAINER_LOGPROBS if name in row.columns), None)
+    if name is None or len(row.columns[name]) != len(row.logprobs):
+        return None
+    use = row.loss_mask & np.isfinite(row.logprobs) & np.isfinite(row.columns[name]) & (row.logprobs < 0)
+    if int(use.sum()) < 16:
+        return None
+    sampled: NDArray[np.float64] = row.logprobs[use].astype(np.float64)
+    trained: NDArray[np.float64] = row.columns[name][use].astype(np.float64)
+    shift = float(np.median(trained - sampled))
+    spread = float(np.std(trained - sampled))
+    slope = float(trained @ sampled / (sampled @ sampled))
+    start, stop = int(use.argmax()), int(np.flatnonzero(use)[-1]) + 1
+    if abs(shift) > 0.2 and spread < abs(shift) / 4:
+        what = f"differ from the sampler's by a constant {shift:+.2f}"
+    elif abs(slope - 1) > 0.15 and np.corrcoef(sampled, trained)[0, 1] > 0.97:
+        what = f"are {slope:.2f} times the sampler's, as another temperature makes them"
+    else:
+        return None
+    return RowFault("logprobs_other_distribution", start, stop, f"The trainer's {name} {what}.", wrong=int(use.sum()))
+
+
+def prompt_split_wrong(row: Row, written: Mask | None = None) -> RowFault | None:
+    """The prompt's length is the count of masked tokens, or of tokens that the assistant did not write.
+
+    ``written``: what the assistant wrote ``[T]``, None when that is not known.
+    """
+    length = row.extra.get("prompt_length", row.extra.get("n_prompt"))
+    if not isinstance(length, int) or not row.loss_mask.any():
+        return None
+    for mask, what, which in (
+        (row.loss_mask, "masked tokens", "trained token"),
+        (written, "tokens that the assistant did not write", "token of the assistant"),
+    ):
+        if mask is None or not (first := int(mask.argmax())) < length == len(row.ids) - int(np.count_nonzero(mask)):
+            continue
+        return RowFault(
+            "prompt_split_wrong", first, length,
+            f"The prompt is said to be {length} ids long, which is the number of {what}; the first {which} stands at "
+            f"{first}.",
+            wrong=length - first,
+        )
+    return None
+
+
+RowRule = Callable[[Row], RowFault | None]
+ROW_RULES: tuple[RowRule, ...] = (logprob_invalid, logprobs_other_distribution)
+"""The checks that need nothing but the row and depend on no other check, in reading order."""
+
+
+def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | None:
+    """Expert routing has neither ``n - 1`` rows nor ``n`` (padded)."""
+    for name in ROUTING:
+        n = routing_rows(extra.get(name))
+        if n is not None and n not in (n_tokens - 1, n_tokens):
+            return RowFault(
+                "routing_misaligned", min(n, n_tokens), n_tokens,
+                f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
+            )
+    return None
+
+
+def routing_rows(value: Any) -> int | None:
+    """How many rows of expert routing a source recorded. None when the value is not such a record."""
+    if isinstance(value, list):
+        return len(value)
+    if isinstance(value, Mapping):  # the summary that an import keeps (rollout_inspector.streams.routing)
+        return value["length"] if type(value.get("length")) is int else None
+    if isinstance(value, str) and value.startswith("nrlre1:"):  # nrlre1:<dtype>:<rows>x<layers>x<experts>:<base64>
+        parts = value.split(":", 3)
+        rows = parts[2].split("x")[0] if len(parts) > 2 else ""
+        return int(rows) if rows.isdigit() else None
+    return None

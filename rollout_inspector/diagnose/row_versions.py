@@ -1,0 +1,51 @@
+"""The policy versions that a row names in its ``extra``, where no engine call tells them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rollout_inspector.streams.trajectory import Row
+
+RUN_LENGTHS = "version_rle"
+"""The key in ``extra`` with pairs (version, tokens) over the row, as AReaL writes them."""
+OF_TOKENS = "policy_versions"
+"""The key in ``extra`` with one version for each token, or with such pairs."""
+
+
+def run_lengths(value: Any) -> list[tuple[str, int]] | None:
+    """Pairs (version, tokens); None = it is something else."""
+    if not isinstance(value, list) or not value:
+        return None
+    pairs: list[tuple[str, int]] = []
+    for one in value:
+        if not isinstance(one, list | tuple) or len(one) != 2 or not isinstance(one[1], int) or one[1] < 0:
+            return None
+        pairs.append((str(one[0]), one[1]))
+    return pairs
+
+
+def trained_versions(row: Row) -> list[str]:
+    """The distinct versions that sampled the tokens under the loss mask, in order of appearance.
+
+    What is recorded is as long as the row or as its trained tokens; in another length, or without a mask for each
+    token, it tells nothing. Empty = not recorded.
+    """
+    n, n_trained = len(row.ids), int(row.loss_mask.sum())
+    if len(row.loss_mask) != n:
+        return []
+    for key in (RUN_LENGTHS, OF_TOKENS):
+        value = row.extra.get(key)
+        pairs = run_lengths(value)
+        if pairs is None and isinstance(value, list) and not any(isinstance(one, list | dict) for one in value):
+            pairs = [("" if one is None else str(one), 1) for one in value]
+        total = sum(count for _, count in pairs or ())
+        if not pairs or total not in (n, n_trained):
+            continue
+        found: dict[str, None] = {}
+        at = 0
+        for version, count in pairs:
+            if version and count and (total == n_trained or row.loss_mask[at : at + count].any()):
+                found[version] = None
+            at += count
+        return list(found)
+    return []

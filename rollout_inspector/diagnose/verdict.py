@@ -1,0 +1,137 @@
+"""The result of a rule, and the finding that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rollout_inspector.diagnose.context import MAX_STRETCH, Break, DiagnosisContext
+from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.streams.trajectory import NO_IDS, Ids
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """A cause that a rule found."""
+
+    kind: str
+    evidence: str
+    severity: Severity | None = None
+    """None = that of the kind."""
+    message_index: int | None = None
+    missing: str = ""
+    aside: int | None = None
+    """A step that is no part of the main conversation; later breaks are measured against the other steps."""
+    stops: tuple[int, int] | None = None
+    """Where the differing stretch ends in the sampled stream and in the prompt. None = where the alignment ends it."""
+    places: tuple[tuple[int, int], ...] = ()
+    """The stretches of the prompt to mark; an empty one marks where tokens are missing. Empty = the whole stretch."""
+
+
+def bounded(ids: Ids) -> Ids:
+    """The first ids of a stretch, at most ``MAX_STRETCH``."""
+    return ids[:MAX_STRETCH].copy()
+
+
+def bound_note(*stretches: Ids) -> str:
+    """A sentence when a stretch is longer than what is stored."""
+    longest = max(len(ids) for ids in stretches)
+    return f" The difference is {longest} ids long; the first {MAX_STRETCH} of both are kept." * (longest > MAX_STRETCH)
+
+
+def finding_at_break(b: Break, verdict: Verdict) -> Finding:
+    """The finding of a stream break: the differing stretch of both streams, and what it costs."""
+    kind = KINDS[verdict.kind]
+    expected_stop, actual_stop = verdict.stops or (b.expected_stop, b.actual_stop)
+    expected, actual = b.expected[b.start : expected_stop], b.actual[b.start : actual_stop]
+    return Finding(
+        axis=kind.axis,
+        kind=verdict.kind,
+        severity=verdict.severity or kind.severity,
+        step=b.index,
+        start=b.start,
+        stop=actual_stop,
+        expected_ids=bounded(expected),
+        actual_ids=bounded(actual),
+        expected_text=b.case.widened(b.expected, b.start, expected_stop),
+        actual_text=b.case.widened(b.actual, b.start, actual_stop),
+        message_index=verdict.message_index,
+        evidence=verdict.evidence + bound_note(expected, actual),
+        remedy=kind.remedy,
+        cost=break_cost(b, verdict.kind),
+        missing=verdict.missing,
+        places=verdict.places[:MAX_STRETCH] if len(verdict.places) > 1 else (),
+    )
+
+
+def break_cost(b: Break, kind: str) -> Cost:
+    """The cost of a break: what was sampled behind it in the row that it leaves, one more row, and repaid tokens.
+
+    Repaid is the prefix that both rows share, as ``strategies.replay.repaid_tokens`` counts it. Nothing is lost where a
+    later step continues the sampled stream. Of a call that was made twice, the dropped answer is lost.
+    """
+    case = b.case
+    behind: list[tuple[int, int]] = []  # (step, the first token of its completion behind the break)
+    if kind == "duplicate_call":
+        dropped = {b.index} if b.parent_index in case.continued else {b.parent_index, b.index} & case.aside
+        behind = [(index, 0) for index in dropped - case.continued]
+    elif kind != "branch" and b.parent_index not in case.continued:
+        chain = case.chain(b.parent_index)
+        behind = [(index, max(0, b.start - len(case.steps[index].prompt_ids))) for index in chain]
+    stored = case.trajectory.rows
+    opens_row = not stored or any(row.step_indices[:1] == (b.index,) for row in stored)
+    return Cost(
+        trained_tokens_lost=case.n_lost(behind),
+        rows=case.n_rows,
+        prompt_tokens_repaid=b.start if opens_row else 0,
+        lost_in_one_row=sum(max(0, len(case.steps[index].completion_ids) - first) for index, first in behind),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StepSpan:
+    """The place in a step's stream that a finding is about, and the ids there."""
+
+    start: int = 0
+    stop: int = 0
+    """The place is ``[start, stop)`` of prompt and completion."""
+    actual_ids: Ids = field(default_factory=lambda: NO_IDS)
+    """The ids that stand there."""
+    expected_ids: Ids = field(default_factory=lambda: NO_IDS)
+    """The ids that should stand there; empty = not known."""
+    expected_text: str | None = None
+    """None = the text of ``expected_ids``."""
+
+
+def finding_on_step(
+    case: DiagnosisContext,
+    index: int,
+    verdict: Verdict,
+    span: StepSpan,
+    axis: Axis | None = None,
+    cost: Cost | None = None,
+) -> Finding:
+    """A finding about the tokens of one step.
+
+    ``axis``: None = that of the kind. ``cost``: None = only the rows of the trajectory.
+    """
+    kind = KINDS[verdict.kind]
+    stream = case.steps[index].stream
+    expected = bounded(span.expected_ids)
+    return Finding(
+        axis=axis or kind.axis,
+        kind=verdict.kind,
+        severity=verdict.severity or kind.severity,
+        step=index,
+        start=span.start,
+        stop=span.stop,
+        expected_ids=expected,
+        actual_ids=bounded(span.actual_ids),
+        expected_text=case.text(expected) if span.expected_text is None else span.expected_text,
+        actual_text=case.widened(stream, span.start, span.stop) if span.stop >= span.start and len(stream) else "",
+        message_index=verdict.message_index,
+        evidence=verdict.evidence + bound_note(span.expected_ids, span.actual_ids),
+        remedy=kind.remedy,
+        cost=cost or Cost(rows=case.n_rows),
+        missing=verdict.missing,
+    )

@@ -1,0 +1,70 @@
+"""This project's own Parquet: one trajectory a row, lossless, with columns to sort and filter by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+from rollout_inspector.formats.containers.cutting import parts_of
+from rollout_inspector.formats.readers import inspector_jsonl
+from rollout_inspector.formats.registry import Format, has_keys
+from rollout_inspector.streams.trajectory import Trajectory
+
+GROUP_ROWS, GROUP_BYTES = 10_000, 4 << 20
+"""Limits of one row group. The end of the file describes every row group, so many small ones would cost space."""
+
+
+def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
+    """One row each: the columns, and the whole trajectory as one line of our own JSONL. Returns the number of rows."""
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        [
+            ("external_id", pyarrow.string()), ("group", pyarrow.string()), ("tokenizer", pyarrow.string()),
+            ("reward", pyarrow.float64()), ("stop_reason", pyarrow.string()), ("n_steps", pyarrow.int32()),
+            ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
+        ]
+    )
+    n, held, size = 0, list[dict[str, Any]](), 0
+    with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for one in trajectories:
+            record = inspector_jsonl.encode(one).decode()
+            held.append(
+                {
+                    "external_id": one.external_id, "group": one.group, "tokenizer": one.tokenizer,
+                    "reward": one.reward, "stop_reason": one.stop_reason, "n_steps": len(one.steps),
+                    "n_sampled": sum(len(step.completion_ids) for step in one.steps), "record": record,
+                }
+            )
+            n, size = n + 1, size + len(record)
+            if size >= GROUP_BYTES or len(held) >= GROUP_ROWS:
+                writer.write_table(pyarrow.Table.from_pylist(held, schema))
+                held, size = [], 0
+        if held:
+            writer.write_table(pyarrow.Table.from_pylist(held, schema))
+    return n
+
+
+def join(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
+    """The row groups of several files, which have the columns of :func:`write`, in one file."""
+    import pyarrow.parquet
+
+    writer = None
+    for part in parts:
+        read = pyarrow.parquet.ParquetFile(part)
+        writer = writer or pyarrow.parquet.ParquetWriter(file, read.schema_arrow, compression="zstd")
+        for n in range(read.num_row_groups):
+            writer.write_table(read.read_row_group(n))
+    if writer is not None:
+        writer.close()
+
+
+def detect(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "record", "external_id") and isinstance(values[0]["record"], str)
+
+
+FORMAT = Format(
+    "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
+    join=join, suffix=".parquet", cut=parts_of, is_lossless=True,
+)

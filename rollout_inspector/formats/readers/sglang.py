@@ -1,0 +1,111 @@
+"""Answers of SGLang's ``/generate``, one a line, alone or beside their request.
+
+``meta_info`` holds what was sampled. Lines of one ``session_id`` are one trajectory, in the order of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rollout_inspector.formats import limits, sglang_meta, shapes
+from rollout_inspector.formats.containers.source import Source
+from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
+from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, has_keys
+from rollout_inspector.streams.trajectory import Step, Trajectory
+
+_LINE = ("session_id", "request", "response", "reward", "group", "tokenizer", "input_ids", "training_step")
+_ANSWER = ("meta_info", "text", "output_ids", "input_ids")
+
+
+def read(source: Source) -> Iterator[Trajectory | Rejected]:
+    return read_sessions(source, _session_id, _add_line)
+
+
+def _session_id(value: Mapping[str, Any], number: int) -> str:
+    found = value.get("session_id")
+    meta = value.get("meta_info")
+    if found is None and isinstance(meta, dict):
+        found = meta.get("id")
+    return shapes.text(found, "session_id", 200) or f"line-{number}"
+
+
+def _add_line(session: Session, value: dict[str, Any]) -> None:
+    request = shapes.optional_mapping(value.get("request"), "request")
+    bare = "response" not in value
+    found = value if bare else value["response"]
+    answers = found if isinstance(found, list) else [found]
+    session.tokenizer = session.tokenizer or shapes.text(value.get("tokenizer"), "tokenizer", 200)
+    session.group = shapes.text(value.get("group"), "group", 200) or session.group
+    reward = shapes.number(value.get("reward"), "reward")
+    session.reward = session.reward if reward is None else reward
+    extra = {
+        "line": {} if bare else shapes.rest(value, _LINE),
+        "request": shapes.rest(request, ("input_ids", "sampling_params")),
+    }
+    if "training_step" in value:
+        session.extra["training_step"] = value["training_step"]
+    limits.current().check_repeated(extra, len(answers), "answers")
+    for n, answer in enumerate(answers):
+        where = "response" if len(answers) == 1 else f"response[{n}]"
+        ids = request.get("input_ids", value.get("input_ids"))
+        session.append(_step(request, shapes.mapping(answer, where), ids, where, extra))
+
+
+def _step(
+    request: Mapping[str, Any], answer: Mapping[str, Any], prompt_ids: Any, where: str, extra: dict[str, Any]
+) -> Step:
+    meta = shapes.mapping(answer.get("meta_info"), f"{where}.meta_info")
+    place = f"{where}.meta_info"
+    ids, logprobs, told = sglang_meta.sampled(meta, place)
+    output = answer.get("output_ids")
+    if logprobs is None:
+        ids = shapes.optional_ids(output, f"{where}.output_ids")
+    elif output is not None and shapes.ids(output, f"{where}.output_ids").tolist() != ids.tolist():
+        extra = {**extra, "output_ids": output}
+    if prompt_ids is None:
+        prompt_ids = answer.get("input_ids")
+    prompt = sglang_meta.prompt(meta, place) if prompt_ids is None else None
+    settings = shapes.optional_mapping(request.get("sampling_params"), "request.sampling_params")
+    finish_reason, stop_reason = sglang_meta.finish(meta, place)
+    version, changed = sglang_meta.versions(meta, place)
+    kept = {
+        **extra,
+        **changed,
+        "sampling_params": shapes.rest(settings, ("temperature", "top_p", "top_k")),
+        "meta_info": shapes.rest(meta, sglang_meta.META),
+        "response": shapes.rest(answer, (*_ANSWER, *_LINE)),
+    }
+    return Step(
+        prompt_ids=shapes.optional_ids(prompt_ids, f"{where}: input_ids") if prompt is None else prompt,
+        completion_ids=ids,
+        logprobs=logprobs,
+        **told,
+        finish_reason=finish_reason,
+        stop_reason=stop_reason,
+        text=shapes.optional_string(answer.get("text"), f"{where}.text"),
+        temperature=shapes.number(settings.get("temperature"), "sampling_params.temperature"),
+        top_p=shapes.number(settings.get("top_p"), "sampling_params.top_p"),
+        top_k=shapes.whole(settings.get("top_k"), "sampling_params.top_k"),
+        policy_version=version,
+        extra={name: item for name, item in kept.items() if item not in ({}, [], None)},
+    )
+
+
+def _is_answer(value: Any) -> bool:
+    return has_keys(value, "meta_info") and isinstance(value["meta_info"], dict)
+
+
+def detect(values: Sequence[Any]) -> bool:
+    one = values[0]
+    if has_keys(one, "response"):
+        found = one["response"]
+        return _is_answer(found[0] if isinstance(found, list) and found else found)
+    return _is_answer(one)
+
+
+FORMAT = Format(
+    "sglang", "SGLang answers (meta_info)", detect, read, NO_REQUESTS,
+    cut=partial(session_parts, session_id=_session_id), by_line=False,
+)

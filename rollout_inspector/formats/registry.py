@@ -1,0 +1,150 @@
+"""What a format is, and what readers share."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+
+from rollout_inspector.formats import limits
+from rollout_inspector.formats.containers.cutting import parts_of
+from rollout_inspector.formats.containers.file_part import FilePart
+from rollout_inspector.formats.containers.source import Source
+from rollout_inspector.formats.shapes import BadLine, decode
+from rollout_inspector.streams.trajectory import Trajectory
+
+NO_REQUESTS = (
+    "The requests are not in the file, so a difference that follows from a message or a template is not decidable."
+)
+PART_OF_REQUESTS = (
+    "The requests are not whole in the file, so what follows from a message or a template is not decidable."
+)
+ROWS_ALONE = (
+    "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file."
+)
+"""What a file lacks, for formats that lack the same."""
+_BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")
+
+
+def is_named_by_line(trajectory: Trajectory) -> bool:
+    """Whether a reader named the trajectory by its line, because the source has no id."""
+    return _BY_LINE.fullmatch(trajectory.external_id) is not None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A line that was not read, with a sentence that says why."""
+
+    line: int | None
+    reason: str
+
+
+Detect = Callable[[Sequence[Any]], bool]
+"""Whether the first values of a file (decoded lines) are of a format."""
+Read = Callable[[Source], Iterator[Trajectory | Rejected]]
+Write = Callable[[Iterable[Trajectory], IO[bytes]], int]
+"""Writes trajectories and returns their number."""
+Join = Callable[[Iterable[IO[bytes]], IO[bytes]], None]
+"""Writes one file that holds what several files of a format hold, in their order."""
+Cut = Callable[[Source, int], list[FilePart]]
+"""Parts of about so many bytes, in the order of the file; empty if it cannot be cut. Raises :class:`FileRefused`."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A foreign format, or our own."""
+
+    name: str
+    title: str
+    detect: Detect
+    read: Read
+    lacks: str = ""
+    """What such a file cannot tell, as a sentence; empty = nothing is missing."""
+    write: Write | None = None
+    suffix: str = ".jsonl"
+    join: Join | None = None
+    """Makes one file of those that :attr:`write` wrote of parts; None = a file is written in one."""
+    cut: Cut | None = None
+    """Cuts a large file into parts, which workers read side by side and which together read like the file."""
+    by_line: bool = True
+    """A trajectory stands on the line that was read last. False = its calls stand on many lines."""
+    is_lossless: bool = False
+    """Every field is kept as it is: our own formats. Elsewhere arrays of expert routing are summarised."""
+
+
+def join_lines(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
+    """Files of lines one after the other."""
+    for part in parts:
+        shutil.copyfileobj(part, file, 1 << 20)
+
+
+class SeenIds:
+    """The ids that came before, as hashes of 8 bytes, because a file may hold millions of ids."""
+
+    def __init__(self) -> None:
+        self._sorted = np.zeros(0, dtype=np.int64)
+        self._newest: set[int] = set()
+
+    def __contains__(self, name: str) -> bool:
+        key = hash(name)
+        place = int(self._sorted.searchsorted(key))
+        return key in self._newest or (place < len(self._sorted) and int(self._sorted[place]) == key)
+
+    def add(self, name: str) -> None:
+        self._newest.add(hash(name))
+        if len(self._newest) >= max(4096, len(self._sorted) // 16):
+            newest = np.fromiter(self._newest, np.int64, len(self._newest))
+            self._sorted = np.sort(np.concatenate([self._sorted, newest]))
+            self._newest.clear()
+
+
+def each_batch(
+    source: Source,
+    read_batch: Callable[[Any, int], Sequence[Trajectory]],
+    decode: Callable[[bytes], Any] = decode,
+) -> Iterator[Trajectory | Rejected]:
+    """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
+    seen = SeenIds()
+    for line in source.lines():
+        try:
+            found = read_batch(decode(line.checked()), line.number)
+            for one in found:
+                if one.external_id in seen:
+                    raise BadLine(f"The id {one.external_id!r} was used on an earlier line of this file.")
+        except BadLine as error:
+            yield Rejected(line.number, str(error))
+            continue
+        for one in found:
+            seen.add(one.external_id)
+            limits.current().count(one)
+            yield one
+
+
+def each_line(
+    source: Source,
+    read_line: Callable[[Any, int], Trajectory],
+    decode: Callable[[bytes], Any] = decode,
+) -> Iterator[Trajectory | Rejected]:
+    """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
+    return each_batch(source, lambda value, number: (read_line(value, number),), decode)
+
+
+def line_format(
+    name: str, title: str, detect: Detect, read_line: Callable[[Any, int], Trajectory], lacks: str = ""
+) -> Format:
+    """A format whose files hold one trajectory a line."""
+    return Format(name, title, detect, lambda source: each_line(source, read_line), lacks, cut=parts_of)
+
+
+def having(*keys: str) -> Detect:
+    """Recognises a file whose first value is an object with all of these keys."""
+    return lambda values: has_keys(values[0], *keys)
+
+
+def has_keys(value: Any, *keys: str) -> bool:
+    """Whether a value is an object with all of these keys."""
+    return isinstance(value, dict) and all(key in value for key in keys)

@@ -1,0 +1,137 @@
+"""The training step of a trajectory: said by the user, by the record, or by the path of its file.
+
+Trainers write it in many places: NeMo RL in the name ``train_data_step{N}.jsonl``, verl in ``{N}.jsonl`` and in
+``step``, TRL and ms-swift in ``step``, others in ``global_step``, ``iteration`` or a folder ``step_000123/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import regex
+
+from rollout_inspector.formats.registry import Rejected
+from rollout_inspector.streams.trajectory import Trajectory
+
+MAX_STEP = 2**31 - 1
+NAMES = (
+    "training_step", "train_step", "trainer_step", "global_step", "global_steps", "optimizer_step", "iteration",
+    "rollout_id",
+)
+"""Keys of a record that mean the training step wherever they stand, the surest first."""
+OF_TRAJECTORY = (*NAMES, "step", "gen_step")
+"""Keys that mean it at the top of a record. Deeper, ``step`` counts engine calls."""
+INSIDE = ("metadata", "meta", "info")
+"""Objects of a record that are looked into."""
+_TOUCHED = frozenset((*OF_TRAJECTORY, *INSIDE))
+_IN_PATH = re.compile(
+    r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter)[_-]?(\d{1,15})(?=$|[/_.-])",
+    re.IGNORECASE,
+)
+MAX_PATTERN = 200
+"""Characters of a pattern of a user."""
+_PATTERN_SECONDS = 0.2
+"""A pattern that takes longer on the path of a file finds nothing."""
+
+
+@dataclass(frozen=True)
+class TrainingStepRule:
+    """What a user says about the training steps of what is read."""
+
+    step: int | None = None
+    """The training step of everything that is read; None = it is looked for."""
+    pattern: str = ""
+    """A regular expression with one group, the number. It is searched in the path of the file; empty = our own."""
+
+    def in_path(self, path: str) -> int | None:
+        """The training step that a path tells: of several places the last."""
+        found = self._by_pattern(path) if self.pattern else _IN_PATH.findall(path)
+        numbers = [int(text) for text in found if text.isdecimal() and len(text) <= 15]
+        return as_step(numbers[-1]) if numbers else None
+
+    def _by_pattern(self, path: str) -> list[str]:
+        with contextlib.suppress(TimeoutError):
+            found = regex.finditer(self.pattern, path, timeout=_PATTERN_SECONDS)
+            return [match.group(1) or "" for match in found]
+        return []
+
+
+ANY = TrainingStepRule()
+"""Nothing is said: the record tells, and else the path."""
+
+
+def checked_rule(step: object = None, pattern: str = "") -> TrainingStepRule:
+    """The rule that a user asked for. Raises ``ValueError`` with a sentence."""
+    if step not in (None, "") and pattern:
+        raise ValueError("Say either the training step or the pattern that finds it, not both.")
+    if pattern:
+        if len(pattern) > MAX_PATTERN:
+            raise ValueError(f"The pattern of the training step has more than {MAX_PATTERN} characters.")
+        try:
+            groups = regex.compile(pattern).groups
+        except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}.") from None
+        if groups != 1:
+            raise ValueError(f"{pattern!r} needs exactly one group, the number of the step: 'step_([0-9]+)'.")
+        return TrainingStepRule(pattern=pattern)
+    if step in (None, ""):
+        return ANY
+    text = str(step).strip()
+    number = as_step(int(text)) if text.isdecimal() and len(text) <= 15 else None
+    if number is None:
+        raise ValueError(f"{text[:40]!r} is no training step. It is a whole number from 0 to {MAX_STEP}.")
+    return TrainingStepRule(step=number)
+
+
+def as_step(value: Any) -> int | None:
+    """The value as a training step; None = it is none. Some writers keep each value in a list of one."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MAX_STEP else None
+
+
+def in_record(trajectory: Trajectory) -> int | None:
+    """The training step that the fields of the record tell; None = they do not tell, or tell several."""
+    if (found := _said(trajectory.extra, OF_TRAJECTORY)) is not None:
+        return found
+    extras = [*(row.extra for row in trajectory.rows), *(step.extra for step in trajectory.steps)]
+    said = {_said(extra, NAMES) for extra in extras if extra}
+    return said.pop() if len(said) == 1 else None
+
+
+def _said(fields: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    if _TOUCHED.isdisjoint(fields):
+        return None
+    for held in (fields, *(fields[name] for name in INSIDE if isinstance(fields.get(name), Mapping))):
+        for name in names if held is fields else NAMES:
+            if (found := as_step(held.get(name))) is not None:
+                return found
+    return None
+
+
+def with_steps(
+    items: Iterator[Trajectory | Rejected], path: str, rule: TrainingStepRule = ANY
+) -> Iterator[Trajectory | Rejected]:
+    """The items, each trajectory with its training step as far as it is known.
+
+    What the user says goes first; then the user's pattern, the field of the value, the record, and the path.
+    """
+    of_path = rule.in_path(path)
+    for item in items:
+        if isinstance(item, Rejected):
+            yield item
+            continue
+        found = rule.step if rule.step is not None else of_path if rule.pattern else None
+        if found is None:
+            found = item.training_step
+        if found is None:
+            found = in_record(item)
+        if found is None:
+            found = of_path
+        yield item if found == item.training_step else replace(item, training_step=found)

@@ -1,0 +1,155 @@
+"""Assertions for tests: rows that may be trained on, and chat templates that are safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_inspector import formats
+from rollout_inspector.formats import FileRefused, Rejected, Source
+from rollout_inspector.guard.checked_files import CheckedFiles, check_files, diagnosis_of
+from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
+from rollout_inspector.guard.codec_of import codec_of
+from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable, fail_rule, verdict_on
+from rollout_inspector.guard.report_formats import as_text
+from rollout_inspector.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
+from rollout_inspector.guard.template_reports import ReportedTemplate
+from rollout_inspector.guard.template_reports import as_text as template_text
+from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.guard.trainer_batches import BatchUnreadable, array_of, items_of_rows
+from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.chat_templates import cannot_render, renderer
+
+_ROWS = "rows"
+"""What stands in a report where a file has its name."""
+
+
+def assert_tito(
+    rows_or_file: Any,
+    tokenizer: Any = None,
+    *,
+    chat_template: str | None = None,
+    fail_on: str = "error",
+    max_rate: Iterable[str] = (),
+) -> None:
+    """Assert that rollouts can be trained on. Raises ``AssertionError`` with the report of the check.
+
+    ``rows_or_file``: a file, a folder, a list of these; or rows as :meth:`rollout_inspector.guard.Guard.rows` takes them, or
+    dicts as a line of any known format holds them. ``tokenizer``: a folder, a loaded tokenizer, or one of
+    ``transformers``. ``chat_template``: its text, for what templates write. ``fail_on`` and ``max_rate``: as the
+    options of the check. What could not be decided is no pass. Raises ``ValueError`` for what cannot be used.
+    """
+    __tracebackhide__ = True
+    rule = fail_rule(fail_on, max_rate)
+    codec, folder = codec_of(tokenizer)
+    try:
+        text = chat_template if chat_template is not None else (codec.chat_template if codec is not None else None)
+        writer = None if text is None or codec is None else renderer(codec, text)
+        if writer is not None and (problem := cannot_render(writer)):
+            raise RuleUnusable(f"The chat template cannot be used. {problem}")
+        paths = _paths(rows_or_file)
+        checked = check_files(paths, codec, writer) if paths else _check_rows(rows_or_file, codec, writer)
+    finally:
+        if folder is not None:
+            folder.cleanup()
+    verdict = verdict_on(checked, rule)
+    if verdict.outcome is not ExitStatus.PASSED:
+        raise AssertionError("\n" + as_text(checked, verdict))
+
+
+def _paths(value: Any) -> list[str | Path]:
+    if isinstance(value, str | Path):
+        return [value]
+    is_paths = isinstance(value, list | tuple) and value and all(isinstance(one, str | Path) for one in value)
+    return list(value) if is_paths else []
+
+
+def _check_rows(rows: Any, codec: Codec | None, writer: Renderer | None) -> CheckedFiles:
+    checked = CheckedFiles(files=[_ROWS])
+    rows = rows if isinstance(rows, Mapping) or hasattr(rows, "keys") else list(rows)
+    known = _of_a_format(rows) if isinstance(rows, list) else None
+    if known is not None:
+        for one in known:
+            if isinstance(one, Rejected):
+                checked.refuse(_ROWS, one.line, one.reason)
+            else:
+                checked.add(_ROWS, None, one, diagnosis_of(one, codec, writer))
+        return checked
+    items = items_of_rows(rows, "row")
+    for n in range(items.n):
+        try:
+            trajectory = items.trajectory(n)
+        except BatchUnreadable as error:
+            checked.refuse(_ROWS, n + 1, str(error))
+            continue
+        checked.add(_ROWS, None, trajectory, diagnosis_of(trajectory, codec, writer))
+    return checked
+
+
+def _of_a_format(rows: list[Any]) -> list[Trajectory | Rejected] | None:
+    """The trajectories of dicts as the lines of a file hold them; None where no format fits."""
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        return None
+    try:
+        data = b"\n".join(msgspec.json.encode(dict(row), enc_hook=_listed) for row in rows)
+        source = Source(_ROWS, lambda: BytesIO(data), len(data))
+        return list(formats.read(source)[1])
+    except (FileRefused, TypeError, ValueError, RecursionError):
+        return None
+
+
+def _listed(value: Any) -> Any:
+    """An array or a tensor as lists."""
+    return array_of(value).tolist()
+
+
+def assert_template_safe(
+    tokenizer: Any = None,
+    chat_template: str | Path | None = None,
+    *,
+    purposes: str | Iterable[str] = "tools",
+    lock: str | Path | None = None,
+    name: str = "",
+) -> None:
+    """Assert that a chat template is safe for its purposes. Raises ``AssertionError`` with the report of the check.
+
+    ``tokenizer``: a folder, a loaded tokenizer, or one of ``transformers``; None = compare characters.
+    ``chat_template``: its text, or the path of its file; None = the tokenizer's own. ``purposes``: words of
+    :data:`rollout_inspector.guard.PURPOSES`. ``lock``: a lock file; then it must be what was locked under ``name``, which may be
+    empty where the lock holds one template. Raises ``ValueError`` for what cannot be used.
+    """
+    __tracebackhide__ = True
+    wanted = purposes_of(purposes)
+    held = None if lock is None else read_lock(lock)
+    codec, folder = codec_of(tokenizer)
+    try:
+        own = None if codec is None else codec.chat_template
+        if isinstance(chat_template, Path):
+            chat_template = read_text(chat_template, "The chat template")
+        text = chat_template or own
+        if text is None:
+            raise RuleUnusable("There is no chat template: the tokenizer has none, and none was named.")
+        label = name or (codec.name if codec is not None and folder is None else "the chat template")
+        checked = check_template(NamedTemplate(label, text, codec), wanted, "" if held is None else LOCK_TIME)
+        compared = None if held is None else compare_with_lock(checked, held, _locked_name(held, name))
+    finally:
+        if folder is not None:
+            folder.cleanup()
+    assert_passed(ReportedTemplate(checked, compared))
+
+
+def _locked_name(lock: TemplateLock, name: str) -> str:
+    return name or (next(iter(lock.templates)) if len(lock.templates) == 1 else "")
+
+
+def assert_passed(reported: ReportedTemplate) -> CheckedTemplate:
+    """The check of a template that passed. Raises ``AssertionError`` with the report of any other."""
+    __tracebackhide__ = True
+    if reported.outcome is not ExitStatus.PASSED:
+        raise AssertionError("\n" + template_text([reported]))
+    return reported.checked

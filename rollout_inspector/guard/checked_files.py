@@ -1,0 +1,219 @@
+"""Reads files of any format and diagnoses what is in them, without a database."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollout_inspector import formats
+from rollout_inspector.diagnose import KINDS, examine
+from rollout_inspector.diagnose.checks import Diagnosis, failed_diagnosis
+from rollout_inspector.diagnose.finding import Finding, Severity
+from rollout_inspector.formats import FileRefused, Rejected, Source
+from rollout_inspector.formats.folders import files_of
+from rollout_inspector.formats.training_step import ANY, TrainingStepRule
+from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.trajectory import Trajectory
+
+MAX_PLACES = 100
+"""Findings of one kind that are kept with their place. All of them are counted."""
+MAX_UNREAD = 100
+"""Lines and files that were not read and are kept with their reason. All of them are counted."""
+
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+Progress = Callable[["CheckedFiles"], object]
+"""Called after each trajectory."""
+
+
+@dataclass(frozen=True)
+class FindingPlace:
+    """Where a finding is: offsets count in the stream of the step, or in the row where there is no step."""
+
+    file: str
+    line: int | None
+    """1-based. None = the trajectory stands on many lines, or the file has no lines."""
+    trajectory: str
+    training_step: int | None
+    step: int | None
+    row: int | None
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class PlacedFinding:
+    """A finding with its place."""
+
+    finding: Finding
+    place: FindingPlace
+
+
+@dataclass
+class KindCount:
+    """How often one kind of finding was found."""
+
+    severity: Severity
+    """The worst severity of its findings."""
+    n_findings: int = 0
+    n_trajectories: int = 0
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A file, or a line of a file, that was not read."""
+
+    file: str
+    line: int | None
+    reason: str
+
+
+@dataclass
+class CheckedFiles:
+    """What was read, what was found in it, and what could not be checked."""
+
+    files: list[str] = field(default_factory=list)
+    formats: list[str] = field(default_factory=list)
+    n_trajectories: int = 0
+    n_steps: int = 0
+    n_rows: int = 0
+    n_tokens: int = 0
+    """Ids of the prompts' new parts, the completions and the rows without steps, as far as they are in the files."""
+    kinds: dict[str, KindCount] = field(default_factory=dict)
+    """Kind of finding -> its counts; ``not_decidable`` is not among them."""
+    found: list[PlacedFinding] = field(default_factory=list)
+    """In reading order, at most ``MAX_PLACES`` of each kind."""
+    unread: list[Unread] = field(default_factory=list)
+    n_unread: int = 0
+    checks: Counter[str] = field(default_factory=Counter)
+    """Check -> on how many trajectories it passed, was noted or failed."""
+    undecided: dict[str, Counter[str]] = field(default_factory=dict)
+    """Check -> field that lacks -> on how many trajectories."""
+    unnamed: Counter[str] = field(default_factory=Counter)
+    """Field that lacks -> number of breaks whose cause could not be named without it."""
+    lacks: list[str] = field(default_factory=list)
+    """What the formats of these files cannot tell, one sentence each."""
+
+    def rate(self, kind: str) -> float:
+        """The share of trajectories that have a finding of a kind, 0 to 1."""
+        count = self.kinds.get(kind)
+        return 0.0 if count is None or not self.n_trajectories else count.n_trajectories / self.n_trajectories
+
+    def refuse(self, file: str, line: int | None, reason: str) -> None:
+        """Count what was not read."""
+        self.n_unread += 1
+        if len(self.unread) < MAX_UNREAD:
+            self.unread.append(Unread(file, line, reason))
+
+    def add(self, file: str, line: int | None, trajectory: Trajectory, diagnosis: Diagnosis) -> None:
+        """Count a trajectory and what was found in it."""
+        self.n_trajectories += 1
+        self.n_steps += len(trajectory.steps)
+        self.n_rows += len(trajectory.rows)
+        self.n_tokens += sum(len(step.completion_ids) for step in trajectory.steps) or sum(
+            len(row.ids) for row in trajectory.rows
+        )
+        for check, outcome in diagnosis.checks.items():
+            if isinstance(outcome, str):
+                self.checks[check] += 1
+            else:
+                self.undecided.setdefault(check, Counter()).update(outcome)
+        seen: set[str] = set()
+        for finding in diagnosis.findings:
+            if finding.kind == "not_decidable" and finding.severity is Severity.INFO:
+                continue
+            if finding.missing:
+                self.unnamed[finding.missing] += 1
+            count = self.kinds.setdefault(finding.kind, KindCount(finding.severity))
+            count.severity = min(count.severity, finding.severity, key=_WORST_FIRST.index)
+            count.n_findings += 1
+            count.n_trajectories += finding.kind not in seen
+            seen.add(finding.kind)
+            if count.n_findings <= MAX_PLACES:
+                place = FindingPlace(
+                    file, line, trajectory.external_id, trajectory.training_step,
+                    finding.step, finding.row, finding.start, finding.stop,
+                )
+                self.found.append(PlacedFinding(finding, place))
+
+    def sorted_kinds(self) -> list[tuple[str, KindCount]]:
+        """The kinds, errors first, then the kind of most trajectories."""
+        return sorted(
+            self.kinds.items(),
+            key=lambda one: (_WORST_FIRST.index(one[1].severity), -one[1].n_trajectories, one[0]),
+        )
+
+
+def check_files(
+    paths: Iterable[str | Path],
+    codec: Codec | None = None,
+    renderer: Renderer | None = None,
+    format_name: str = "auto",
+    training_step: TrainingStepRule = ANY,
+    progress: Progress | None = None,
+) -> CheckedFiles:
+    """Read files and folders and diagnose every trajectory in them.
+
+    ``codec``: the tokenizer that sampled; without it, what needs text is not decidable, and the result says so.
+    ``renderer``: the chat template that wrote the prompts. A file that cannot be read becomes an entry of ``unread``.
+    """
+    checked = CheckedFiles()
+    for path in paths:
+        try:
+            files = files_of(Path(path))
+        except FileRefused as refusal:
+            checked.refuse(str(path), None, str(refusal))
+            continue
+        for file in files:
+            _check_file(file, checked, codec, renderer, format_name, training_step, progress)
+    checked.lacks = formats.lacks_of(", ".join(checked.formats))
+    return checked
+
+
+def _check_file(
+    file: Path,
+    checked: CheckedFiles,
+    codec: Codec | None,
+    renderer: Renderer | None,
+    format_name: str,
+    training_step: TrainingStepRule,
+    progress: Progress | None,
+) -> None:
+    name = str(file)
+    checked.files.append(name)
+    try:
+        source = Source.of_path(file)
+        chosen, items = formats.read(source, format_name, training_step)
+        if chosen.name not in checked.formats:
+            checked.formats.append(chosen.name)
+        for one in items:
+            if isinstance(one, Rejected):
+                checked.refuse(name, one.line, one.reason)
+                continue
+            line = source.line if chosen.by_line and source.line else None
+            checked.add(name, line, one, diagnosis_of(one, codec, renderer))
+            if progress is not None:
+                progress(checked)
+    except FileRefused as refusal:
+        checked.refuse(name, None, str(refusal))
+    except OSError as error:
+        checked.refuse(name, None, f"{name} cannot be read: {error.strerror or type(error).__name__}.")
+
+
+def diagnosis_of(trajectory: Trajectory, codec: Codec | None, renderer: Renderer | None) -> Diagnosis:
+    """The diagnosis of one trajectory. A fault of the diagnosis itself becomes a finding, never an exception."""
+    try:
+        return examine(trajectory, codec, lambda sha256: _renderer_of(sha256, renderer), encode_rows=False)
+    except Exception as error:
+        return failed_diagnosis(f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).")
+
+
+def _renderer_of(sha256: str, renderer: Renderer | None) -> Renderer | None:
+    """The renderer, where a step names no chat template or the same one."""
+    return renderer if renderer is None or sha256 in ("", renderer.chat_template_sha256) else None
+
+
+def title_of(kind: str) -> str:
+    """The title of a kind of finding."""
+    return KINDS[kind].title if kind in KINDS else kind

@@ -1,0 +1,101 @@
+"""Checks chat templates for the purposes that a user names, without a database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.text import chat_templates
+from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, outcome_of
+from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
+
+PURPOSES = {
+    "tools": Purpose.TOOLS,
+    "users": Purpose.USERS,
+    "generation": Purpose.GENERATION,
+    "fixed-base": Purpose.FIXED_BASE,
+    "per-message": Purpose.PER_MESSAGE,
+    "masks": Purpose.MASKS,
+    "dates": Purpose.REPRODUCIBLE,
+}
+"""The word of an option -> the purpose that it names."""
+
+
+@dataclass(frozen=True, eq=False)
+class NamedTemplate:
+    """A chat template that a user named."""
+
+    name: str
+    text: str
+    tokenizer: LoadedTokenizer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedTemplate:
+    """What a check found out about a chat template, and whether it is safe for what it is used for."""
+
+    template: NamedTemplate
+    purposes: tuple[Purpose, ...]
+    report: CheckReport | None = None
+    error: str = ""
+    """Why there is no report, as a sentence."""
+
+    @property
+    def name(self) -> str:
+        """As the user named it."""
+        return self.template.name
+
+    def outcomes(self) -> dict[Purpose, bool | None]:
+        """Each purpose that was asked for: safe, not safe, or None = cannot be told."""
+        if self.report is None:
+            return dict.fromkeys(self.purposes)
+        return {purpose: outcome_of(purpose, self.report.checks) for purpose in self.purposes}
+
+    @property
+    def outcome(self) -> ExitStatus:
+        """Failed where a purpose is not safe, undecided where one cannot be told: a void pass is no pass."""
+        return ExitStatus.of_all(ExitStatus.of(one) for one in self.outcomes().values())
+
+    def reasons(self) -> list[str]:
+        """One sentence for each purpose that is not safe or cannot be told."""
+        if self.report is None:
+            return [self.error]
+        return [
+            f"{purpose.value}: {self.report.verdicts.get(purpose.value, 'not available').rstrip('.')}."
+            for purpose, safe in self.outcomes().items()
+            if not safe
+        ]
+
+    def failing(self) -> list[Check]:
+        """The checks that make a purpose unsafe."""
+        checks = () if self.report is None else self.report.checks
+        wanted = {purpose for purpose, safe in self.outcomes().items() if safe is False}
+        return [one for one in checks if one.purpose in wanted and one.decisive and one.status is CheckStatus.BROKEN]
+
+
+def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
+    """The purposes of words joined by commas, or of a list of words. Raises :class:`RuleUnusable`."""
+    parts = words.split(",") if isinstance(words, str) else list(words)
+    names = [part.strip() for part in parts if part.strip()]
+    for name in names:
+        if name not in PURPOSES:
+            raise RuleUnusable(f"There is no purpose {name!r}. There are: {', '.join(PURPOSES)}.")
+    if not names:
+        raise RuleUnusable(f"Name at least one purpose of: {', '.join(PURPOSES)}.")
+    return tuple(dict.fromkeys(PURPOSES[name] for name in names))
+
+
+def check_template(
+    template: NamedTemplate, purposes: Sequence[Purpose] = (Purpose.TOOLS,), now: str = ""
+) -> CheckedTemplate:
+    """Check a chat template; what cannot be rendered at all becomes an ``error``.
+
+    ``now``: an ISO date and time that templates with a clock are told; empty = the real one.
+    """
+    try:
+        report = chat_templates.check(template.tokenizer, template.text, now=now)
+    except (RenderFailed, TokenizerUnusable) as error:
+        return CheckedTemplate(template, tuple(purposes), error=str(error))
+    return CheckedTemplate(template, tuple(purposes), report)

@@ -1,0 +1,337 @@
+"""Writes a file again with its faulty trajectories mended, and a manifest of every change.
+
+Our own formats are written from values. A trainer's records are changed where they stand, and untouched lines are
+copied. Both files appear when they are whole and the output passes the check; until then they are called ``*.part``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rollout_inspector import formats
+from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.formats import FORMATS, FileRefused, Format, Rejected, Source
+from rollout_inspector.formats.folders import MANIFEST
+from rollout_inspector.formats.shapes import decode
+from rollout_inspector.formats.training_step import ANY
+from rollout_inspector.formats.writers.exports import rows_of
+from rollout_inspector.formats.writers.mask_patches import PATCHED, why_not, without
+from rollout_inspector.guard.checked_files import CheckedFiles, KindCount, check_files, diagnosis_of
+from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, verdict_on
+from rollout_inspector.guard.mended_trajectory import LeftOut, MendedTrajectory, MendWay, Remake, mend_trajectory
+from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.trajectory import Trajectory
+
+VERSION = 1
+"""Of the manifest."""
+OWN = tuple(name for name, one in FORMATS.items() if one.write is not None)
+"""Formats that hold every mended trajectory."""
+
+
+class MendRefused(ValueError):
+    """Nothing is written; the message is a sentence that says why, and the way out."""
+
+
+@dataclass(frozen=True)
+class MendOptions:
+    """How a file is mended."""
+
+    way: MendWay = MendWay.SPLIT
+    rule: FailRule = field(default_factory=FailRule)
+    """What fails."""
+    codec: Codec | None = None
+    renderer: Renderer | None = None
+    remake: Remake | None = None
+    """For the way ``STRATEGY``."""
+    input_format: str = "auto"
+    output_format: str = ""
+    """A name of ``OWN``; empty = that of the input."""
+
+
+@dataclass
+class Figures:
+    """What a file holds."""
+
+    trajectories: int = 0
+    rows: int = 0
+    sampled_tokens: int = 0
+    """In the calls; 0 for a file of rows alone."""
+    trained_tokens: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    """Kind of finding -> trajectories that have it."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a trajectory. Its findings are counted by the check."""
+        rows = rows_of(trajectory)
+        self.trajectories += 1
+        self.rows += len(rows)
+        self.sampled_tokens += sum(len(step.completion_ids) for step in trajectory.steps)
+        self.trained_tokens += sum(int(np.count_nonzero(row.loss_mask)) for row in rows)
+
+    def take_kinds(self, checked: CheckedFiles) -> None:
+        self.kinds = {kind: count.n_trajectories for kind, count in checked.sorted_kinds()}
+
+
+@dataclass
+class MendReport:
+    """What was changed."""
+
+    before: Figures = field(default_factory=Figures)
+    after: Figures = field(default_factory=Figures)
+    actions: Counter[str] = field(default_factory=Counter)
+    """Action -> trajectories; ``not_read`` counts lines."""
+    first_not_read: str = ""
+    """Why the first line that was not read was not."""
+    format: str = ""
+    output: str = ""
+    manifest: str = ""
+
+
+def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
+    """Mend one file. Raises :class:`MendRefused`; then neither the output nor the manifest was touched."""
+    manifest = output.with_name(f"{output.name}{MANIFEST}")
+    drafts = [one.with_name(f"{one.name}.part") for one in (output, manifest)]
+    if not path.is_file():
+        raise MendRefused(f"There is no file {path}. Name one file; a folder is mended file by file.")
+    if output.exists() and output.samefile(path):
+        raise MendRefused(f"The output {output} is the input. Name another file.")
+    for one in (output, manifest):
+        if (one.exists() and not one.is_file()) or not one.absolute().parent.is_dir():
+            raise MendRefused(f"The output {one} cannot be written: name a file in a folder that is there.")
+    try:
+        with drafts[0].open("wb") as file, drafts[1].open("w", encoding="utf-8") as log:
+            report = _Mending(path, options, log).write(file)
+        _check_output(drafts[0], options, report)
+        with drafts[1].open("a", encoding="utf-8") as log:
+            log.write(_end_of_manifest(path, output, options, report))
+        drafts[0].replace(output)
+        drafts[1].replace(manifest)
+    except FileRefused as refusal:
+        raise MendRefused(str(refusal)) from refusal
+    except OSError as error:
+        place = error.filename or f"{path}, or {output},"
+        raise MendRefused(f"{place} cannot be read or written: {error.strerror}.") from error
+    finally:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+    report.output, report.manifest = str(output), str(manifest)
+    return report
+
+
+def _check_output(draft: Path, options: MendOptions, report: MendReport) -> None:
+    """Read what was written again. Raises :class:`MendRefused` where it does not pass."""
+    if not report.before.trajectories:
+        raise MendRefused(f"No trajectory could be read: {report.first_not_read or 'the file holds none'}")
+    if not report.after.trajectories:
+        raise MendRefused(
+            f"Nothing would be left: every trajectory fails ({report.before.trajectories:,}), and --{options.way} "
+            "mends none of them. See what fails with: rollout-inspector check."
+        )
+    checked = check_files([draft], options.codec, options.renderer, report.format)
+    verdict = verdict_on(checked, options.rule)
+    if verdict.outcome is not ExitStatus.PASSED or checked.n_trajectories != report.after.trajectories:
+        unread = [one.reason for one in checked.unread[:1]]
+        why = " ".join([*(f"{kind} is still there." for kind in verdict.failing), *verdict.reasons, *unread])
+        raise MendRefused(f"What would be written does not pass the check, so nothing is written. {why}")
+    report.after.take_kinds(checked)
+
+
+def _end_of_manifest(path: Path, output: Path, options: MendOptions, report: MendReport) -> str:
+    more = {
+        "version": VERSION,
+        "input": str(path),
+        "output": str(output),
+        "format": report.format,
+        "way": options.way.value,
+        "tokenizer": getattr(options.codec, "name", None),
+        "chat_template_sha256": getattr(options.renderer, "chat_template_sha256", None),
+        "before": vars(report.before),
+        "after": vars(report.after),
+        "actions": dict(sorted(report.actions.items())),
+    }
+    return "\n],\n" + json.dumps(more, indent=1)[2:] + "\n"
+
+
+class _Mending:
+    """One pass over a file."""
+
+    def __init__(self, path: Path, options: MendOptions, log: IO[str]) -> None:
+        self._path, self._options, self._log = path, options, log
+        self._source = Source.of_path(path)
+        self._checked = CheckedFiles()
+        self._n_changes = 0
+        self.report = MendReport()
+
+    def write(self, file: IO[bytes]) -> MendReport:
+        """Write the output and the changes. Raises :class:`MendRefused` for a format that cannot be written."""
+        found, items = formats.read(self._source, self._options.input_format, ANY)
+        target = self._options.output_format or found.name
+        self.report.format = target
+        self._log.write('{"changes": [')
+        if target in OWN:
+            write = FORMATS[target].write
+            assert write is not None
+            write(self._values(found, items), file)
+        elif target in PATCHED:
+            self._patch(found, items, file)
+        else:
+            raise MendRefused(
+                f"{found.title} can be read, but not written. With --output-format own_jsonl the mended trajectories "
+                "are written in our own format, which holds all of them."
+            )
+        self.report.before.take_kinds(self._checked)
+        return self.report
+
+    def _values(self, found: Format, items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory]:
+        for one in items:
+            if isinstance(one, Rejected):
+                self._not_read(one)
+                continue
+            done = self._mend(one)
+            self._tell(self._source.line if found.by_line else None, one, done)
+            yield from done.written
+
+    def _patch(self, found: Format, items: Iterator[Trajectory | Rejected], file: IO[bytes]) -> None:
+        """Copy each line, changed where a trajectory of it was."""
+        lines = Source.of_path(self._path)
+        lines.is_document = self._source.is_document
+        raw = lines.lines()
+        of_line: list[Trajectory] = []
+        number = 0
+        for one in items:
+            if self._source.line != number and of_line:
+                self._write_line(found, _line_of(raw, number), number, of_line, file)
+                of_line = []
+            number = self._source.line
+            if isinstance(one, Rejected):
+                self._not_read(one)
+            else:
+                of_line.append(one)
+        if of_line:
+            self._write_line(found, _line_of(raw, number), number, of_line, file)
+
+    def _write_line(
+        self, found: Format, line: bytes, number: int, trajectories: list[Trajectory], file: IO[bytes]
+    ) -> None:
+        mask_places, list_key = PATCHED[found.name]
+        done = [self._mend(one) for one in trajectories]
+        if not any(one.actions for one in done):
+            for trajectory, one in zip(trajectories, done, strict=True):
+                self._tell(number, trajectory, one)
+            file.write(_one_line(line) + b"\n")
+            return
+        record = decode(line)
+        if why := why_not(record):
+            raise MendRefused(
+                f"Line {number} of {self._path} cannot be changed where it stands. {why} Write the mended trajectories "
+                "in our own format with --output-format own_jsonl."
+            )
+        left_out = []
+        for n, (trajectory, one) in enumerate(zip(trajectories, done, strict=True)):
+            if one.actions == ("masked",) and len(one.masked) == 1:
+                mask_places(record, n, one.masked[0])
+            elif one.actions:
+                if one.written:
+                    one = _not_in_place(trajectory, one, found)
+                left_out.append(n)
+            self._tell(number, trajectory, one)
+        kept = without(record, left_out, list_key)
+        if kept is not None:
+            file.write(json.dumps(kept).encode() + b"\n")
+
+    def _mend(self, trajectory: Trajectory) -> MendedTrajectory:
+        options = self._options
+        first: list[Finding] | None = None
+
+        def find_faults(one: Trajectory) -> list[Finding]:
+            nonlocal first
+            diagnosis = diagnosis_of(one, options.codec, options.renderer)
+            if first is None:
+                first = []
+                self._checked.add(str(self._path), None, one, diagnosis)
+            return [finding for finding in diagnosis.findings if _fails(finding, options.rule)]
+
+        self.report.before.add(trajectory)
+        try:
+            return mend_trajectory(trajectory, options.way, find_faults, options.remake)
+        except Exception as error:  # as in diagnosis_of: one odd trajectory must not stop the others
+            reason = f"The repair itself failed on this trajectory ({type(error).__name__}: {error})."
+            every = tuple(range(len(trajectory.steps)))
+            return MendedTrajectory((), ("left_out",), (), (LeftOut(every, (), reason),))
+
+    def _not_read(self, one: Rejected) -> None:
+        self.report.actions["not_read"] += 1
+        self.report.first_not_read = self.report.first_not_read or f"line {one.line}: {one.reason}"
+        self._change({"line": one.line, "actions": ["not_read"], "reason": one.reason})
+
+    def _tell(self, line: int | None, trajectory: Trajectory, done: MendedTrajectory) -> None:
+        for one in done.written:
+            self.report.after.add(one)
+        if not done.actions:
+            self.report.actions["unchanged"] += 1
+            return
+        self.report.actions.update(done.actions)
+        before, after = Figures(), Figures()
+        before.add(trajectory)
+        for one in done.written:
+            after.add(one)
+        self._change(
+            {
+                "line": line,
+                "trajectory": trajectory.external_id,
+                "actions": list(done.actions),
+                "kinds": list(done.kinds),
+                "written": [
+                    {"trajectory": one.external_id, "steps": list(steps)}
+                    for one, steps in zip(done.written, done.steps, strict=True)
+                ],
+                "left_out": [{"steps": list(one.steps), "kinds": list(one.kinds), "reason": one.reason}
+                             for one in done.left_out],
+                "masked": [_stretches(offsets) for offsets in done.masked],
+                "columns_left_out": list(done.columns_left_out),
+                "trained_tokens": [before.trained_tokens, after.trained_tokens],
+            }
+        )
+
+    def _change(self, value: dict[str, Any]) -> None:
+        self._log.write(("," if self._n_changes else "") + "\n" + json.dumps(value))
+        self._n_changes += 1
+
+
+def _fails(finding: Finding, rule: FailRule) -> bool:
+    """Whether the check fails by a finding, or cannot decide because of it."""
+    if finding.kind == "not_decidable":
+        return finding.severity != "info"
+    return rule.concerns(finding.kind, KindCount(finding.severity))
+
+
+def _not_in_place(trajectory: Trajectory, done: MendedTrajectory, found: Format) -> MendedTrajectory:
+    reason = f"It would need {', '.join(done.actions)}; in {found.title} a record is only masked or left out."
+    every = tuple(range(len(trajectory.steps)))
+    return MendedTrajectory((), ("left_out",), done.kinds, (LeftOut(every, done.kinds, reason),))
+
+
+def _line_of(lines: Iterator[Any], number: int) -> bytes:
+    return next(line for line in lines if line.number == number).checked()  # type: ignore[no-any-return]
+
+
+def _one_line(data: bytes) -> bytes:
+    """A record as it stands; an object over several lines becomes one line."""
+    data = data.strip()
+    return json.dumps(decode(data)).encode() if b"\n" in data else data
+
+
+def _stretches(offsets: tuple[int, ...]) -> list[list[int]]:
+    """``[start, stop]`` of each run of offsets."""
+    if not offsets:
+        return []
+    ids = np.array(offsets)
+    cuts = np.flatnonzero(np.diff(ids) > 1) + 1
+    return [[int(run[0]), int(run[-1]) + 1] for run in np.split(ids, cuts)]

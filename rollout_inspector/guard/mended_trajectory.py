@@ -1,0 +1,279 @@
+"""Mends one trajectory: split at its breaks, masked where nothing was sampled, or left out.
+
+Every repair is tried and diagnosed again. What still fails is left out, so that what is written passes the check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from rollout_inspector.diagnose.finding import Axis, Finding
+from rollout_inspector.formats.writers.exports import rows_of
+from rollout_inspector.streams.align import trained_tokens
+from rollout_inspector.streams.prefix import links_of, merge_steps, shared_with_stream
+from rollout_inspector.streams.strategies.replay import StrategyResult
+from rollout_inspector.streams.trajectory import Mask, Origin, Row, Trajectory
+
+MAX_NAME = 180
+"""Characters of an id that stay when the number of a part is added. Readers take 200."""
+MASKED_AT_PLACE = frozenset(
+    ("observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained", "trained_twice")
+)
+"""Kinds of findings whose places should not be under the gradient."""
+UNSOUND_IDS = frozenset(("token_ids_missing", "engine_ids_inconsistent", "tokenizer_mismatch"))
+"""Kinds of findings that leave in doubt what was sampled. No strategy makes a good row of such ids."""
+
+FindFaults = Callable[[Trajectory], Sequence[Finding]]
+"""The findings of a trajectory that fail the check."""
+Remake = Callable[[Trajectory], StrategyResult]
+"""The rows that a strategy makes of a trajectory."""
+
+
+class MendWay(StrEnum):
+    """What is done to a trajectory that fails."""
+
+    SPLIT = "split"
+    """Cut before each call that breaks; every part is a trajectory. Faults of a row are masked."""
+    MASK = "mask"
+    """What came before a break is prompt, without a gradient. Faults of a row are masked."""
+    DROP = "drop"
+    STRATEGY = "strategy"
+    """Its rows are those of a strategy, and its calls are left out."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A part of a trajectory, or all of it, that is not written."""
+
+    steps: tuple[int, ...]
+    """Its calls, as numbers in the source."""
+    kinds: tuple[str, ...]
+    """The kinds of findings that it has after every repair."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class MendedTrajectory:
+    """What became of a trajectory."""
+
+    written: tuple[Trajectory, ...]
+    """The trajectory itself where nothing was changed."""
+    actions: tuple[str, ...] = ()
+    """``split``, ``masked``, ``rebuilt``, ``rows_left_out``, ``strategy``, ``left_out``; empty = unchanged."""
+    kinds: tuple[str, ...] = ()
+    """The kinds of findings that it failed by."""
+    left_out: tuple[LeftOut, ...] = ()
+    steps: tuple[tuple[int, ...], ...] = ()
+    """For each trajectory that is written: its calls, as numbers in the source."""
+    masked: tuple[tuple[int, ...], ...] = ()
+    """Where masking alone was done: for each row the offsets that lost the gradient."""
+    columns_left_out: tuple[str, ...] = ()
+    """Columns of rows that were built again from their steps."""
+
+
+@dataclass
+class _Part:
+    """A part of a trajectory on its way."""
+
+    trajectory: Trajectory
+    steps: tuple[int, ...]
+    actions: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+
+
+def mend_trajectory(
+    trajectory: Trajectory, way: MendWay, find_faults: FindFaults, remake: Remake | None = None
+) -> MendedTrajectory:
+    """Mend a trajectory. ``remake`` is needed for the way ``STRATEGY``. Every written trajectory has no fault."""
+    faults = find_faults(trajectory)
+    every = tuple(range(len(trajectory.steps)))
+    if not faults:
+        return MendedTrajectory((trajectory,), steps=(every,))
+    kinds = _kinds(faults)
+    if way is MendWay.DROP:
+        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, "It fails the check."),))
+    if way is MendWay.STRATEGY:
+        assert remake is not None
+        return _remade(trajectory, kinds, find_faults, remake(trajectory))
+    parts = _cut(trajectory, faults, way)
+    written: list[_Part] = []
+    left_out: list[LeftOut] = []
+    for part in parts:
+        remaining = find_faults(part.trajectory)
+        if remaining and (repaired := _repaired(part, remaining, find_faults)) is not None:
+            part, remaining = repaired, ()
+        if remaining:
+            left_out.append(LeftOut(part.steps, _kinds(remaining), "No repair makes it pass the check."))
+        else:
+            written.append(part)
+    if way is MendWay.MASK and len(parts) == 1 and parts[0].steps != every:
+        parts[0].actions.insert(0, "masked")
+    actions = [*(["split"] if len(parts) > 1 else []), *(action for part in written for action in part.actions)]
+    actions += ["left_out"] if left_out else []
+    same_rows = len(written) == 1 and written[0].actions == ["masked"] and written[0].steps == every
+    return MendedTrajectory(
+        tuple(part.trajectory for part in written),
+        tuple(dict.fromkeys(actions)),
+        kinds,
+        tuple(left_out),
+        tuple(part.steps for part in written),
+        _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
+        tuple(dict.fromkeys(name for part in written for name in part.columns)),
+    )
+
+
+def _kinds(faults: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(one.kind for one in faults))
+
+
+def _newly_masked(before: Trajectory, after: Trajectory) -> tuple[tuple[int, ...], ...]:
+    pairs = zip(rows_of(before), rows_of(after), strict=True)
+    return tuple(tuple(np.flatnonzero(old.loss_mask & ~new.loss_mask).tolist()) for old, new in pairs)
+
+
+def _remade(
+    trajectory: Trajectory, kinds: tuple[str, ...], find_faults: FindFaults, result: StrategyResult
+) -> MendedTrajectory:
+    every = tuple(range(len(trajectory.steps)))
+    if doubtful := sorted(UNSOUND_IDS & set(kinds)):
+        reason = f"Its ids are in doubt ({', '.join(doubtful)}), and rows alone would not show it."
+        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, reason),))
+    if result.refused or not result.rows:
+        why = result.refused or "The strategy makes no row of it."
+        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, why),))
+    rows = tuple(replace(row, step_indices=()) for row in result.rows)
+    made = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
+    if faults := find_faults(made):
+        reason = f"The rows of the strategy {result.slug} fail the check."
+        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, _kinds(faults), reason),))
+    columns = dict.fromkeys(name for row in trajectory.rows for name in row.columns)
+    return MendedTrajectory((made,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
+
+
+# -- breaks ----------------------------------------------------------------------------------------
+
+
+def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> list[_Part]:
+    """The parts between breaks. Calls that follow each other without a break stay in one part.
+
+    The way ``MASK`` keeps only the parts that no later part continues: what they continue is in their prompts.
+    """
+    steps, links = trajectory.steps, links_of(trajectory)
+    cuts = {one.step for one in faults if one.step and one.axis in (Axis.STREAM, Axis.DELTA)}
+    part_of = list(range(len(steps)))
+    chain_before = {b: a for chain in merge_steps(steps, links) for a, b in pairwise(chain)}
+    for index, link in enumerate(links):
+        parent = chain_before.get(index, link.parent)
+        if parent is not None and index not in cuts:
+            part_of[index] = part_of[parent]
+    members: dict[int, list[int]] = {}
+    for index, first in enumerate(part_of):
+        members.setdefault(first, []).append(index)
+    if way is MendWay.MASK:
+        befores = (chain_before.get(cut, links[cut].parent) for cut in cuts)
+        continued = {part_of[before] for before in befores if before is not None}
+        members = {first: found for first, found in members.items() if first not in continued}
+    if len(members) <= 1 and (not members or len(next(iter(members.values()))) == len(steps)):
+        return [_Part(trajectory, tuple(range(len(steps))))]
+    return [_part(trajectory, tuple(found), way, n, len(members)) for n, found in enumerate(members.values(), start=1)]
+
+
+def _part(trajectory: Trajectory, members: tuple[int, ...], way: MendWay, n: int, n_parts: int) -> _Part:
+    number = {index: place for place, index in enumerate(members)}
+    rows = []
+    for row in trajectory.rows:
+        inside = [number[index] for index in row.step_indices if index in number]
+        if inside and (way is MendWay.MASK or len(inside) == len(row.step_indices)):
+            rows.append(replace(row, step_indices=tuple(inside)))
+    mended: dict[str, Any] = {"of": trajectory.external_id, "steps": list(members), "part": n, "parts": n_parts}
+    part = replace(
+        trajectory,
+        external_id=f"{trajectory.external_id[:MAX_NAME]}-part-{n}" if n_parts > 1 else trajectory.external_id,
+        steps=tuple(trajectory.steps[index] for index in members),
+        rows=tuple(rows),
+        extra={**trajectory.extra, "mended": mended},
+    )
+    has_crossing = bool(trajectory.rows) and not rows
+    columns = [name for row in trajectory.rows for name in row.columns] if has_crossing else []
+    return _Part(part, members, ["rebuilt"] if has_crossing else [], columns)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _repaired(part: _Part, faults: Sequence[Finding], find_faults: FindFaults) -> _Part | None:
+    """The first repair of the rows that leaves no fault; None = there is none."""
+    for action, rows, columns in _repairs(part.trajectory, faults):
+        tried = replace(part.trajectory, rows=tuple(rows))
+        if not find_faults(tried):
+            return _Part(tried, part.steps, [*part.actions, action], [*part.columns, *columns])
+    return None
+
+
+def _repairs(trajectory: Trajectory, faults: Sequence[Finding]) -> Iterator[tuple[str, Sequence[Row], list[str]]]:
+    """What may mend the rows, the gentlest first: an action, the rows, and the columns that they lose."""
+    rows = trajectory.rows
+    if not rows:
+        return
+    for masks in (_masks_of_places(rows, faults), _masks_of_steps(trajectory), _masks_of_streams(trajectory)):
+        masked = [_masked(row, mask) for row, mask in zip(rows, masks, strict=True)]
+        yield "masked", masked, []
+        if len(trained := [row for row in masked if row.loss_mask.any()]) < len(rows) and trained:
+            yield "rows_left_out", trained, []
+    if trajectory.steps:
+        yield "rebuilt", (), [name for row in rows for name in row.columns]
+    faulty = {one.row for one in faults if one.axis is Axis.ROW}
+    if sound := [row for n, row in enumerate(rows) if n not in faulty]:
+        yield "rows_left_out", sound, []
+
+
+def _masked(row: Row, mask: Mask) -> Row:
+    """The row with less under the gradient. Advantages go with the gradient where masked tokens have none."""
+    if len(mask) != len(row.loss_mask):
+        return row
+    lost = row.loss_mask & ~mask
+    columns = dict(row.columns)
+    for name, values in columns.items():
+        if "advantage" in name and len(values) == len(mask) and not np.nan_to_num(values[~row.loss_mask]).any():
+            columns[name] = np.where(lost, np.float32(0), values)
+    return replace(row, loss_mask=row.loss_mask & mask, columns=columns)
+
+
+def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mask]:
+    """Everything but the places that findings name, and what the origins know as not sampled."""
+    masks = [np.ones(len(row.loss_mask), dtype=np.bool_) for row in rows]
+    for one in faults:
+        if one.kind in MASKED_AT_PLACE and one.row is not None:
+            for start, stop in one.places or ((one.start, one.stop),):
+                masks[one.row][start:stop] = False
+    for row, mask in zip(rows, masks, strict=True):
+        if row.origin is not None and len(row.origin) == len(mask):
+            mask &= row.origin == Origin.SAMPLED
+    return masks
+
+
+def _masks_of_steps(trajectory: Trajectory) -> list[Mask]:
+    """Tokens that a step sampled, wherever they stand in a row that names the step."""
+    foreign = trained_tokens(trajectory.steps, trajectory.rows).foreign
+    return [
+        np.ones(len(row.loss_mask), dtype=np.bool_) if mask is None else ~mask
+        for row, mask in zip(trajectory.rows, foreign, strict=True)
+    ]
+
+
+def _masks_of_streams(trajectory: Trajectory) -> list[Mask]:
+    """Tokens that a step sampled after exactly what stands before them in the row."""
+    masks: list[Mask] = []
+    for row in trajectory.rows:
+        steps = [trajectory.steps[n] for n in row.step_indices if n < len(trajectory.steps)]
+        mask: Mask = np.full(len(row.loss_mask), not steps, dtype=np.bool_)
+        for step in steps:
+            mask[len(step.prompt_ids) : shared_with_stream(row.ids, step)] = True
+        masks.append(mask)
+    return masks

@@ -1,0 +1,287 @@
+"""The lock file of chat templates: what they are and do today, so that a later check fails when it changes.
+
+It holds the templates' own lines too. So a later check can render the older template again and say which line did it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
+from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
+from rollout_inspector.guard.template_changes import ChangedLines, changed_lines, first_difference, lines_of
+from rollout_inspector.guard.text_files import FileUnusable, read_text
+from rollout_inspector.streams.snippets import counted
+from rollout_inspector.text import chat_templates
+from rollout_inspector.text.chat_templates.probes.compare import RenderSide
+from rollout_inspector.text.chat_templates.probes.report import CheckReport, CheckStatus, Purpose, outcome_of
+from rollout_inspector.text.chat_templates.sandbox.client import TEMPLATE_CHARS
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+
+FILE_VERSION = 1
+LOCK_TIME = "2025-01-15T12:00:00"
+"""What a template with a clock is told, so that its renders are the same on every day."""
+MAX_LINES_TOLD = 10
+"""Changed lines of one template that are told."""
+MAX_TOLD = 4
+"""Checks that one sentence names."""
+
+
+@dataclass(frozen=True)
+class LockedTemplate:
+    """What a lock file holds of one chat template."""
+
+    text: str
+    tokenizer_sha256: str | None
+    """None = it was checked without a tokenizer."""
+    verdicts: Mapping[str, bool | None]
+    """Purpose -> safe, not safe, or None = cannot be told."""
+    checks: Mapping[str, str]
+    """Name of each check -> its status."""
+    renders: Mapping[str, str]
+    """Name of each probe -> the digest of its two renders, text and ids."""
+
+    @property
+    def sha256(self) -> str:
+        """Of the template's text."""
+        return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@dataclass(frozen=True)
+class TemplateLock:
+    """A lock file."""
+
+    templates: Mapping[str, LockedTemplate]
+    checks_version: int = chat_templates.VERSION
+    """The version of the checks that wrote it."""
+    jinja: str = field(default_factory=lambda: version("jinja2"))
+    """The version of Jinja that rendered."""
+
+
+@dataclass(frozen=True)
+class LockComparison:
+    """What changed since a template was locked."""
+
+    outcome: ExitStatus
+    changes: tuple[str, ...] = ()
+    """One sentence for each change."""
+    lines: tuple[ChangedLines, ...] = ()
+    """The changed lines, those that change most renders first."""
+    notes: tuple[str, ...] = ()
+
+
+def render_digests(report: CheckReport) -> dict[str, str]:
+    """The digest of the renders of each probe that has two."""
+    return {
+        one.name: _digest(one.comparison.before, one.comparison.after)
+        for one in report.checks
+        if one.comparison is not None
+    }
+
+
+def _digest(*sides: RenderSide) -> str:
+    digest = hashlib.sha256()
+    for side in sides:
+        text = side.text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d %d " % (len(text), len(side.ids)))
+        digest.update(text)
+        digest.update(side.ids.astype("<i4").tobytes())
+    return digest.hexdigest()
+
+
+def locked(checked: CheckedTemplate) -> LockedTemplate:
+    """What is kept of a check. It must have a report, made at ``LOCK_TIME``."""
+    report = checked.report
+    assert report is not None
+    return LockedTemplate(
+        report.chat_template,
+        None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
+        {purpose.value: outcome_of(purpose, report.checks) for purpose in Purpose if purpose is not Purpose.FACTS},
+        {one.name: one.status.value for one in report.checks},
+        render_digests(report),
+    )
+
+
+def lock_text(checked: Mapping[str, CheckedTemplate]) -> str:
+    """A lock file of templates by name, as JSON with one line for each line of a template."""
+    value = {
+        "version": FILE_VERSION,
+        "checks_version": chat_templates.VERSION,
+        "jinja": version("jinja2"),
+        "templates": {name: _entry(one) for name, one in sorted(checked.items())},
+    }
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _entry(checked: CheckedTemplate) -> dict[str, Any]:
+    found = locked(checked)
+    sentences = checked.report.verdicts if checked.report is not None else {}
+    return {
+        "sha256": found.sha256,
+        "tokenizer_sha256": found.tokenizer_sha256,
+        "verdicts": {
+            name: {"safe": safe, "sentence": sentences.get(name, "")} for name, safe in found.verdicts.items()
+        },
+        "checks": dict(found.checks),
+        "renders": dict(found.renders),
+        "template": lines_of(found.text),
+    }
+
+
+def read_lock(path: str | Path) -> TemplateLock:
+    """A lock file. Raises :class:`RuleUnusable` with a sentence for the user."""
+    make = f"Write it with: rollout-inspector lock TEMPLATE... -o {path}"
+    try:
+        value = json.loads(read_text(path, "The lock file"))
+    except FileUnusable as error:
+        raise RuleUnusable(f"{error} {make}") from error
+    except (ValueError, RecursionError) as error:
+        raise RuleUnusable(f"The lock file {path} is not JSON. {make}") from error
+    templates = value.get("templates") if isinstance(value, dict) else None
+    if not isinstance(templates, dict) or value.get("version") != FILE_VERSION:
+        raise RuleUnusable(f"{path} is no lock file of version {FILE_VERSION}: it has no such 'templates'. {make}")
+    found = {}
+    for name, entry in templates.items():
+        one = _read_entry(entry)
+        if one is None:
+            raise RuleUnusable(f"The lock file {path} is broken at {name[:200]!r}. {make}")
+        found[name] = one
+    checks_version, jinja = value.get("checks_version"), value.get("jinja")
+    if not isinstance(checks_version, int) or not isinstance(jinja, str):
+        raise RuleUnusable(f"The lock file {path} does not say which version wrote it. {make}")
+    return TemplateLock(found, checks_version, jinja[:40])
+
+
+def _read_entry(entry: Any) -> LockedTemplate | None:
+    """An entry of a lock file; None where it is broken."""
+    if not isinstance(entry, dict):
+        return None
+    lines, tokenizer = entry.get("template"), entry.get("tokenizer_sha256")
+    verdicts = entry.get("verdicts")
+    checks, renders = _texts(entry.get("checks")), _texts(entry.get("renders"))
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        return None
+    if checks is None or renders is None or not isinstance(verdicts, dict):
+        return None
+    safe: dict[str, Any] = {name: one.get("safe") if isinstance(one, dict) else "" for name, one in verdicts.items()}
+    if not all(isinstance(one, bool | None) for one in safe.values()) or not isinstance(tokenizer, str | None):
+        return None
+    found = LockedTemplate("".join(lines), tokenizer, safe, checks, renders)
+    is_sound = len(found.text) <= TEMPLATE_CHARS and found.sha256 == entry.get("sha256")
+    return found if is_sound else None
+
+
+def _texts(value: Any) -> dict[str, str] | None:
+    if isinstance(value, dict) and all(isinstance(one, str) for one in value.values()):
+        return value
+    return None
+
+
+def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -> LockComparison:
+    """What changed in a template since it was locked under ``name``. ``checked`` was checked at ``LOCK_TIME``.
+
+    Undecided where the lock has no such template, where nothing could be rendered, or where only the checks changed.
+    """
+    before = lock.templates.get(name)
+    if before is None:
+        known = ", ".join(sorted(lock.templates)) or "none"
+        return LockComparison(
+            ExitStatus.UNDECIDED, (f"The lock file has no template {name}. It has: {known}. Lock it too.",)
+        )
+    tokenizer = checked.template.tokenizer
+    if checked.report is None:
+        if checked.template.text == before.text:
+            return LockComparison(ExitStatus.UNDECIDED)
+        return LockComparison(ExitStatus.FAILED, (f"The template changed and cannot be rendered. {checked.error}",))
+    after = locked(checked)
+    changes, notes = [], []
+    if after.sha256 != before.sha256:
+        changes.append(f"The template changed: sha256 {before.sha256[:12]} became {after.sha256[:12]}.")
+    if after.tokenizer_sha256 != before.tokenizer_sha256:
+        was, now = (_tokenizer_words(one) for one in (before.tokenizer_sha256, after.tokenizer_sha256))
+        notes.append(f"The template was locked with {was} and is checked with {now}.")
+        if None in (before.tokenizer_sha256, after.tokenizer_sha256) and not changes:
+            notes.append(
+                "Ids and characters cannot be compared. Check with the same tokenizer, or write the lock again."
+            )
+            return LockComparison(ExitStatus.UNDECIDED, (), (), tuple(notes))
+    changes += _verdict_changes(before, after)
+    changes += _check_changes(before, after, checked.report)
+    if (before.renders, before.sha256) != (after.renders, after.sha256):
+        changes += _render_changes(before, after, checked.report)
+    lines: list[ChangedLines] = []
+    if after.sha256 != before.sha256:
+        older = check_template(NamedTemplate(name, before.text, tokenizer), now=LOCK_TIME).report
+        if older is not None:
+            lines = _lines(older, checked)
+            changes += [] if any(one.titles for one in lines) else _together(older, checked)
+    elif changes and lock.checks_version != chat_templates.VERSION:
+        notes += changes
+        notes.append(
+            f"The lock was written by version {lock.checks_version} of the checks, this is version "
+            f"{chat_templates.VERSION}; the template itself is the same. Write the lock again."
+        )
+        return LockComparison(ExitStatus.UNDECIDED, (), (), tuple(notes))
+    elif changes and lock.jinja != version("jinja2"):
+        notes.append(f"The template is the same; Jinja {lock.jinja} became {version('jinja2')}.")
+    return LockComparison(ExitStatus.of(not changes), tuple(changes), tuple(lines[:MAX_LINES_TOLD]), tuple(notes))
+
+
+def _tokenizer_words(sha256: str | None) -> str:
+    return "no tokenizer" if sha256 is None else f"the tokenizer {sha256[:12]}"
+
+
+def _verdict_changes(before: LockedTemplate, after: LockedTemplate) -> Iterable[str]:
+    words = {True: "safe", False: "not safe", None: "cannot be told"}
+    for purpose, safe in after.verdicts.items():
+        if purpose in before.verdicts and before.verdicts[purpose] is not safe:
+            yield f"{purpose}: {words[before.verdicts[purpose]]} became {words[safe]}."
+
+
+def _check_changes(before: LockedTemplate, after: LockedTemplate, report: CheckReport) -> Iterable[str]:
+    """One sentence for all checks that came out alike, and the first detail of those that became worse."""
+    turned: dict[tuple[str, str], list[str]] = {}
+    for name, was in before.checks.items():
+        if name in after.checks and after.checks[name] != was:
+            turned.setdefault((was, after.checks[name]), []).append(name)
+    for (was, now), names in turned.items():
+        detail = report.check(names[0]).detail if now in (CheckStatus.BROKEN, CheckStatus.RAISES) else ""
+        yield f"{counted(len(names), 'check')} {was} before, now {now}: {_titles(names, report)}. {detail}".rstrip()
+
+
+def _titles(names: Sequence[str], report: CheckReport) -> str:
+    shown = ", ".join(f"“{report.check(name).title}”" for name in names[:MAX_TOLD])
+    return shown + (f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else "")
+
+
+def _render_changes(before: LockedTemplate, after: LockedTemplate, report: CheckReport) -> list[str]:
+    """One sentence about the probes whose renders differ from the locked ones."""
+    names = [name for name, digest in before.renders.items() if after.renders.get(name, digest) != digest]
+    gone = [name for name in before.renders if name not in after.renders]
+    if not names and not gone:
+        return []
+    found = [f"The renders of {counted(len(names), 'probe')} changed: {_titles(names, report)}."] if names else []
+    return found + ([f"{counted(len(gone), 'probe')} cannot be rendered any more."] if gone else [])
+
+
+def _lines(older: CheckReport, checked: CheckedTemplate) -> list[ChangedLines]:
+    one, other = _renderers(older, checked)
+    return changed_lines(one, other, older, LOCK_TIME)
+
+
+def _together(older: CheckReport, checked: CheckedTemplate) -> list[str]:
+    """What several changes do that none of them does alone; empty where the renders are the same."""
+    difference = first_difference(*_renderers(older, checked), older)
+    return [f"No changed line does it alone. {difference}"] if difference else []
+
+
+def _renderers(older: CheckReport, checked: CheckedTemplate) -> tuple[TemplateRenderer, TemplateRenderer]:
+    tokenizer = checked.template.tokenizer
+    one, other = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in (older.chat_template, checked.template.text))
+    return one, other

@@ -1,0 +1,337 @@
+"""Aligns two token streams: groups say which tokens on the left stand against which tokens on the right."""
+
+from __future__ import annotations
+
+import difflib
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.streams.prefix import common_prefix
+from rollout_inspector.streams.token_origins import byte_offsets
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Row, Step
+
+# A gap is compared id by id up to this many pairs; a larger gap is shown whole.
+MAX_PAIRS = 1_000_000
+_GRAM = 8
+
+
+@dataclass(frozen=True)
+class AlignedGroup:
+    """Tokens ``[left_start, left_stop)`` stand against ``[right_start, right_stop)``."""
+
+    left_start: int
+    left_stop: int
+    right_start: int
+    right_stop: int
+    equal: bool
+    """Both stretches hold the same tokens, and so equally many."""
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Equal tokens that a page hides."""
+
+    left_start: int
+    left_stop: int
+    right_start: int
+    right_stop: int
+
+    @property
+    def n_tokens(self) -> int:
+        return self.left_stop - self.left_start
+
+
+def align_same_bytes(
+    left_bytes: Sequence[bytes],
+    right_bytes: Sequence[bytes],
+    left_ids: Ids | None = None,
+    right_ids: Ids | None = None,
+) -> list[AlignedGroup]:
+    """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time.
+
+    With ids, two tokens are equal when their ids are equal; without ids, when their bytes are equal. Raises
+    ``ValueError`` when the bytes differ.
+    """
+    if b"".join(left_bytes) != b"".join(right_bytes):
+        raise ValueError("left and right do not hold the same bytes; use align_ids")
+    left, right = byte_offsets(left_bytes), byte_offsets(right_bytes)
+    cuts = np.intersect1d(left, right)
+    if left_ids is None or right_ids is None:
+        pieces: dict[bytes, int] = {}
+        left_ids, right_ids = _numbered(left_bytes, pieces), _numbered(right_bytes, pieces)
+    # A token without bytes (an id outside the vocabulary) joins the token after it; at the end, the one before it.
+    left_cuts, right_cuts = np.searchsorted(left, cuts), np.searchsorted(right, cuts)
+    left_cuts[-1:], right_cuts[-1:] = len(left_ids), len(right_ids)
+    if len(cuts) == 1 and (len(left_ids) or len(right_ids)):
+        left_cuts, right_cuts = np.array([0, len(left_ids)]), np.array([0, len(right_ids)])
+    single = (np.diff(left_cuts) == 1) & (np.diff(right_cuts) == 1)
+    equal = np.zeros(len(single), dtype=np.bool_)
+    equal[single] = left_ids[left_cuts[:-1][single]] == right_ids[right_cuts[:-1][single]]
+    return _joined(left_cuts, right_cuts, equal)
+
+
+def _numbered(pieces: Sequence[bytes], numbers: dict[bytes, int]) -> Ids:
+    return np.fromiter((numbers.setdefault(piece, len(numbers)) for piece in pieces), np.int32, count=len(pieces))
+
+
+def _joined(
+    left_cuts: NDArray[np.int64], right_cuts: NDArray[np.int64], equal: NDArray[np.bool_]
+) -> list[AlignedGroup]:
+    """Join neighbouring equal pairs into one group. Each differing pair stays a group."""
+    if not len(equal):
+        return []
+    opens = np.ones(len(equal), dtype=np.bool_)
+    opens[1:] = ~(equal[1:] & equal[:-1])
+    starts = np.flatnonzero(opens)
+    stops = np.append(starts[1:], len(equal))
+    columns = (left_cuts[starts], left_cuts[stops], right_cuts[starts], right_cuts[stops], equal[starts])
+    return [AlignedGroup(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def align_ids(left: Ids, right: Ids) -> list[AlignedGroup]:
+    """Group two streams whose bytes differ.
+
+    First the common ends are grouped, then stretches that occur once in each stream. The rest is compared id by id. A
+    gap of more than ``MAX_PAIRS`` pairs stays one differing group.
+    """
+    return _groups(_common_blocks(left, right, 0, len(left), 0, len(right)), len(left), len(right))
+
+
+def _common_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> list[tuple[int, int, int]]:
+    """Equal stretches ``(left_start, right_start, length)`` of ``left[a:b]`` and ``right[c:d]``, in order."""
+    head = common_prefix(left[a:b], right[c:d])
+    tail = common_prefix(left[a + head : b][::-1], right[c + head : d][::-1])
+    inside = _inner_blocks(left, right, a + head, b - tail, c + head, d - tail)
+    return [(a, c, head), *inside, (b - tail, d - tail, tail)]
+
+
+def _inner_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> list[tuple[int, int, int]]:
+    """:func:`_common_blocks` of stretches whose first tokens differ, and whose last tokens differ."""
+    if a == b or c == d:
+        return []
+    if (b - a) * (d - c) <= MAX_PAIRS:
+        matcher = difflib.SequenceMatcher(None, left[a:b].tolist(), right[c:d].tolist(), autojunk=False)
+        return [(a + m.a, c + m.b, m.size) for m in matcher.get_matching_blocks() if m.size]
+    anchors = _anchors(left[a:b], right[c:d])
+    blocks: list[tuple[int, int, int]] = []
+    at_left, at_right = a, c
+    for l_start, r_start, length in anchors:
+        l_at, r_at = a + l_start, c + r_start
+        if l_at < at_left or r_at < at_right:
+            continue
+        if (l_at - at_left) * (r_at - at_right) <= MAX_PAIRS:
+            blocks += _common_blocks(left, right, at_left, l_at, at_right, r_at)
+        blocks.append((l_at, r_at, length))
+        at_left, at_right = l_at + length, r_at + length
+    if anchors and (b - at_left) * (d - at_right) <= MAX_PAIRS:
+        blocks += _common_blocks(left, right, at_left, b, at_right, d)
+    return blocks
+
+
+def _anchors(left: Ids, right: Ids) -> list[tuple[int, int, int]]:
+    """Runs of eight or more ids that occur once in each stream, in the same order in both."""
+    if min(len(left), len(right)) < _GRAM:
+        return []
+    (left_grams, left_at), (right_grams, right_at) = _unique_grams(left), _unique_grams(right)
+    if not len(left_grams) or not len(right_grams):
+        return []
+    place = np.minimum(np.searchsorted(right_grams, left_grams), len(right_grams) - 1)
+    both = right_grams[place] == left_grams
+    opposite = np.full(len(left), -1, dtype=np.int64)
+    opposite[left_at[both]] = right_at[place[both]]
+    a = np.flatnonzero(opposite >= 0)
+    b = opposite[a]
+    if not len(a):
+        return []
+    opens = np.ones(len(a), dtype=np.bool_)
+    opens[1:] = (np.diff(a) != 1) | (np.diff(b) != 1)
+    starts = np.flatnonzero(opens)
+    stops = np.append(starts[1:], len(a)) - 1
+    blocks = [(int(a[s]), int(b[s]), int(a[e] - a[s]) + _GRAM) for s, e in zip(starts, stops, strict=True)]
+    kept = [block for block in _increasing(blocks) if np.array_equal(*_slices(left, right, block))]
+    return kept
+
+
+def _slices(left: Ids, right: Ids, block: tuple[int, int, int]) -> tuple[Ids, Ids]:
+    a, b, length = block
+    return left[a : a + length], right[b : b + length]
+
+
+def _unique_grams(ids: Ids) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """The hashes of eight ids each that occur once, sorted, and where they begin."""
+    # A polynomial hash that wraps. A collision is found when the stretches themselves are compared.
+    grams, factor, size = ids.astype(np.uint64), np.uint64(0x9E3779B97F4A7C15), 1
+    with np.errstate(over="ignore"):
+        while size < _GRAM:
+            grams = grams[:-size] * factor + grams[size:]
+            factor, size = factor * factor, 2 * size
+    order = np.argsort(grams)  # faster than np.unique, whose sort is stable
+    grams = grams[order]
+    new = np.ones(len(grams) + 1, dtype=np.bool_)
+    new[1:-1] = grams[1:] != grams[:-1]
+    once = new[1:] & new[:-1]
+    return grams[once], order[once]
+
+
+def _increasing(blocks: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The longest chain of blocks that is in order on the right too."""
+    ends: list[int] = []
+    last: list[int] = []
+    before = [-1] * len(blocks)
+    for index, (_, right, _) in enumerate(blocks):
+        place = bisect_left(ends, right)
+        before[index] = last[place - 1] if place else -1
+        if place == len(ends):
+            ends.append(right)
+            last.append(index)
+        else:
+            ends[place], last[place] = right, index
+    chain: list[tuple[int, int, int]] = []
+    index = last[-1] if last else -1
+    while index >= 0:
+        chain.append(blocks[index])
+        index = before[index]
+    return chain[::-1]
+
+
+def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -> list[AlignedGroup]:
+    groups: list[AlignedGroup] = []
+    left = right = 0
+    for a, b, length in [*blocks, (n_left, n_right, 0)]:
+        if a > left or b > right:
+            groups.append(AlignedGroup(left, a, right, b, False))
+        if length:
+            if groups and groups[-1].equal:
+                last = groups.pop()
+                groups.append(AlignedGroup(last.left_start, a + length, last.right_start, b + length, True))
+            else:
+                groups.append(AlignedGroup(a, a + length, b, b + length, True))
+        left, right = a + length, b + length
+    return groups
+
+
+def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> list[AlignedGroup | Fold]:
+    """Hide the inside of equal groups; ``context`` tokens next to a difference stay visible.
+
+    ``least``: a group stays whole when no more than so many tokens would be hidden.
+    """
+    folded: list[AlignedGroup | Fold] = []
+    for index, group in enumerate(groups):
+        length = group.left_stop - group.left_start
+        head = context if index else 0
+        tail = context if index + 1 < len(groups) else 0
+        if not group.equal or length <= head + tail + least:
+            folded.append(group)
+            continue
+        a, b = group.left_start, group.right_start
+        if head:
+            folded.append(AlignedGroup(a, a + head, b, b + head, True))
+        folded.append(Fold(a + head, a + length - tail, b + head, b + length - tail))
+        if tail:
+            folded.append(AlignedGroup(a + length - tail, a + length, b + length - tail, b + length, True))
+    return folded
+
+
+def sampled_places(steps: Sequence[Step], row: Row) -> list[tuple[int, int, int]] | None:
+    """Where each step's completion stands in the row: ``(start, stop, step)``. None when a completion is not there."""
+    found = []
+    cursor = 0
+    for index in row.step_indices:
+        if index >= len(steps):
+            return None
+        step = steps[index]
+        start, n = len(step.prompt_ids), len(step.completion_ids)
+        if start < cursor or not np.array_equal(row.ids[start : start + n], step.completion_ids):
+            place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes())
+            while place >= 0 and place % row.ids.itemsize:
+                place = row.ids[cursor:].tobytes().find(step.completion_ids.tobytes(), place + 1)
+            if place < 0:
+                return None
+            start = cursor + place // row.ids.itemsize
+        found.append((start, start + n, index))
+        cursor = start + n
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedTokens:
+    """What the rows of a trajectory train, compared with what its steps sampled."""
+
+    times: list[NDArray[np.int32]]
+    """For each step ``[C]``: how many rows train the token as it was sampled."""
+    foreign: list[Mask | None]
+    """For each row ``[T]``: trained tokens that were not sampled as they stand. None = its steps are not known."""
+    verbatim: list[bool]
+    """For each row, whether it holds the completions of its steps whole."""
+
+    @property
+    def n_lost(self) -> int | None:
+        """Sampled tokens that no row trains as they were sampled. None = not known."""
+        if not self.times or any(foreign is None for foreign in self.foreign):
+            return None
+        return sum(int(np.count_nonzero(times == 0)) for times in self.times)
+
+
+def trained_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> TrainedTokens:
+    """Compare rows with their steps. Without rows each completion is trained once, in the row that follows.
+
+    Completions that a row does not hold whole, between those that it holds, are aligned with its trained ids there.
+    """
+    times = [np.full(len(step.completion_ids), not rows, dtype=np.int32) for step in steps]
+    foreign: list[Mask | None] = []
+    verbatim: list[bool] = []
+    for row in rows:
+        named = row.step_indices
+        if not named or max(named) >= len(steps) or len(row.loss_mask) != len(row.ids):
+            foreign.append(None)
+            verbatim.append(False)
+            continue
+        places = sampled_places(steps, row)
+        verbatim.append(places is not None)
+        mask = row.loss_mask.copy()
+        for index, offsets, held in _same_tokens(steps, row, places):
+            times[index][offsets] += row.loss_mask[held]
+            mask[held] = False
+        foreign.append(mask)
+    return TrainedTokens(times, foreign, verbatim)
+
+
+SameTokens = Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]
+"""A step, offsets in its completion, and the offsets of the same tokens in a row."""
+
+
+def _same_tokens(steps: Sequence[Step], row: Row, places: Sequence[tuple[int, int, int]] | None) -> SameTokens:
+    if places is not None:
+        yield from ((index, np.arange(stop - start), np.arange(start, stop)) for start, stop, index in places)
+        return
+    waiting: list[int] = []
+    cursor = 0
+    for index in row.step_indices:
+        start = len(steps[index].prompt_ids)
+        stop = start + len(steps[index].completion_ids)
+        if start < cursor or not np.array_equal(row.ids[start:stop], steps[index].completion_ids):
+            waiting.append(index)
+            continue
+        yield from _aligned(steps, waiting, row, cursor, start)
+        yield index, np.arange(stop - start), np.arange(start, stop)
+        waiting, cursor = [], stop
+    yield from _aligned(steps, waiting, row, cursor, len(row.ids))
+
+
+def _aligned(steps: Sequence[Step], indices: Sequence[int], row: Row, start: int, stop: int) -> SameTokens:
+    """The completions of some steps against the trained ids of ``row[start:stop]``."""
+    trained = start + np.flatnonzero(row.loss_mask[start:stop])
+    sampled = np.concatenate([NO_IDS, *(steps[index].completion_ids for index in indices)])
+    equal = [group for group in align_ids(sampled, row.ids[trained]) if group.equal]
+    left = np.concatenate([np.arange(0), *(np.arange(group.left_start, group.left_stop) for group in equal)])
+    held = np.concatenate([np.arange(0), *(trained[group.right_start : group.right_stop] for group in equal)])
+    first = 0
+    for index in indices:
+        last = first + len(steps[index].completion_ids)
+        here = (left >= first) & (left < last)
+        yield index, left[here] - first, held[here]
+        first = last

@@ -1,0 +1,115 @@
+"""What an engine or a source tells beside a sampled token: its likeliest alternatives, and the entropy.
+
+The arrays are flat, as they are stored: the K entries of token ``i`` are ``[i * K, (i + 1) * K)``. An entry whose
+log-probability is minus infinity is none: sampling left fewer tokens over than K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rollout_inspector.streams.trajectory import Floats, Ids, Step, ids_array
+
+MAX_ALTERNATIVES = 20
+"""The most alternatives of a token that a launch asks for, which is also the most that OpenAI's API returns."""
+_NEVER = -9999.0
+"""What vLLM's server writes for minus infinity, which JSON lacks."""
+MAX_STORED = 1000
+"""The most alternatives of a token that are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Alternatives:
+    """The likeliest tokens at each place of a completion, likeliest first."""
+
+    ids: Ids
+    """``[C, K]``"""
+    logprobs: Floats
+    """``[C, K]``; minus infinity where there is no alternative."""
+
+
+def packed(entries: Sequence[Sequence[tuple[int, float]]], k: int | None = None) -> tuple[Ids, Floats] | None:
+    """``(id, log-probability)`` of the alternatives of each token, in any order, as the flat arrays of a step.
+
+    ``k``: keep so many, the likeliest; None = all. An entry that no token can be drawn by is left out. None = no token
+    has an entry. Raises ``OverflowError`` for an id outside int32.
+    """
+    kept = [[one for one in found if one[1] > _NEVER] for found in entries]
+    most = max(map(len, kept), default=0)
+    if not most:
+        return None
+    most = min(most, k or most)
+    ids = np.zeros((len(entries), most), dtype=np.int64)
+    logprobs = np.full((len(entries), most), -np.inf, dtype=np.float32)
+    for row, found in enumerate(kept):
+        ordered = sorted(found, key=lambda one: (-one[1], one[0]))[:most]
+        ids[row, : len(ordered)] = [one for one, _ in ordered]
+        logprobs[row, : len(ordered)] = [value for _, value in ordered]
+    return ids_array(ids.reshape(-1)), logprobs.reshape(-1)
+
+
+def unpacked(ids: Ids | None, logprobs: Floats | None, n_tokens: int) -> Alternatives | None:
+    """The flat arrays of a completion of ``n_tokens``. None = there are none, or their lengths do not fit."""
+    if ids is None or logprobs is None or not n_tokens or not len(ids):
+        return None
+    if len(ids) != len(logprobs) or len(ids) % n_tokens:
+        return None
+    return Alternatives(ids.reshape(n_tokens, -1), logprobs.reshape(n_tokens, -1))
+
+
+def problem(step: Step) -> str:
+    """Why the alternatives or the entropy of a step cannot be kept, as a sentence; empty = they can."""
+    n, ids, logprobs = len(step.completion_ids), step.alternative_ids, step.alternative_logprobs
+    if step.entropy is not None and len(step.entropy) != n:
+        return f"entropy has {len(step.entropy)} values for {n} completion ids."
+    if ids is None and logprobs is None:
+        return ""
+    if ids is None or logprobs is None:
+        return "alternative_ids and alternative_logprobs belong together, and one of them is missing."
+    if len(ids) != len(logprobs):
+        return f"{len(ids)} alternative_ids have {len(logprobs)} alternative_logprobs."
+    if len(ids) and (not n or len(ids) % n):
+        return f"{len(ids)} alternative_ids do not divide among {n} completion ids."
+    if n and len(ids) // n > MAX_STORED:
+        return f"Each token has {len(ids) // n} alternatives; at most {MAX_STORED} are kept."
+    return ""
+
+
+def count(step: Step) -> int:
+    """K, the alternatives of each sampled token; 0 = none are recorded."""
+    found = unpacked(step.alternative_ids, step.alternative_logprobs, len(step.completion_ids))
+    return 0 if found is None else found.ids.shape[1]
+
+
+def behind_likeliest(found: Alternatives, logprobs: Floats) -> Floats:
+    """``[C]``, in nats: how far each sampled token stands behind the likeliest one. 0 = it is the likeliest.
+
+    The sampled token need not be among the alternatives. NaN where either is not known.
+    """
+    n = len(found.ids)
+    behind: Floats = np.full(n, np.nan, dtype=np.float32)
+    known = min(n, len(logprobs))
+    with np.errstate(invalid="ignore"):
+        behind[:known] = found.logprobs[:known, 0] - logprobs[:known]
+    behind[~np.isfinite(behind)] = np.nan
+    return np.maximum(behind, 0)
+
+
+def entropy_at_least(found: Alternatives) -> Floats:
+    """``[C]``, in nats: the least entropy that a distribution with these likeliest tokens can have.
+
+    Every other token is at most as likely as the last alternative. So the mass ``r`` that is left adds at least
+    ``-r * log p_K``, with ``p_K`` the least of the alternatives. NaN where nothing is known.
+    """
+    logprobs = found.logprobs.astype(np.float64)
+    is_there = np.isfinite(logprobs)
+    p = np.where(is_there, np.exp(np.where(is_there, logprobs, 0.0)), 0.0)
+    known = np.where(is_there, -p * np.where(is_there, logprobs, 0.0), 0.0).sum(axis=1)
+    least = np.min(np.where(is_there, logprobs, 0.0), axis=1)
+    # Where fewer are there than there is room for, no other token can be drawn.
+    rest = np.where(is_there.all(axis=1), np.clip(1.0 - p.sum(axis=1), 0.0, 1.0), 0.0)
+    bound = np.maximum(known - rest * least, 0.0)
+    return np.where(is_there.any(axis=1), bound, np.nan).astype(np.float32)

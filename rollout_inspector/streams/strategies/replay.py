@@ -1,0 +1,289 @@
+"""Replay: the rows that another strategy would have made of a recorded trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from rollout_inspector.streams.align import trained_tokens
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.interfaces import Conversation, Foresees, RenderFailed
+from rollout_inspector.streams.prefix import common_prefix
+from rollout_inspector.streams.recorded_renders import UNKNOWN_DATE
+from rollout_inspector.streams.strategies.conversation import continues, for_template, segments
+from rollout_inspector.streams.strategies.protocol import (
+    MAX_REMEMBERED,
+    Context,
+    ConversationSegment,
+    Forks,
+    Strategy,
+    StrategyRefused,
+    TakesRecorded,
+    matching_logprobs,
+)
+from rollout_inspector.streams.strategies.two_templates import start
+from rollout_inspector.streams.trajectory import Ids, Message, Row, Step, Trajectory
+
+
+@dataclass(frozen=True)
+class FirstDifference:
+    """The first place at which a strategy's stream differs from the recorded stream."""
+
+    step: int
+    offset: int
+    """Counts in the recorded stream of that step."""
+
+
+@dataclass(frozen=True, eq=False)
+class StrategyResult:
+    """What a strategy makes of a recorded trajectory."""
+
+    slug: str
+    rows: tuple[Row, ...] = ()
+    trained_tokens: int = 0
+    """Tokens under the gradient, over all rows."""
+    lost_tokens: int = 0
+    """Sampled tokens that no row trains as they were sampled."""
+    prompt_tokens_repaid: int = 0
+    """Tokens of later rows that an earlier row has already forwarded."""
+    sampled_tokens: int = 0
+    """All tokens that the trajectory sampled."""
+    frozen_steps: int = 0
+    """Steps before the last rewrite of history. The strategy has them as prompt, masked."""
+    differs_at: FirstDifference | None = None
+    refused: str = ""
+    """Why the strategy cannot be replayed. All other fields are then empty."""
+
+    @property
+    def trained_share(self) -> float:
+        """The share of sampled tokens that is still under the gradient as sampled, from 0 to 1."""
+        return (self.sampled_tokens - self.lost_tokens) / self.sampled_tokens if self.sampled_tokens else 0.0
+
+
+New = Callable[[Context], Strategy]
+
+BATCH_STEPS = 128
+"""Steps whose renders are made in one round trip."""
+
+
+def replay(trajectory: Trajectory, strategy: New, context: Context) -> StrategyResult:
+    """Feed the recorded completions and messages to a strategy. Never raises for what the trajectory holds."""
+    return _replayed(trajectory, _Conversation(trajectory, context), strategy, context)
+
+
+def replay_many(
+    trajectories: Iterable[Trajectory], strategies: Sequence[New], context: Context
+) -> Generator[list[StrategyResult]]:
+    """For each trajectory, what :func:`replay` returns for each strategy.
+
+    If the renderer can prefetch, the renders of a batch are made in one call while the batch before is replayed.
+    """
+    context = replace(context, as_decoded=_ReprCache())
+    renderer = context.renderer
+    if not isinstance(renderer, Foresees):
+        for one in trajectories:
+            conversation = _Conversation(one, context)
+            yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
+        return
+    batches = batched(trajectories, BATCH_STEPS, lambda one: len(one.steps))
+    with ThreadPoolExecutor(1, thread_name_prefix="foresee") as thread:
+
+        def begin(batch: list[Trajectory]) -> tuple[list[Trajectory], list[_Conversation], Future[Any]]:
+            conversations = [_Conversation(one, context) for one in batch]
+            asks = [ask for conversation in conversations for ask in _asks(conversation, strategies, context)]
+            return batch, conversations, thread.submit(renderer.foresee, asks)
+
+        begun = map(begin, batches)
+        upcoming = next(begun, None)
+        while upcoming:
+            batch, conversations, foreseen = upcoming
+            renderer.use(foreseen.result())
+            upcoming = next(begun, None)
+            for one, conversation in zip(batch, conversations, strict=True):
+                yield [_replayed(one, conversation, strategy, context) for strategy in strategies]
+
+
+class _ReprCache(dict[int, tuple[Any, str]]):
+    """``repr`` with a cache, because several strategies ask for it of the same recorded message."""
+
+    def __call__(self, value: Any) -> str:
+        kept = self.get(id(value))
+        if kept is None:
+            if len(self) >= MAX_REMEMBERED:
+                self.clear()
+            kept = self[id(value)] = value, repr(value)  # keeps the value, so that its identity is not used again
+        return kept[1]
+
+
+class _Conversation:
+    """The segments of a trajectory, or why there are none."""
+
+    def __init__(self, trajectory: Trajectory, context: Context) -> None:
+        self.segments: list[ConversationSegment] = []
+        self.under_another_date: list[ConversationSegment] = []
+        """The same segments, where the date of one of them is not known; else empty."""
+        self.n_sampled = sum(len(step.completion_ids) for step in trajectory.steps)
+        self.refused = context.refused
+        if context.refused:
+            return
+        try:
+            dated = [for_template(one, context) for one in segments(trajectory.steps)]
+            self.segments = [one[0] for one in dated]
+            if any(len(one) > 1 for one in dated):
+                self.under_another_date = [one[-1] for one in dated]
+        except StrategyRefused as refusal:
+            self.refused = str(refusal)
+
+
+def _asks(conversation: _Conversation, strategies: Sequence[New], context: Context) -> list[Conversation]:
+    """The renders that the strategies will need, none twice. Growing conversations first: texts extend each other."""
+    asks: dict[int, Conversation] = {}
+    for make in strategies:
+        one = start(make, context)
+        for segment in _followed(one, conversation.segments):
+            for ask in one.foresee(segment):
+                asks[id(ask)] = ask
+    first = (
+        id(conversation.segments[-1].messages[0]) if conversation.segments and conversation.segments[-1].messages else 0
+    )
+    return sorted(asks.values(), key=lambda ask: (not ask.messages or id(ask.messages[0]) != first, len(ask.messages)))
+
+
+def _followed(strategy: Strategy, found: list[ConversationSegment]) -> list[ConversationSegment]:
+    """The segments that are fed to a strategy: all where it can fork, else the last one."""
+    if _takes_recorded(strategy):
+        return []
+    return found if _forks(strategy) else found[-1:]
+
+
+def _takes_recorded(strategy: Strategy) -> TypeGuard[TakesRecorded]:
+    return hasattr(strategy, "take_recorded")
+
+
+def _forks(strategy: Strategy) -> TypeGuard[Forks]:
+    return hasattr(strategy, "fork")
+
+
+def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, context: Context) -> StrategyResult:
+    one = start(make, context)
+    steps = trajectory.steps
+    try:
+        if not steps:
+            raise StrategyRefused("The trajectory holds rows alone; a strategy is replayed over steps.")
+        if not conversation.n_sampled:
+            raise StrategyRefused(
+                "The trajectory was recorded as text, without token ids, and a strategy is replayed over the ids that "
+                "were sampled. Record calls with return_token_ids."
+            )
+        differs, frozen = None, 0
+        if _takes_recorded(one):
+            one.take_recorded([_with_matching_logprobs(step) for step in steps])
+        elif conversation.refused:
+            raise StrategyRefused(conversation.refused)
+        else:
+            followed = _followed(one, conversation.segments)
+            frozen = followed[0].start
+            differs = _follow(one, followed)
+            if conversation.under_another_date:
+                other = start(make, context)
+                _follow(other, _followed(other, conversation.under_another_date))
+                if [row.ids.tobytes() for row in one.rows()] != [row.ids.tobytes() for row in other.rows()]:
+                    raise StrategyRefused(UNKNOWN_DATE)
+        rows = [_placed(row, frozen) for row in one.rows()]
+    except (StrategyRefused, RenderFailed) as error:
+        return StrategyResult(one.slug, refused=str(error))
+    return StrategyResult(
+        one.slug,
+        tuple(rows),
+        trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
+        lost_tokens=_lost_tokens(steps, rows),
+        prompt_tokens_repaid=repaid_tokens(rows),
+        sampled_tokens=conversation.n_sampled,
+        frozen_steps=frozen,
+        differs_at=differs or _last_differs(steps, rows),
+    )
+
+
+def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> FirstDifference | None:
+    """Feed the segments to a strategy. Returns the first place where its prompt differs from the recorded prompt."""
+    differs: FirstDifference | None = None
+    for n, segment in enumerate(followed):
+        strategy.recorded_prompt = segment.recorded_prompt
+        begin = strategy.fork if n and _forks(strategy) else strategy.begin
+        prompt = begin(segment.messages, segment.tools, segment.kwargs)
+        for index, turn in enumerate(segment.turns, segment.start):
+            if differs is None and turn.prompt_bytes != prompt.tobytes():
+                differs = _other(index, turn.step.prompt_ids, prompt)
+            strategy.sampled(turn.step.completion_ids, turn.logprobs, turn.reply)
+            if turn.following is not None:
+                prompt = strategy.observe(turn.following)
+    return differs
+
+
+def _other(index: int, recorded: Ids, prompt: Ids) -> FirstDifference | None:
+    shared = common_prefix(recorded, prompt)
+    return FirstDifference(index, shared) if shared < max(len(recorded), len(prompt)) else None
+
+
+def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> FirstDifference | None:
+    """The first difference between the row that ends with the last step and that step's stream."""
+    last = len(steps) - 1
+    for row in rows:
+        if row.step_indices and row.step_indices[-1] == last:
+            return _other(last, steps[-1].stream, row.ids)
+    return None
+
+
+def _placed(row: Row, start: int) -> Row:
+    """The row with step indices that count from the step at which the replay began."""
+    return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
+
+
+def _with_matching_logprobs(step: Step) -> Step:
+    return step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None)
+
+
+def _lost_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> int:
+    lost = trained_tokens(steps, rows).n_lost
+    assert lost is not None  # the rows of a strategy name their steps
+    return lost
+
+
+def repaid_tokens(rows: Sequence[Row]) -> int:
+    """How many tokens of all rows are forwarded again: each row's longest common start with an earlier row."""
+    total = 0
+    for index, row in enumerate(rows):
+        best = 0
+        for earlier in reversed(rows[:index]):
+            # Comparing one id, the one after the best prefix so far, makes most full comparisons unnecessary.
+            n = min(len(earlier.ids), len(row.ids))
+            if best < n and earlier.ids[best] == row.ids[best]:
+                best = max(best, common_prefix(row.ids, earlier.ids))
+        total += best
+    return total
+
+
+def with_replies(trajectory: Trajectory, parse: Callable[[Ids, Ids, Any], Message]) -> Trajectory:
+    """The trajectory with a parsed message for each completion that lacks one, in its step and in the next request."""
+    lacking = set(lacks_reply(trajectory))
+    steps = tuple(
+        replace(step, reply=parse(step.prompt_ids, step.completion_ids, step.request and step.request.tools))
+        if index in lacking
+        else step
+        for index, step in enumerate(trajectory.steps)
+    )
+    return replace(trajectory, steps=steps)
+
+
+def lacks_reply(trajectory: Trajectory) -> list[int]:
+    """The steps whose completion was recorded without a message."""
+    steps = trajectory.steps
+    return [
+        index
+        for index, step in enumerate(steps)
+        if step.reply is None and not (index + 1 < len(steps) and continues(step, steps[index + 1]))
+    ]

@@ -1,0 +1,184 @@
+"""Checks of what a render holds: system prompts, tools, BOS, dates, and content in other forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+from rollout_inspector.streams.recorded_renders import NOW
+from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
+from rollout_inspector.streams.trajectory import Message
+from rollout_inspector.text.chat_templates.probes.compare import RenderComparison, common_length
+from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOOLS, MessageShape, system, user
+from rollout_inspector.text.chat_templates.probes.question import CheckFunction, Question
+from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
+from rollout_inspector.text.chat_templates.probes.report import Check, Purpose
+from rollout_inspector.text.chat_templates.sandbox.render import Conversation
+
+
+def default_system(cache: RenderCache) -> Check:
+    """Does a conversation without a system message get one?"""
+    asked = Question("default_system", "A system prompt that nobody wrote", Purpose.FACTS, decisive=False)
+    bare, given = cache.renders(cache.conversation([user("UQ1")]), cache.conversation([system("SYSX1"), user("UQ1")]))
+    if failed := asked.raised(bare):
+        return failed
+    head = bare.text[: bare.text.index("UQ1")] if "UQ1" in bare.text else ""
+    for _, token in cache.control_tokens(head):
+        head = head.replace(token, " ")
+    if len(re.findall(r"[A-Za-z]{2,}", head)) < 4:
+        return asked.ok("Without a system message the render has none.")
+    head = " ".join(head.split())
+    replaced = not given.error and head[:40] not in " ".join(given.text.split())
+    detail = f"Without a system message the template writes its own: {quoted(head, 80)}" + (
+        "; a given one replaces it, so a delta rendered alone gets it again."
+        if replaced
+        else ", beside a given one too."
+    )
+    return asked.broken(detail, line=bare.rendered.line_at(0))
+
+
+def system_supported(cache: RenderCache) -> Check:
+    """Is a system message rendered?"""
+    asked = Question("system_supported", "A system message is rendered", Purpose.FACTS, decisive=False)
+    side = cache.side(cache.conversation([system("SYSX1"), user("UQ1")]))
+    if failed := asked.raised(side):
+        return failed
+    if "SYSX1" in side.text:
+        return asked.ok("A given system message is rendered.")
+    return asked.unsupported("A system message vanishes without a word.")
+
+
+def tools_rendered(cache: RenderCache) -> Check:
+    """Are tool definitions rendered?"""
+    asked = Question("tools_rendered", "Tool definitions are rendered", Purpose.FACTS, decisive=False)
+    offered = cache.tools or list(TOOLS)
+    side = cache.side(cache.conversation([user("UQ1")], True)._replace(tools=offered))
+    if failed := asked.raised(side):
+        return failed
+    wanted = str(offered[0].get("function", offered[0]).get("name", ""))
+    if wanted and wanted in side.text:
+        return asked.ok("The render names the tools.")
+    return asked.unsupported("Tools vanish without a word: the model never sees them.")
+
+
+def bos_once(cache: RenderCache) -> Check:
+    """Is there one BOS, and what if the text is encoded with special tokens added?"""
+    asked = Question("bos_once", "One BOS", Purpose.REPRODUCIBLE)
+    bos = cache.codec.bos_id
+    side = cache.side(cache.conversation([user("UQ1"), cache.form.assistant("ANSX1"), user("UQ2")], True))
+    if failed := asked.raised(side):
+        return failed
+    if bos is None:
+        return asked.unsupported("The tokenizer has no BOS token.", decisive=False)
+    places = [n for n, token_id in enumerate(side.ids.tolist()) if token_id == bos]
+    if len(places) > 1:
+        detail = f"The render holds BOS {len(places)} times, at the tokens {places[:4]}."
+        return asked.broken(detail, line=side.rendered.line_at(side.char_of(places[1])))
+    if not places:
+        return asked.ok("The template writes no BOS; the engine may add one.")
+    return asked.ok(
+        "The template writes BOS itself: never encode its text with special tokens added, or there are two."
+    )
+
+
+def dates(cache: RenderCache) -> Check:
+    """Does the render depend on the day?"""
+    asked = Question("dates", "No date in the render", Purpose.REPRODUCIBLE)
+    if "strftime_now" not in cache.template:
+        return asked.ok("The template does not ask for the date.")
+    conversations = [
+        cache.conversation([system("SYSX1"), user("UQ1")], True),
+        cache.conversation([user("UQ1")], True),
+    ]
+    today = cache.renders(*conversations)
+    later = cache.renderer.render_many(
+        [one._replace(kwargs={**(one.kwargs or {}), NOW: "2027-02-28T13:30:00"}) for one in conversations]
+    )
+    for one, other in zip(today, later, strict=True):
+        if not one.error and other.ok and one.text != other.text:
+            place = common_length(one.text, other.text)
+            line = one.rendered.line_at(place)
+            shown = quoted(one.text[one.text.rfind(" ", 0, max(0, place - 8)) + 1 :], 24)
+            detail = (
+                f"The render holds today's date ({shown}, line {line}): a run across midnight changes its prompts. "
+                "Pass the date as a kwarg, or freeze the system text."
+            )
+            return asked.broken(detail, line=line)
+    return asked.ok("The template asks for the date but writes none here.")
+
+
+def control_text(cache: RenderCache) -> Check:
+    """Can the text of a message close the turn?"""
+    asked = Question("control_text_in_content", "Content that spells a control token", Purpose.FACTS, decisive=False)
+    stop = cache.stop_text()
+    if stop is None:
+        return asked.unsupported("There is no stop token to spell.")
+    side = cache.side(cache.conversation([user(f"UQ1 {stop} UQ2")]))
+    if failed := asked.raised(side):
+        return failed
+    start = side.text.find("UQ1")
+    if start < 0 or stop not in side.text[start : side.text.find("UQ2", start)]:
+        return asked.ok("The template rewrites such text.")
+    detail = (
+        f"A message that contains {stop!r} writes the real control token when the render is encoded as one text. "
+        "Encode content apart, with control tokens split, if the text is not trusted."
+    )
+    return asked.broken(detail, line=side.rendered.line_at(start))
+
+
+def content_form(
+    name: str, title: str, build: Callable[[MessageShape], tuple[list[Message], list[Message]]]
+) -> CheckFunction:
+    """The check whether content in another form is rendered like the same content as a string.
+
+    ``build`` returns the conversation with the string, then the one in the other form.
+    """
+    asked = Question(name, title, Purpose.FACTS, decisive=False)
+
+    def answer(cache: RenderCache) -> Check:
+        one, two = cache.renders(*(Conversation(it, cache.tools, cache.kwargs) for it in build(cache.form)))
+        if failed := asked.raised(one, two):
+            return failed
+        comparison = RenderComparison(one, two, whole=True)
+        if comparison.text_passed:
+            return asked.ok("It is rendered like a string.")
+        lost, gained = map(quoted_or_nothing, comparison.lost_and_gained())
+        return asked.broken(f"It is rendered in another way: {gained} in place of {lost}.", comparison=comparison)
+
+    return answer
+
+
+def _listed(form: MessageShape) -> tuple[list[Message], list[Message]]:
+    return [user("UQ1")], [{"role": "user", "content": [{"type": "text", "text": "UQ1"}]}]
+
+
+def _dict_result(form: MessageShape) -> tuple[list[Message], list[Message]]:
+    call, value = form.call((CALC, {"expr": "ARGX1"})), {"value": "RESX1"}
+    one, other = ([user("UQ1"), call, form.result(CALC, result)] for result in (json.dumps(value), value))
+    return form.written(one), form.written(other)
+
+
+def _null_content(form: MessageShape) -> tuple[list[Message], list[Message]]:
+    call = form.call((CALC, {"expr": "ARGX1"}))
+    return form.written([user("UQ1"), {**call, "content": ""}]), form.written([user("UQ1"), {**call, "content": None}])
+
+
+def _other_arguments(form: MessageShape) -> tuple[list[Message], list[Message]]:
+    other = MessageShape(**{**vars(form), "arguments": "string" if form.arguments == "dict" else "dict"})
+    call = (CALC, {"expr": "ARGX1"})
+    return form.written([user("UQ1"), form.call(call)]), form.written([user("UQ1"), other.call(call)])
+
+
+CONTENT_CHECKS: tuple[CheckFunction, ...] = (
+    default_system,
+    system_supported,
+    tools_rendered,
+    bos_once,
+    dates,
+    control_text,
+    content_form("content_as_list", "Content as a list of parts", _listed),
+    content_form("result_as_object", "A tool result that is an object", _dict_result),
+    content_form("content_null", "Content null beside a call", _null_content),
+    content_form("arguments_other_form", "Arguments in the other form", _other_arguments),
+)

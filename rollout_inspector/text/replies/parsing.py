@@ -1,0 +1,129 @@
+"""From a completion to a message. Under TITO the message only routes the turn (is there a tool call?)."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rollout_inspector.streams.trajectory import Ids, Message
+from rollout_inspector.text.replies.tool_calls import Reader, Tools, plain
+
+Parse = Callable[[Ids, Ids, Tools], dict[str, Any]]
+"""``(prompt_ids, completion_ids, tools) -> assistant message``; never raises because of what a model wrote."""
+
+_TAIL = 64
+"""Prompt ids that the parser sees. They hold the generation prompt and what a template already wrote of the turn."""
+
+_CALL_ID_LETTERS = string.ascii_letters + string.digits
+_CALL_ID_LENGTH = 9
+"""Mistral's templates accept only ids of so many letters and digits. Every other template accepts them too."""
+_THINK = re.compile(r"^\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None) -> Parse:
+    """Returns a parser that reads calls by ``read``. Without ``read`` the tokenizer's own response parsing is used.
+
+    A tokenizer without one gets :func:`plain`. ``tokenizer`` is a transformers tokenizer; with ``read``, any codec.
+    """
+    template = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
+
+    def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:
+        said = _unstopped(completion_ids, stop_ids)
+        if template is not None:
+            try:
+                prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
+                message = tokenizer.parse_response(completion_ids.tolist(), template, prefix=prefix)
+                if isinstance(message, Mapping):
+                    stop = tokenizer.decode(completion_ids[len(said) :].tolist())
+                    return {"role": "assistant", "content": "", **_without_stop(message, stop)}
+            except Exception:
+                # A model may write anything. A parser that fails on it must not end the rollout.
+                return plain_message(tokenizer.decode(said.tolist()))
+        text = tokenizer.decode(said.tolist())
+        if "</think>" in text and tokenizer.decode(prompt_ids[-_TAIL:].tolist()).rstrip().endswith("<think>"):
+            text = f"<think>{text}"  # the template has begun the thought
+        return plain_message(text, read or plain, tools)
+
+    return parse
+
+
+def _compiled(response_template: Any) -> Any:
+    """A response template, compiled once: compiling it for each completion takes half of the parsing time."""
+    if response_template is not None:
+        try:
+            from transformers.utils.chat_parsing.response_templates import load_response_template
+
+            return load_response_template(response_template)
+        except Exception:
+            pass  # a wrong template, or another release: each parse meets the same fault and goes on
+    return response_template
+
+
+def _without_stop(message: Mapping[str, Any], stop: str) -> dict[str, Any]:
+    """The message without the stop token in a call that was never closed. Such a call reaches to the end."""
+    calls = message.get("tool_calls")
+    if not stop or not isinstance(calls, list):
+        return dict(message)
+    cut = [
+        {**call, "function": call["function"].removesuffix(stop)}
+        if isinstance(call, Mapping) and isinstance(call.get("function"), str)
+        else call
+        for call in calls
+    ]
+    return {**message, "tool_calls": cut}
+
+
+def plain_message(text: str, read: Reader = plain, tools: Tools = None) -> dict[str, Any]:
+    """The message of a turn: a ``<think>`` block, the text, and the calls that ``read`` finds."""
+    message: dict[str, Any] = {"role": "assistant"}
+    thought = _THINK.match(text)
+    if thought:
+        message["reasoning_content"] = thought.group(1).strip()
+        text = text[thought.end() :]
+    message["content"], calls = read(text, tools)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _unstopped(ids: Ids, stop_ids: frozenset[int]) -> Ids:
+    return ids[:-1] if len(ids) and int(ids[-1]) in stop_ids else ids
+
+
+def call_id(trajectory: object, number: int) -> str:
+    """The id of a trajectory's ``number``-th call: always the same, in a form that every template accepts."""
+    value = int.from_bytes(hashlib.sha256(f"{trajectory} {number}".encode()).digest()[:8], "big")
+    letters = []
+    for _ in range(_CALL_ID_LENGTH):
+        value, digit = divmod(value, len(_CALL_ID_LETTERS))
+        letters.append(_CALL_ID_LETTERS[digit])
+    return "".join(letters)
+
+
+def with_call_ids(reply: Mapping[str, Any], trajectory: object, first: int) -> dict[str, Any]:
+    """A parsed reply with an id for each call that has none. ``first``: how many calls the trajectory made before."""
+    calls = reply.get("tool_calls")
+    if not isinstance(calls, list):
+        return dict(reply)
+    return {
+        **reply,
+        "tool_calls": [
+            {**call, "id": call_id(trajectory, first + n)} if isinstance(call, Mapping) and not call.get("id") else call
+            for n, call in enumerate(calls)
+        ],
+    }
+
+
+def answering(reply: Message, messages: Sequence[Message]) -> list[Message]:
+    """Tool messages with the ids of the calls that they answer, in the calls' order. Others are unchanged."""
+    calls = reply.get("tool_calls")
+    ids = iter([call.get("id") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else [])
+    answered: list[Message] = []
+    for message in messages:
+        if message.get("role") == "tool" and (found := next(ids, None)) and not message.get("tool_call_id"):
+            message = {**message, "tool_call_id": found}
+        answered.append(message)
+    return answered

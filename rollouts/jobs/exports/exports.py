@@ -1,0 +1,415 @@
+"""Writes stored trajectories in any format of ours, with their own rows or with the rows of another strategy."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from rollout_inspector.diagnose.finding import Axis, Severity
+from rollout_inspector.formats import FORMATS
+from rollout_inspector.formats.registry import Join
+from rollout_inspector.formats.writers import exports
+from rollout_inspector.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import replay_many
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.jobs.diagnosis import codec_of
+from rollouts.jobs.ranges import cut_run, finished_trajectories, range_of
+from rollouts.jobs.replays import replay_context
+from rollouts.store import files, models
+from rollouts.store.files import StorageDown
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, end_job, files_in_use
+from rollouts.store.jobs.shards import shards_of
+from rollouts.store.models import Job
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectory_list import TrajectoryFilters, filter_trajectories
+
+log = logging.getLogger(__name__)
+
+BATCH = 50
+FILE_AGE = timedelta(days=7)
+"""How long the file of an export is offered."""
+MAX_NOTES = 50
+WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
+"""Names of what can be written: whole trajectories, then rows."""
+
+
+def is_rows(name: str) -> bool:
+    """Whether a format holds training rows; else it holds trajectories."""
+    return name in EXPORTS
+
+
+def title_of(name: str) -> str:
+    """What a writer's format is called where people choose it."""
+    return EXPORTS[name].title if name in EXPORTS else FORMATS[name].title
+
+
+def suffix_of(name: str) -> str:
+    return EXPORTS[name].suffix if name in EXPORTS else FORMATS[name].suffix
+
+
+MAX_PADDING = 1 << 20
+"""Tokens to which a row may be padded by who asks from elsewhere: such a row is made in memory, however short it is."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How a run is to be written. Raises ``ValueError`` with a sentence where the parts do not go together."""
+
+    format: str = "own_jsonl"
+    strategy: str = ""
+    """The strategy whose rows are written; empty = the stored rows."""
+    force: bool = False
+    """Rows that break the target's invariants are written too. Trajectories that the strategy refuses are left out."""
+    leave_out: bool = False
+    """Trajectories with such rows are left out, and trajectories that the strategy refuses."""
+    pad_to: int | None = None
+    """From the network at most ``MAX_PADDING``."""
+    pad_id: int = 0
+    only: Mapping[str, Any] | None = None
+    """Which trajectories are written: fields of ``TrajectoryFilters`` by name; None = all."""
+
+    def __post_init__(self) -> None:
+        if self.format not in WRITERS:
+            raise ValueError(f"There is no format {self.format[:40]!r}. Known: {', '.join(WRITERS)}.")
+        if self.strategy and self.strategy not in STRATEGIES:
+            raise ValueError(f"There is no strategy {self.strategy[:40]!r}. Known: {', '.join(STRATEGIES)}.")
+        if self.force and self.leave_out:
+            raise ValueError("Faulty rows are either written all the same or left out; choose one of the two.")
+        if self.pad_to is not None and (self.format != "sft" or self.pad_to < 1):
+            raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
+
+    @property
+    def filters(self) -> TrajectoryFilters:
+        """Which trajectories are written."""
+        return TrajectoryFilters(**(self.only or {}))
+
+    def as_options(self) -> dict[str, Any]:
+        """The options of the job: every field that is not the default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+
+    @property
+    def target(self) -> Export | None:
+        """The row format; None for whole trajectories."""
+        if self.pad_to is not None:
+            return padded(EXPORTS["sft"], self.pad_to, self.pad_id)
+        return EXPORTS.get(self.format)
+
+
+class Written(NamedTuple):
+    """The result of an export."""
+
+    n: int
+    """Rows, or trajectories."""
+    left_out: str
+    """How many trajectories were left out, as a sentence; empty = none."""
+
+
+def write_run(
+    run: models.Run,
+    records: QuerySet[models.StoredTrajectory],
+    wanted: Wanted,
+    file: IO[bytes],
+    *,
+    tell: Callable[[str], object] = lambda _: None,
+    tick: Callable[[], object] = lambda: None,
+) -> Written:
+    """Write the finished trajectories of ``records``.
+
+    ``tick`` is called after each trajectory that was read, ``tell`` with a sentence about each one that is left out.
+    Raises :class:`ExportRefused` with a sentence.
+    """
+    part = write_part(run, records, wanted, file, tell=tell, tick=tick)
+    return Written(part.n, sentence_of([part], wanted))
+
+
+class WrittenPart(NamedTuple):
+    """What a part of an export holds."""
+
+    n: int
+    """Rows, or trajectories."""
+    n_read: int
+    n_out: int
+    """Trajectories that were left out."""
+    first: str
+    """Why the first of these was left out."""
+
+
+def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
+    """How many trajectories were left out. Raises :class:`ExportRefused` where nothing is left to write."""
+    n, n_read, n_out = (sum(getattr(part, name) for part in parts) for name in ("n", "n_read", "n_out"))
+    if wanted.only and not n_read:
+        raise ExportRefused("No finished trajectory passes the filter of this export, so there is nothing to write.")
+    if n_out and not n:
+        first = next(part.first for part in parts if part.n_out)
+        raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
+    if wanted.strategy and not n:
+        name = wanted.strategy.replace("_", " ")
+        raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
+    verb = "was" if n_out == 1 else "were"
+    return f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else ""
+
+
+def write_part(
+    run: models.Run,
+    records: QuerySet[models.StoredTrajectory],
+    wanted: Wanted,
+    file: IO[bytes],
+    *,
+    tell: Callable[[str], object] = lambda _: None,
+    tick: Callable[[], object] = lambda: None,
+) -> WrittenPart:
+    """The same for a part of an export, which may hold nothing."""
+    n_read, n_out, first = 0, 0, ""
+
+    def counted(values: Iterator[Trajectory]) -> Iterator[Trajectory]:
+        nonlocal n_read
+        for value in values:
+            yield value
+            n_read += 1
+            tick()
+
+    def leave_out(why: str) -> None:
+        nonlocal n_out, first
+        n_out, first = n_out + 1, first or why
+        tell(f"Left out: {why}")
+
+    finished = records.filter(status=models.StoredTrajectory.Status.DONE).order_by("index").iterator(BATCH)
+    # A refusal leaves in the middle, and the cursor must not outlive its connection.
+    with closing(loaded(finished)) as values:
+        del finished
+        n = _write(run, counted(values), wanted, file, leave_out)
+    return WrittenPart(n, n_read, n_out, first)
+
+
+def _write(
+    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], leave_out: Callable[[str], object]
+) -> int:
+    if wanted.strategy:
+        values = _under(wanted.strategy, run, values, leave_out if wanted.force or wanted.leave_out else None)
+    if (target := wanted.target) is None:
+        write = FORMATS[wanted.format].write
+        assert write is not None
+        named = run.tokenizer.name if run.tokenizer else ""
+        return write((replace(one, tokenizer=one.tokenizer or named) for one in values), file)
+    codec = codec_of(run)
+    return exports.write(
+        target,
+        values,
+        file,
+        wanted.force,
+        leave_out=leave_out if wanted.leave_out else None,
+        rows=attrgetter("rows") if wanted.strategy else None,
+        decode=None if codec is None else codec.decode,
+        cause=lambda value: cause_of(run, value),
+    )
+
+
+def loaded(records: Iterable[models.StoredTrajectory]) -> Generator[Trajectory, None, None]:
+    """Yields the values of records. One batch of records is in memory at a time."""
+    for batch in batched(records, BATCH):
+        yield from load_trajectories(batch)
+
+
+def _under(
+    slug: str, run: models.Run, values: Iterator[Trajectory], leave_out: Callable[[str], object] | None
+) -> Iterator[Trajectory]:
+    """Yields the same trajectories with the rows that a strategy makes of them."""
+    context, tokenizer = replay_context.context_of(run)
+    pending: deque[Trajectory] = deque()
+
+    def complete() -> Iterator[Trajectory]:
+        for value in values:
+            pending.append(value)
+            yield replay_context.complete_replies(value, tokenizer, context)
+
+    with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
+        for (made,) in replayed:
+            value = pending.popleft()
+            if not made.refused:
+                yield replace(value, rows=made.rows)
+                continue
+            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
+            if leave_out is None:
+                way_out = "Choose another strategy, or leave such trajectories out with --leave-out."
+                raise ExportRefused(f"{sentence} {way_out}")
+            leave_out(sentence)
+
+
+def cause_of(run: models.Run, value: Trajectory) -> str:
+    """The stored finding that explains why a trajectory has several rows, as a sentence; empty = none is stored."""
+    found = (
+        models.StoredFinding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
+        .exclude(severity=Severity.INFO)
+        .order_by("step_index", "start")
+        .first()
+    )
+    return "" if found is None else f"Finding {found.kind} at step {found.step_index}: {found.evidence}"
+
+
+# -- as a job ----------------------------------------------------------------------------------------------------------
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Write the run of a job to a file, as its options say."""
+    drop_files()
+    report = do_shard(job, beat)["report"]
+    _end(job, [report], report["bytes"])
+
+
+def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
+    """The ranges of trajectories that workers write side by side; empty = one worker writes the file."""
+    drop_files()
+    assert job.run is not None
+    return cut_run(job.run, job, beat) if _join_of(Wanted(**job.options)) is not None else []
+
+
+def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
+    """Write the trajectories of a job to its file, or those of a shard to a part of the file.
+
+    Returns the column with what is told of it in the end.
+    """
+    whole = job.whole or job
+    assert whole.run is not None
+    draft, wanted = draft_of(job), Wanted(**whole.options)
+    records = finished_trajectories(whole.run, *range_of(job))
+    if wanted.only:
+        records = records.filter(pk__in=filter_trajectories(whole.run, wanted.filters).values("pk"))
+    total = records.count()
+    beat(n_done=0, n_total=total)
+    notes: list[str] = []
+    n_done = 0
+
+    def tick() -> None:
+        nonlocal n_done
+        n_done += 1
+        beat.now_and_then(n_done=n_done)
+
+    try:
+        with draft.open("wb") as file:
+            part = write_part(whole.run, records, wanted, file, tell=notes.append, tick=tick)
+        if job is whole:
+            sentence_of([part], wanted)  # before a file is put
+        size = draft.stat().st_size
+        beat(n_done=total)
+        files.put(key_of(job) if job is whole else part_of(job), draft, move=True)
+    except ExportRefused as refusal:
+        raise JobFailed(str(refusal)) from refusal
+    finally:
+        draft.unlink(missing_ok=True)
+    return {"report": {"part": list(part), "notes": notes[:MAX_NOTES], "n_notes": len(notes), "bytes": size}}
+
+
+def join(job: Job, beat: Beat) -> None:
+    """Make one file of those that the shards wrote, in their order, and end the export."""
+    shards, join_files = shards_of(job), _join_of(Wanted(**job.options))
+    assert join_files is not None
+    reports = [shard.report or {} for shard in shards]
+    try:
+        sentence_of([WrittenPart(*report["part"]) for report in reports], Wanted(**job.options))
+    except ExportRefused as refusal:
+        raise JobFailed(str(refusal)) from refusal
+
+    def parts() -> Iterator[IO[bytes]]:
+        for shard in shards:
+            beat.now_and_then()
+            with files.open_file(part_of(shard)) as part:
+                yield part
+
+    draft = draft_of(job)
+    try:
+        with draft.open("wb") as file:
+            join_files(parts(), file)
+        size = draft.stat().st_size
+        files.put(key_of(job), draft, move=True)
+    finally:
+        draft.unlink(missing_ok=True)
+    _end(job, reports, size)
+    for shard in shards:  # what a lost worker leaves goes with the file
+        files.delete(part_of(shard))
+
+
+def _join_of(wanted: Wanted) -> Join | None:
+    target = wanted.target
+    return FORMATS[wanted.format].join if target is None else target.join
+
+
+def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
+    parts = [WrittenPart(*report["part"]) for report in reports]
+    left_out = sentence_of(parts, Wanted(**job.options))
+    notes = [note for report in reports for note in report["notes"]][:MAX_NOTES]
+    more = sum(report["n_notes"] for report in reports) - len(notes)
+    ended = end_job(
+        job, Job.Status.DONE, n_written=sum(part.n for part in parts), n_done=job.n_total,
+        bytes_written=size,
+        notes=[left_out, *notes, *[f"And {more:,} more."] * (more > 0)] if left_out else [],
+        expires_at=timezone.now() + FILE_AGE,
+    )
+    if not ended:
+        raise JobLost  # the worker that has the job now reads the parts
+
+
+def part_of(shard: Job) -> str:
+    """The file that a shard writes."""
+    assert shard.whole is not None
+    return f"{prefix_of(shard.whole.code)}part-{shard.options['first']}"
+
+
+def drafts_folder() -> Path:
+    """Where this machine writes exports until they are whole."""
+    folder = Path(settings.INSPECTOR_DATA) / "tmp" / "exports"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def draft_of(job: Job) -> Path:
+    """Where this attempt of an export is written."""
+    return drafts_folder() / f"{job.code}.{job.attempt}.part"
+
+
+def prefix_of(code: str) -> str:
+    """Begins the keys of the files of the export with this code."""
+    return f"exports/{code}/"
+
+
+def key_of(job: Job) -> str:
+    """The file of an export that is done."""
+    return f"{prefix_of(job.code)}run{suffix_of(Wanted(**job.options).format)}"
+
+
+def drop_files() -> None:
+    """Remove files that are no longer offered: they expired, their run was deleted, or their worker was lost.
+
+    Raises :class:`rollouts.store.files.StorageDown`.
+    """
+    stored = {one.key.split("/")[1] for one in files.listed("exports/")}  # before asking which of them are needed
+    drafts = list(drafts_folder().iterdir())
+    kept = files_in_use()
+    for path in drafts:
+        code, *rest = path.name.split(".")
+        # The draft of an attempt that is over stays behind when its worker is killed.
+        if kept.get(code) != rest[0]:
+            path.unlink(missing_ok=True)
+    for code in stored - set(kept):
+        files.delete_all(prefix_of(code))
+
+
+def drop_files_of(codes: Collection[str]) -> None:
+    """Remove the files of these exports. During an outage the sweep does it later."""
+    try:
+        for code in codes:
+            files.delete_all(prefix_of(code))
+    except StorageDown as error:
+        log.warning("files of exports stay until the next sweep: %s", error)

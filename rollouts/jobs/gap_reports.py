@@ -1,0 +1,186 @@
+"""The gap of a run between trainer and sampler: a worker reads all rows, names the causes and stores the report."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from django.db.models import Sum
+
+from rollout_inspector.diagnose.gap.columns import SAMPLER
+from rollout_inspector.diagnose.gap.report import VERSION, gap_report
+from rollout_inspector.diagnose.gap.token_classes import TokenClasses
+from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs.ranges import finished_trajectories
+from rollouts.jobs.sending import DO_JOB, send_task
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.runs.gap import newest_report
+from rollouts.store.text import storable_text, without_paths
+from rollouts.store.trajectories.columns import columns_of, load_compared
+
+BATCH_TOKENS = 1_000_000
+"""Stored tokens that are in memory at a time beside what is gathered."""
+MAX_TOKENS = 20_000_000
+"""Trained tokens that one report reads. Of a larger run every second, third, ... trajectory is read."""
+GROWTH = 1.5
+"""A run that is pushed to is read again when it has grown by this factor: all reads together cost three of the last."""
+RECENT = 200
+"""Trajectories at the end of a run that is pushed to which are asked for a gap."""
+
+
+def gap_key(run: Run) -> str:
+    """The hash of all that the report of a run depends on."""
+    parts = (
+        VERSION, run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens, run.diagnosis_version,
+        run.tokenizer_id, sorted(run.finding_counts.items()),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def why_no_gap(run: Run) -> str:
+    """A sentence that says why a run has no gap to read; empty = it has one. One query."""
+    if not run.n_trajectories:
+        return "This run holds no trajectory."
+    if run.trajectories.exclude(gap=None).exists():
+        return ""
+    return (
+        "No row of this run has log-probabilities of both sampler and trainer, each as long as its ids. The trainer's "
+        "are read from a column such as prev_logprobs, trainer_logprobs or old_log_probs."
+    )
+
+
+def why_no_columns(run: Run, sampler: str = "", trainer: str = "") -> str:
+    """A sentence that says why two columns of a run cannot be compared; empty = they can. A few queries."""
+    if not trainer and sampler in ("", SAMPLER):
+        return why_no_gap(run)
+    names = [column.name for column in columns_of(run)]
+    for name in (sampler or SAMPLER, trainer):
+        if name and name not in names:
+            held = ", ".join(names) or "none"
+            return f"The run has no column of log-probabilities named {name[:80]!r}. It has: {held}."
+    return "" if trainer else "Name the column that stands for the trainer, too."
+
+
+def read_gap(
+    run: Run, say: Callable[[int, int], object] = lambda done, total: None, sampler: str = "", trainer: str = ""
+) -> dict[str, Any]:
+    """The report of :func:`rollout_inspector.diagnose.gap.report.gap_report` over the finished trajectories of a run.
+
+    ``sampler`` and ``trainer`` are names of :func:`rollouts.store.trajectories.columns.columns_of`; empty = as recorded.
+
+    Also ``key``, ``finished`` (trajectories that the run had), ``compared`` (both names), ``trajectories`` (how many
+    were read), ``every`` (1 = all were read, 2 = every second ...) and ``notes``. ``say`` is called with the
+    trajectories that are read, and how many there are.
+    """
+    codec, notes = _codec_of(run)
+    collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None)
+    records = finished_trajectories(run)
+    if not trainer:
+        if without := records.filter(gap__isnull=True).count():
+            who = "1 trajectory has" if without == 1 else f"{without:,} trajectories have"
+            what = "no row with log-probabilities of both sides, each as long as its ids"
+            notes.append(f"{who} {what}; nothing is compared there.")
+        records = records.exclude(gap=None)
+    trained = records.order_by().aggregate(n=Sum("n_trained", default=0))["n"]
+    every = max(1, math.ceil(trained / MAX_TOKENS))
+    keys = list(records.values_list("pk", "n_tokens"))[::every]
+    done = 0
+    for batch in batched(keys, BATCH_TOKENS, lambda one: max(one[1] or 0, BATCH_TOKENS // 200)):
+        held = StoredTrajectory.objects.in_bulk([key for key, _ in batch])
+        found = [held[key] for key, _ in batch if key in held]
+        kinds = _kinds(found)
+        for record, value in zip(found, load_compared(found, sampler or SAMPLER, trainer), strict=True):
+            collector.add(value, enumerate(value.rows), record.code, kinds[record.pk])
+        done += len(batch)
+        say(done, len(keys))
+    report = gap_report(collector.done())
+    if every > 1:
+        notes.append(
+            f"The run trains {trained:,} tokens, more than the {MAX_TOKENS:,} that one report reads: one trajectory of "
+            f"{every} was read."
+        )
+    if codec is not None:
+        _add_text(report, codec)
+    return {
+        **report,
+        "key": gap_key(run),
+        "finished": run.n_finished,
+        "compared": [sampler or SAMPLER, trainer],
+        "trajectories": done,
+        "every": every,
+        "notes": notes,
+    }
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Read the gap of a run and store the report. Reports of earlier jobs go."""
+    run = Run.objects.select_related("tokenizer").filter(jobs=job).first()
+    if run is None:
+        raise JobLost
+    named = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
+    if sentence := why_no_columns(run, **named):
+        raise JobFailed(sentence)
+    beat(n_done=0, n_total=run.n_finished)
+    report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
+    if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
+        raise JobLost
+    run.jobs.filter(kind=Job.Kind.GAP, pk__lt=job.pk).delete()
+
+
+def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
+    """Ask a worker to read the gap of a run that has changed, so that its causes are known without a press.
+
+    ``grows``: more is pushed to the run, which is read again when it has grown by ``GROWTH``. Nothing happens where no
+    row has both columns, where the report is up to date, or where somebody compared other columns. If the broker does
+    not answer, the job waits for a worker.
+    """
+    if not (_has_recent_gap(run) if grows else not why_no_gap(run)):
+        return
+    if (last := newest_report(run)) is not None:
+        little = grows and last.finished <= run.n_finished < GROWTH * last.finished
+        if last.trainer or little or last.key == gap_key(run):
+            return
+    job, is_new = ask_job(run, Job.Kind.GAP, user=user)
+    if is_new:
+        send_task(DO_JOB, job.pk)
+
+
+def _has_recent_gap(run: Run) -> bool:
+    """Whether one of the last trajectories has a gap. Asked at each push, so it must not read a large run."""
+    last = run.trajectories.order_by("-index").values("pk")[:RECENT]
+    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None).exists()
+
+
+def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:
+    if run.tokenizer is None:
+        return None, ["The run has no tokenizer, so tokens have no text and no class."]
+    try:
+        return load_tokenizer(run.tokenizer.files_sha256), []
+    except (ValueError, OSError) as error:
+        return None, [without_paths(f"Tokens have no text and no class, because the tokenizer cannot be used: {error}")]
+
+
+def _kinds(found: Sequence[StoredTrajectory]) -> dict[int, dict[int, set[str]]]:
+    """Key of a trajectory -> index of a row -> the kinds of its findings."""
+    kinds: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    of = StoredFinding.objects.filter(trajectory__in=[one.pk for one in found], row_index__isnull=False).order_by()
+    for key, row, kind in of.values_list("trajectory", "row_index", "kind"):
+        assert row is not None
+        kinds[key][row].add(kind)
+    return kinds
+
+
+def _add_text(report: dict[str, Any], codec: LoadedTokenizer) -> None:
+    """The text of each token that the report names, at most 40 characters."""
+    named = [*report["ids"], *report["worst"], *(cause["example"] for cause in report["causes"])]
+    pieces = codec.token_bytes(np.array([one["id"] for one in named], np.int32))
+    for one, piece in zip(named, pieces, strict=True):
+        one["text"] = storable_text(piece.decode("utf-8", "replace"))[:40]

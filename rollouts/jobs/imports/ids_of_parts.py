@@ -1,0 +1,126 @@
+"""Which id each trajectory of an import in shards has. It is the id that a single worker would have chosen.
+
+A file that uses an id twice loses the later line. If an earlier file has an id, it and its group get the name of the
+file in front. Workers keep a hash of every id, so that only ids that occur twice are looked at.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_inspector.formats import Rejected
+
+MAX_NAME = 200
+Named = tuple[str, str]
+"""External id and group."""
+
+
+@dataclass
+class NamedPart:
+    """The trajectories of a file, or of a part of it, in their order."""
+
+    file: str
+    """The name of the file, the same for all of its parts."""
+    number: int
+    """The number of the file, because two files may have one name."""
+    hashes: list[int] = field(default_factory=list)
+    """Of the id of each trajectory, as the file has it."""
+    lines: list[int] = field(default_factory=list)
+    """The line of each trajectory."""
+
+
+@dataclass
+class Names:
+    """What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts."""
+
+    wanted: dict[int, Named]
+    """Place -> what the file says."""
+    final: dict[int, Named] = field(default_factory=dict)
+    """Place -> what is stored."""
+    rejected: dict[int, Rejected] = field(default_factory=dict)
+    """Place -> why the trajectory is left out."""
+
+
+def hash_of(name: str) -> int:
+    """The same number in every process."""
+    return int.from_bytes(blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
+
+
+def packed(values: Sequence[int], kind: str) -> str:
+    """Whole numbers as text, for a JSON column."""
+    return b64encode(np.array(values, dtype=kind).tobytes()).decode()
+
+
+def unpacked(text: str, kind: str) -> list[int]:
+    """The numbers of :func:`packed`."""
+    found: list[int] = np.frombuffer(b64decode(text), dtype=kind).tolist()
+    return found
+
+
+def prefixed(file: str, name: str) -> str:
+    """An id or a group with the name of its file in front."""
+    return f"{file}:{name}"[-MAX_NAME:]
+
+
+def resolve(
+    parts: Sequence[NamedPart], renamed: Iterable[int], load: Callable[[list[int]], Mapping[int, Named]]
+) -> Names:
+    """The names of all trajectories whose ids occur more than once, and of those that are stored under another id.
+
+    ``renamed``: the places of these. ``load`` returns what the files say at places.
+    """
+    hashes: NDArray[np.uint64] = np.array([one for part in parts for one in part.hashes], dtype=np.uint64)
+    values, counts = np.unique(hashes, return_counts=True)
+    wanted: dict[int, Named] = {}
+    names = Names(wanted)
+    more = _places(hashes, values[counts > 1]) | set(renamed)
+    while more:
+        wanted |= load(sorted(more))
+        names = _named(parts, wanted)
+        made = [hash_of(name) for place, (name, _) in names.final.items() if name != wanted[place][0]]
+        more = _places(hashes, np.array(made, dtype=np.uint64)) - set(wanted)
+    return names
+
+
+def _places(hashes: NDArray[np.uint64], of: NDArray[np.uint64]) -> set[int]:
+    return set(np.flatnonzero(np.isin(hashes, of)).tolist())
+
+
+def _named(parts: Sequence[NamedPart], wanted: Mapping[int, Named]) -> Names:
+    names = Names(dict(wanted))
+    taken: set[str] = set()
+    in_file: set[tuple[int, str]] = set()
+    starts = [0, *accumulate(len(part.hashes) for part in parts)]
+    for place, part, line in _located(parts, starts, sorted(wanted)):
+        name, group = wanted[place]
+        if (part.number, name) in in_file:
+            reason = f"The id {name!r} was used on an earlier line of this file."
+            names.rejected[place] = Rejected(line, reason)
+            continue
+        in_file.add((part.number, name))
+        if name in taken:
+            name, group = prefixed(part.file, name), group and prefixed(part.file, group)
+        if name in taken:
+            names.rejected[place] = Rejected(None, f"The id {name!r} is in this run already.")
+            continue
+        taken.add(name)
+        names.final[place] = name, group
+    return names
+
+
+def _located(
+    parts: Sequence[NamedPart], starts: Sequence[int], places: Iterable[int]
+) -> Iterable[tuple[int, NamedPart, int]]:
+    """(place, its part, its line) of places in ascending order."""
+    n = 0
+    for place in places:
+        while place >= starts[n + 1]:
+            n += 1
+        yield place, parts[n], parts[n].lines[place - starts[n]]

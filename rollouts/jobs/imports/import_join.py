@@ -1,0 +1,363 @@
+"""The end of an import in shards: every trajectory gets its id and its place, whoever read it and when.
+
+Each step may be done again, because a worker may be lost between any two of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import transaction
+
+from rollout_inspector.formats import Rejected
+from rollout_inspector.streams.batches import batched
+from rollouts.jobs.imports import imports
+from rollouts.jobs.imports.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
+from rollouts.jobs.imports.uploads import drop_uploads
+from rollouts.store.bulk import change_whole
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import Beat, JobLost, close_shards, end_job
+from rollouts.store.jobs.shards import is_cut, shards_of
+from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.outages import is_outage
+from rollouts.store.runs.import_writes import (
+    drop_all,
+    drop_range,
+    end_import,
+    move_range,
+    next_final_index,
+    note_imported,
+    set_rejections,
+)
+from rollouts.store.runs.run_writes import delete_trajectories, recount
+from rollouts.store.runs.runs import find_run
+
+log = logging.getLogger(__name__)
+
+Alive = Callable[[], object]
+BATCH = 500
+
+
+def join(job: Job, beat: Beat) -> None:
+    """End an import whose shards have ended: it is done, or somebody has cancelled it."""
+    run = find_run(jobs=job)
+    if run is None:
+        raise JobLost
+    if not is_active(run):
+        end_job(job, run.status, run.error)
+        return
+    _put_together(run, job, beat)
+    if run.cancel_requested or job.shards.exclude(status=Job.Status.DONE).exists():
+        end_import(run, job, Run.Status.CANCELLED)
+    elif run.n_trajectories:
+        end_import(run, job, Run.Status.DONE)
+    else:
+        end_import(run, job, Run.Status.FAILED, imports.nothing_imported(run))
+    drop_uploads(run.code)
+
+
+def fail(job: Job, sentence: str) -> None:
+    """End a job that could not be done, and its run. Files that were read stay; *Resume* reads what is left."""
+    run = find_run(jobs=job)
+    if run is None or not is_active(run) or not is_cut(job):
+        imports.fail(job, sentence)
+        return
+    with contextlib.suppress(JobLost):
+        close_shards(job)
+        _keep_complete(run, job, Beat(job))
+        is_cancelled = run.cancel_requested
+        end_import(
+            run, job, Run.Status.CANCELLED if is_cancelled else Run.Status.FAILED, "" if is_cancelled else sentence
+        )
+        if is_cancelled:
+            drop_uploads(run.code)
+
+
+def cancel(job: Job) -> None:
+    """End a taken job as cancelled, and its run."""
+    run = find_run(jobs=job)
+    if run is None or not is_cut(job):
+        imports.cancel(job)
+        return
+    with contextlib.suppress(JobLost):
+        close_shards(job)
+        _keep_complete(run, job, Beat(job))
+        end_import(run, job, Run.Status.CANCELLED)
+        drop_uploads(run.code)
+
+
+@dataclass
+class _Shard:
+    """A shard that is done, with the pieces that it read."""
+
+    row: Job
+    pieces: list[dict[str, Any]]
+
+    @property
+    def first(self) -> int:
+        """The index of its first trajectory, now."""
+        return int(self._placed[1]) if self.placed_by else int(self.row.options["first"])
+
+    @property
+    def placed_by(self) -> int:
+        """The key of the job that gave its trajectories their places; 0 = none has."""
+        return int(self._placed[0])
+
+    @property
+    def _placed(self) -> list[int]:
+        return (self.row.report or {}).get("placed") or [0, 0]
+
+    @property
+    def n(self) -> int:
+        """Trajectories."""
+        return sum(piece["n"] for piece in self.pieces)
+
+    def save(self, **more: Any) -> None:
+        """Write the pieces, and more keys, into the row."""
+        self.row.report = {**(self.row.report or {}), "pieces": self.pieces, **more}
+        self.row.save(update_fields=["report"])
+
+
+def _put_together(run: Run, job: Job, alive: Alive) -> None:
+    """Bring what complete files hold into the order of the files; nothing stays of the others."""
+    shards = _complete(run, job, alive)
+    for shard in shards:
+        _drop_refused(run, shard, alive)
+    for shard in shards:
+        _take_back(run, shard, job, alive)
+    names = _names(run, shards, alive)
+    _free_ids(run, shards, names, alive)
+    for shard, changes in zip(shards, _changes(shards, names), strict=True):
+        if shard.placed_by != job.pk:
+            _place(run, shard, changes, job, alive)
+    pieces = [piece for shard in shards for piece in shard.pieces]
+    refusals = _refusals(pieces)
+    n_rejected = sum(piece["n_rejected"] for piece in pieces) + len(refusals)
+    set_rejections(run, _rejections(pieces, refusals), n_rejected, alive)
+    done = {
+        "files": len({piece["file"] for piece in pieces}), "next_index": next_final_index(run),
+        "formats": sorted({piece["format"] for piece in pieces if piece["file"] not in refusals}),
+    }
+    read = sum(piece["bytes"] for shard in shards for piece in shard.row.options["pieces"])
+    is_whole = len(shards) == job.shards.count()
+    note_imported(run, done, run.bytes_total if is_whole else read, alive)
+    recount(run)
+    run.refresh_from_db()
+
+
+def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
+    """The same for an import that ends before its end. Where even that fails, nothing is kept, so that it does end."""
+    try:
+        _put_together(run, job, alive)
+    except Exception as error:
+        if isinstance(error, JobLost) or is_outage(error):
+            raise
+        log.exception("parts of an import cannot be put together run=%s", run.code)
+        drop_all(run, job, alive)
+
+
+def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
+    """The shards whose files are complete. The others wait for *Resume* with nothing stored."""
+    shards = shards_of(job)
+    open_files = {
+        piece["file"] for one in shards if one.status != Job.Status.DONE for piece in one.options["pieces"]
+    }
+    kept = []
+    for one in shards:
+        if one.status == Job.Status.DONE and open_files.isdisjoint(piece["file"] for piece in one.options["pieces"]):
+            kept.append(_Shard(one, one.report["pieces"]))  # type: ignore[index]
+            continue
+        drop_range(run, one.options["first"], one.options["stop"] + 1, alive)
+        if one.status == Job.Status.DONE:
+            one.status, one.report = Job.Status.CANCELLED, None
+            with transaction.atomic():
+                alive()
+                one.save(update_fields=["status", "report"])
+    refused = set(_refusals([piece for shard in kept for piece in shard.pieces]))
+    for shard in kept:
+        for piece in shard.pieces:
+            piece["is_refused"] = piece["file"] in refused
+    return kept
+
+
+def _refusals(pieces: list[dict[str, Any]]) -> dict[int, tuple[str, str]]:
+    """File -> its name and why it is refused, as the first part that was refused says."""
+    found: dict[int, tuple[str, str]] = {}
+    for piece in pieces:
+        if piece["refused"]:
+            found.setdefault(piece["file"], (piece["name"], piece["refused"]))
+    return found
+
+
+def _drop_refused(run: Run, shard: _Shard, alive: Alive) -> None:
+    """A file is whole or not at all: what other parts of a refused file hold goes."""
+    if not any(piece["is_refused"] and (piece["n"] or piece["n_rejected"]) for piece in shard.pieces):
+        return
+    # Only a part of a file can be refused because of another part, and a shard holds no other piece then.
+    drop_range(run, shard.row.options["first"], shard.row.options["stop"] + 1, alive)
+    for piece in shard.pieces:
+        piece |= {"n": 0, "hashes": "", "lines": "", "held": [], "rejected": [], "n_rejected": 0}
+    with transaction.atomic():
+        alive()
+        shard.save()
+
+
+def _take_back(run: Run, shard: _Shard, job: Job, alive: Alive) -> None:
+    """An earlier try of the import gave the shard its place, and files before it were not read yet."""
+    if shard.placed_by in (0, job.pk):
+        return
+    with transaction.atomic():
+        alive()
+        move_range(run, shard.first, shard.first + shard.n, shard.row.options["first"])
+        shard.save(placed=None)
+
+
+def _parts(shards: list[_Shard]) -> list[NamedPart]:
+    return [
+        NamedPart(piece["name"], piece["file"], unpacked(piece["hashes"], "<u8"), unpacked(piece["lines"], "<u8"))
+        for shard in shards
+        for piece in shard.pieces
+    ]
+
+
+def _indices(shards: list[_Shard]) -> list[tuple[int, int, _Shard, dict[str, Any]]]:
+    """Of each piece: the place of its first trajectory in the import, the index of that one, its shard, itself."""
+    found, place = [], 0
+    for shard in shards:
+        index = shard.first
+        for piece in shard.pieces:
+            found.append((place, index, shard, piece))
+            place, index = place + piece["n"], index + piece["n"]
+    return found
+
+
+def _located(shards: list[_Shard], places: list[int]) -> Iterator[tuple[int, int, _Shard, dict[str, Any], int]]:
+    """(place, index, shard, piece, place in the piece) of places in ascending order."""
+    pieces = [one for one in _indices(shards) if one[3]["n"]]
+    n = 0
+    for place in places:
+        while n + 1 < len(pieces) and place >= pieces[n + 1][0]:
+            n += 1
+        start, index, shard, piece = pieces[n]
+        yield place, index + place - start, shard, piece, place - start
+
+
+def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
+    """The ids of all trajectories. What the files say is kept in the shards before anything is changed."""
+    looked_at: set[int] = set()
+
+    def load(places: list[int]) -> dict[int, Named]:
+        looked_at.update(places)
+        located = list(_located(shards, places))
+        stored: dict[int, Named] = {}
+        for some in batched([index for _, index, *_ in located], BATCH):
+            rows = run.trajectories.filter(index__in=some).values_list("index", "external_id", "group")
+            stored |= {index: (name, group) for index, name, group in rows}
+        held = {id(piece): {at: (name, group) for at, name, group in piece["held"]} for *_, piece, _ in located}
+        return {place: held[id(piece)].get(at) or stored[index] for place, index, _, piece, at in located}
+
+    renamed = [place + at for place, _, _, piece in _indices(shards) for at, *_ in piece["held"]]
+    names = resolve(_parts(shards), renamed, load)
+    changed: dict[int, _Shard] = {}
+    held: dict[int, dict[int, Named]] = {}
+    for place, _, shard, piece, at in _located(shards, sorted(looked_at)):
+        known = held.setdefault(id(piece), {n: (name, group) for n, name, group in piece["held"]})
+        if at not in known:
+            known[at] = names.wanted[place]
+            piece["held"].append([at, *known[at]])
+            changed[shard.row.pk] = shard
+    with transaction.atomic():
+        alive()
+        for shard in changed.values():
+            shard.save()
+    return names
+
+
+def _free_ids(run: Run, shards: list[_Shard], names: Names, alive: Alive) -> None:
+    """Let go of every id that its trajectory will not keep, so that another one can have it."""
+    located = list(_located(shards, sorted(names.wanted)))
+    for some in batched(located, BATCH):
+        wanted = {index: names.final.get(place, ("", ""))[0] for place, index, *_ in some}
+        with transaction.atomic():
+            alive()
+            rows = run.trajectories.filter(index__in=list(wanted)).values_list("pk", "index", "external_id")
+            other = [(f"#{pk}:{name}"[:MAX_NAME], pk) for pk, index, name in rows if name != wanted[index]]
+            change_whole(StoredTrajectory, ("external_id",), other)
+
+
+@dataclass
+class _Changes:
+    """What one shard's trajectories become."""
+
+    named: dict[int, Named]
+    """Index -> id and group."""
+    rejected: dict[int, tuple[dict[str, Any], int, Rejected]]
+    """Index -> its piece, its place in the piece, and why it is left out."""
+
+
+def _changes(shards: list[_Shard], names: Names) -> list[_Changes]:
+    """The changes of each shard, before any of them gets its place."""
+    found = {shard.row.pk: _Changes({}, {}) for shard in shards}
+    for place, index, shard, piece, at in _located(shards, sorted(names.wanted)):
+        if place in names.final:
+            found[shard.row.pk].named[index] = names.final[place]
+        else:
+            found[shard.row.pk].rejected[index] = piece, at, names.rejected[place]
+    return list(found.values())
+
+
+def _place(run: Run, shard: _Shard, changes: _Changes, job: Job, alive: Alive) -> None:
+    """Give a shard's trajectories their ids, and the places behind those of the shard before."""
+    first, stop = shard.row.options["first"], shard.row.options["stop"]
+    with transaction.atomic():
+        alive()
+        for some in batched(list(changes.rejected), BATCH):
+            delete_trajectories(list(run.trajectories.filter(index__in=some).values_list("pk", flat=True)))
+        for some in batched(list(changes.named), BATCH):
+            rows = run.trajectories.filter(index__in=some).values_list("pk", "index", "external_id", "group")
+            change_whole(
+                StoredTrajectory, ("external_id", "group"),
+                [(*changes.named[row[1]], row[0]) for row in rows if changes.named[row[1]] != row[2:]],
+            )
+        _leave_out(changes)
+        start = next_final_index(run)
+        move_range(run, first, stop + 1, start)
+        shard.save(placed=[job.pk, start])
+
+
+def _leave_out(changes: _Changes) -> None:
+    """Take rejected trajectories out of the pieces that had them."""
+    by_piece: dict[int, tuple[dict[str, Any], dict[int, Rejected]]] = {}
+    for piece, at, why in changes.rejected.values():
+        by_piece.setdefault(id(piece), (piece, {}))[1][at] = why
+    for piece, left_out in by_piece.values():
+        kept = [at for at in range(piece["n"]) if at not in left_out]
+        new_place = {at: n for n, at in enumerate(kept)}
+        for column in ("hashes", "lines"):
+            values = unpacked(piece[column], "<u8")
+            piece[column] = packed([values[at] for at in kept], "<u8")
+        piece["held"] = [[new_place[at], *name] for at, *name in piece["held"] if at in new_place]
+        piece["rejected"] += [[why.line, why.reason] for why in left_out.values()]
+        piece["n_rejected"] += len(left_out)
+        piece["n"] = len(kept)
+
+
+def _rejections(
+    pieces: list[dict[str, Any]], refusals: dict[int, tuple[str, str]]
+) -> Iterator[tuple[str, int | None, str]]:
+    """File, line and reason, in the order of the files; within a file those with a line come first."""
+    by_file: dict[int, list[dict[str, Any]]] = {}
+    for piece in pieces:
+        by_file.setdefault(piece["file"], []).append(piece)
+    for number, of_file in by_file.items():
+        if number in refusals:
+            name, reason = refusals[number]
+            yield name, None, reason
+            continue
+        found = [(line, reason) for piece in of_file for line, reason in piece["rejected"]]
+        for line, reason in sorted(found, key=lambda one: (one[0] is None, one[0] or 0)):
+            yield of_file[0]["name"], line, reason

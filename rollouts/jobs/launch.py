@@ -1,0 +1,384 @@
+"""Launching a run: checks the settings, stores the run with its trajectories, and sends the run to a worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rollout_inspector.diagnose.full_render import COMPARE
+from rollout_inspector.formats.containers.json_text import json_problem
+from rollout_inspector.formats.training_step import MAX_STEP
+from rollout_inspector.streams.alternatives import MAX_ALTERNATIVES
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.text import chat_templates, tokenizers
+from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
+from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
+from rollouts.sampling.engines.http import check_host
+from rollouts.sampling.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.people.projects import key_of
+from rollouts.store.people.registered_tokenizers import find_chat_template, registered_from
+from rollouts.store.people.tokenizers import files_of, is_stored, load_tokenizer, register_tokenizer
+from rollouts.store.runs.run_writes import create_run, fail_run
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories.launched_trajectories import NewTrajectory, add_queued_trajectories, resume_run
+
+MAX_TRAJECTORIES = 100_000
+MAX_STOPS, MAX_STOP_LENGTH = 16, 200
+MAX_KWARGS_LENGTH = 20_000
+TASKS_PER_INSERT = 500
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that can be launched: one entry of ``settings.INSPECTOR_MODELS``."""
+
+    name: str
+    engine: str
+    path: str
+    """Folder with the weights and the tokenizer; for an engine that is a server, the tokenizer alone."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the engine: ``max_live``, ``max_model_len``, ...; of a server also ``url`` and ``model``."""
+
+    @property
+    def queue(self) -> str:
+        return engine_queue(self.name)
+
+    def faults(self, engine: str = "") -> str:
+        """Why no engine can be built of this entry, as a sentence; empty = no fault was found."""
+        engine = engine or self.engine
+        if engine not in offered_engines():
+            return f"There is no engine named {engine!r}; choose one of {_listed(offered_engines())}."
+        if engine_spec(engine).is_server:
+            if not self.options.get("url"):
+                return (
+                    f"The engine {engine} asks a server, and the options of the model {self.name!r} name none: set "
+                    '{"url": "http://HOST:PORT"} in INSPECTOR_MODELS.'
+                )
+            try:
+                check_host(str(self.options["url"]), settings.ENGINE_HOSTS)
+            except EngineError as error:
+                return str(error)
+        return ""
+
+    def engine_arguments(self, engine: str) -> tuple[str, dict[str, Any]]:
+        """The arguments of ``build_engine``: the folder of the model or the address of its server, and the options."""
+        options = dict(self.options)
+        url = str(options.pop("url", ""))
+        options.pop("tool_call_parser", None)
+        if not engine_spec(engine).is_server:
+            return self.path, options
+        # A server does not tell how many ids its model has. The tokenizer does.
+        vocab_size = options.pop("vocab_size", 0) or tokenizers.load(self.path).vocab_size
+        return url, {**options, "vocab_size": vocab_size, "allowed_hosts": settings.ENGINE_HOSTS}
+
+
+def served_models() -> dict[str, ServedModel]:
+    """The models that this installation serves, by name."""
+    entries: dict[str, dict[str, Any]] = settings.INSPECTOR_MODELS
+    return {
+        name: ServedModel(name, entry["engine"], str(entry["path"]), dict(entry.get("options", {})))
+        for name, entry in entries.items()
+    }
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """The settings of a launch. With the defaults a run works."""
+
+    model: str = "demo"
+    """Name of a model that this installation serves."""
+    engine: str = ""
+    """Empty = the engine that the model is served with."""
+    environment: str = "calculator"
+    """Where the prompts, the tools and the rewards come from."""
+    strategy: str = "tool_delta"
+    """How the next prompt and the training rows are made."""
+    prompts: int = 16
+    """Prompts of the environment."""
+    group: int = 4
+    """Trajectories of each prompt."""
+    temperature: float = 1.0
+    """0 = always the likeliest token."""
+    top_p: float = 1.0
+    """Only the likeliest tokens that have this probability together; 1 = all."""
+    top_k: int = 0
+    """Only so many of the likeliest tokens; 0 = all."""
+    min_p: float = 0.0
+    """Only tokens with this part of the likeliest one's probability; 0 = all."""
+    max_tokens: int = 96
+    """Largest number of tokens of one completion."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end a completion, beside the model's own stop tokens."""
+    max_turns: int = 6
+    """Largest number of completions of one trajectory."""
+    alternatives: int = 0
+    """Likeliest tokens that are kept beside each sampled one, with the entropy where the engine knows it; 0 = none."""
+    seed: int | None = None
+    """None = a seed is drawn and stored."""
+    training_step: int | None = None
+    """The step of the trainer that these trajectories are for; None = none."""
+    environment_seconds: float = 30.0
+    """The longest that the environment may take for one turn."""
+    chat_template: str = ""
+    """Hash of a registered chat template; empty = the model's own."""
+    rows_chat_template: str = ""
+    """Hash of the template that the training rows are made with; empty = ``chat_template``."""
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Passed to every render."""
+    compare: str = "ignore_whitespace"
+    """How a finished trajectory is compared with a full render of its conversation: one of ``COMPARE``."""
+
+    def problems(self) -> dict[str, str]:
+        """One sentence for each faulty field, by its name; empty = a run can be launched."""
+        found: dict[str, str] = {}
+        models = served_models()
+        if self.model not in models:
+            found["model"] = f"There is no model named {self.model!r}; choose one of {_listed(models)}."
+        elif fault := models[self.model].faults(self.engine):
+            found["engine" if self.engine else "model"] = fault
+        if self.environment not in ENVIRONMENTS:
+            try:
+                environment(self.environment)
+            except EnvironmentUnavailable as error:
+                found["environment"] = str(error)
+        if self.strategy not in STRATEGIES:
+            found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
+        elif lacking := STRATEGIES[self.strategy].missing():
+            found["strategy"] = lacking
+        for name, least, most in _WHOLE:
+            if not least <= getattr(self, name) <= most:
+                found[name] = f"Choose a number from {least} to {most}."
+        if "prompts" not in found and "group" not in found and self.prompts * self.group > MAX_TRAJECTORIES:
+            found["group"] = (
+                f"{self.prompts} prompts of {self.group} make {self.prompts * self.group} trajectories; "
+                f"one run holds at most {MAX_TRAJECTORIES}."
+            )
+        if not 0 <= self.temperature <= 10:
+            found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
+        elif sentence := self._engine().temperature_problem(self.temperature):
+            found["temperature"] = sentence
+        if "alternatives" not in found and (sentence := self._engine().alternatives_problem(self.alternatives)):
+            found["alternatives"] = sentence
+        if not 0 < self.top_p <= 1:
+            found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
+        if not 0 <= self.min_p <= 1:
+            found["min_p"] = "Choose a min_p from 0 (off) to 1."
+        if self.seed is not None and not 0 <= self.seed < 2**31:
+            found["seed"] = "Choose a seed from 0 to 2147483647, or leave it empty to have one drawn."
+        if self.training_step is not None and not 0 <= self.training_step <= MAX_STEP:
+            found["training_step"] = f"Choose a training step from 0 to {MAX_STEP}, or leave it empty."
+        if not 0 < self.environment_seconds <= 3600:
+            found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
+        if self.compare not in COMPARE:
+            found["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
+        stops = [text for text in self.stop if 0 < len(text) <= MAX_STOP_LENGTH and not json_problem(text)]
+        if len(self.stop) > MAX_STOPS or len(stops) < len(self.stop):
+            found["stop"] = f"Name at most {MAX_STOPS} texts, each of 1 to {MAX_STOP_LENGTH} characters."
+        if problem := json_problem(self.template_kwargs):
+            found["template_kwargs"] = f"This {problem}."
+        elif len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
+            found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
+        return found
+
+    def _engine(self) -> EngineSpec:
+        model = served_models().get(self.model)
+        return engine_spec(self.engine or (model.engine if model else ""))
+
+
+_WHOLE = (
+    ("prompts", 1, 20_000),
+    ("group", 1, 1024),
+    ("top_k", 0, 1_000_000),
+    ("max_tokens", 1, 131_072),
+    ("alternatives", 0, MAX_ALTERNATIVES),
+    ("max_turns", 1, 200),
+)
+
+
+class LaunchRefused(ValueError):
+    """The settings cannot be launched; ``problems`` holds one sentence for each faulty field."""
+
+    def __init__(self, problems: dict[str, str]) -> None:
+        super().__init__(" ".join(f"{name}: {sentence}" for name, sentence in problems.items()))
+        self.problems = problems
+
+
+def launch(
+    form: LaunchSettings,
+    name: str = "",
+    user: Any = None,
+    enqueue: bool = True,
+    prompts: Sequence[Prompt] = (),
+    project: Project | None = None,
+) -> Run:
+    """Store a run with all its trajectories queued, and send it to the worker of its model.
+
+    ``prompts`` come from an uploaded file (``read_prompts``), for an environment that takes its tasks from a file.
+    ``project``: None = the default one. Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
+    with the reason.
+    """
+    problems = form.problems()
+    if problems:
+        raise LaunchRefused(problems)
+    model = served_models()[form.model]
+    try:
+        tokenizer = model_tokenizer(model, project)
+    except TokenizerUnusable as error:
+        sentence = without_paths(f"The tokenizer of {model.name} cannot be used: {error}")
+        raise LaunchRefused({"model": sentence}) from error
+    template, rows_template = _chosen_template(project, form.chat_template, "chat_template"), None
+    if template is None:
+        template = tokenizer.chat_template
+    if template is None:
+        sentence = f"The model {model.name} has no chat template, so no prompt can be rendered; choose one."
+        raise LaunchRefused({"chat_template": sentence})
+    if form.rows_chat_template != template.sha256:
+        rows_template = _chosen_template(project, form.rows_chat_template, "rows_chat_template")
+    seed = secrets.randbelow(2**31) if form.seed is None else form.seed
+    try:
+        tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
+    except EnvironmentUnavailable as error:
+        raise LaunchRefused({"environment": str(error)}) from error
+    for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
+        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
+            _try_template(field_name, tokenizer, chosen, tasks[0], form.template_kwargs)
+    with transaction.atomic():
+        run = create_run(
+            Run.Kind.LAUNCH,
+            name or f"{form.model} on {form.environment}",
+            user=user,
+            project=project,
+            model=form.model,
+            engine=form.engine or model.engine,
+            environment=form.environment,
+            strategy=form.strategy,
+            tokenizer=tokenizer,
+            chat_template=template,
+            rows_chat_template=rows_template,
+            settings=asdict(form) | {"seed": seed},
+        )
+        _queue_trajectories(run, tasks, form, seed)
+    record(Action.LAUNCHED, run)
+    if enqueue:
+        send(run)
+    return run
+
+
+def _chosen_template(project: Project | None, sha256: str, field: str) -> ChatTemplate | None:
+    """The template with a hash that a project registered; None for none. Raises :class:`LaunchRefused`."""
+    if not sha256:
+        return None
+    found = find_chat_template(key_of(project), sha256[:64].replace("\0", ""))
+    if found is None:
+        sentence = f"No chat template with the hash {sha256[:12]}… is registered here. Choose another one, or paste it."
+        raise LaunchRefused({field: sentence})
+    return found
+
+
+def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task: Task, kwargs: dict[str, Any]) -> None:
+    """Render the first prompt once, so that a template that cannot render it is refused before the launch."""
+    try:
+        renderer = chat_templates.renderer(load_tokenizer(tokenizer.files_sha256), template.text)
+        renderer.render_text(task.messages, task.tools, kwargs, True)
+    except RenderFailed as error:
+        raise LaunchRefused({field: f"This template cannot render the first prompt: {error}"}) from error
+
+
+def can_resume(run: Run) -> bool:
+    """Whether a launched run has unfinished trajectories and no worker: the run has ended, or is silent."""
+    if run.kind != Run.Kind.LAUNCH or run.n_finished >= run.n_expected:
+        return False
+    return not is_active(run) or is_silent(run)
+
+
+def resume(run: Run) -> int:
+    """Send what is left of a stopped run. Returns the number of trajectories. Raises ``ValueError`` with a sentence."""
+    if not can_resume(run):
+        raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
+    if run.model not in served_models():
+        raise ValueError(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
+    n = resume_run(run)
+    send(run)
+    return n
+
+
+def send(run: Run) -> None:
+    """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
+    if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
+        fail_run(run, f"{sentence} Then press Resume.")
+        run.refresh_from_db()
+
+
+def model_tokenizer(model: ServedModel, project: Project | None = None) -> Tokenizer:
+    """The tokenizer of a model in a project. It is registered when the first run there needs it.
+
+    A machine that has the model's folder reads it. Another one takes what was registered last.
+    Raises ``ValueError`` with a sentence.
+    """
+    source = f"served model {model.name}"
+    known, folder = registered_from(source, key_of(project)), Path(model.path)
+    if not folder.exists():
+        newest = registered_from(source)
+        if newest is None:
+            raise TokenizerUnusable(
+                f"The folder of the model {model.name} is not on this machine, and its tokenizer is not registered. "
+                f"Start a worker of the queue {model.queue} on the machine that has the folder: it registers it."
+            )
+        folder = files_of(newest.files_sha256)
+    if known is not None and is_stored(known, folder):
+        return known
+    try:
+        return register_tokenizer(folder, name=model.name, source=source, project=project)
+    except TokenizerUnusable:
+        raise
+    except ValueError:  # the name belongs to another tokenizer, perhaps of an earlier training
+        sha256 = tokenizers.load(folder).sha256
+        named = f"{model.name} {sha256[:8]}"
+        return register_tokenizer(folder, name=named, source=source, project=project)
+
+
+def _queue_trajectories(run: Run, tasks: list[Task], form: LaunchSettings, seed: int) -> None:
+    for batch in batched(tasks, TASKS_PER_INSERT):
+        add_queued_trajectories(
+            run,
+            [
+                NewTrajectory(
+                    f"{task.index}-{member}",
+                    str(task.index),
+                    asdict(task),
+                    _seed(seed, task.index, member),
+                    form.training_step,
+                )
+                for task in batch
+                for member in range(form.group)
+            ],
+        )
+
+
+def _seed(seed: int, task: int, member: int) -> int:
+    """The seed of a trajectory follows from the run's seed and the trajectory's place, so a run can be repeated."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {task} {member}".encode()).digest()[:4], "big") >> 1
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(sorted(names))
+
+
+def form_from(values: dict[str, Any]) -> LaunchSettings:
+    """The settings that are stored with a run."""
+    known = {one.name for one in fields(LaunchSettings)}
+    return LaunchSettings(**{name: value for name, value in values.items() if name in known})

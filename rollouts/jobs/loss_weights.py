@@ -1,0 +1,224 @@
+"""What every loss makes of the tokens of a run: the weights of its trajectories, summed by a worker or a command."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollout_inspector.diagnose.gap.figures import trainer_column
+from rollout_inspector.diagnose.gap.token_classes import TokenClasses
+from rollout_inspector.diagnose.loss_weights.figures import (
+    IN_TRAJECTORY,
+    FindingPlaces,
+    TrajectoryWeights,
+    WeightSums,
+    moved,
+)
+from rollout_inspector.diagnose.loss_weights.of_rows import common_advantage, with_columns_of
+from rollout_inspector.diagnose.loss_weights.rules import MEANS
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.prefix import merged_rows
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollouts.jobs.ranges import finished_trajectories
+from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
+from rollouts.store import models
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.trajectories.groups import advantages_of_groups
+from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectory_parts import places_of
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Raise it when a report becomes another: stored ones are then not shown."""
+MAX_REPLAYED = 20_000
+"""Trajectories of a run that is also counted under the rows of every strategy: a number is kept of each of them."""
+MAX_REASONS = 3
+"""Sentences of a strategy's refusals that are kept, the most frequent ones."""
+NOT_COUNTED = "not_decidable"
+"""The kind of finding that says that nothing was found out."""
+
+
+class CannotWeigh(ValueError):
+    """The weights of a run cannot be summed as asked; the message is a sentence."""
+
+
+def run_key(run: Run) -> str:
+    """The hash of all that the sums of a run depend on."""
+    parts = run.n_trajectories, run.n_finished, run.n_tokens, run.n_rows, sorted(run.finding_counts.items())
+    return hashlib.sha256(repr((*parts, run.n_rewards, run.reward_sum)).encode()).hexdigest()
+
+
+@dataclass
+class _OfStrategy:
+    """The sums under the rows of one strategy, and those of the same trajectories as recorded."""
+
+    sums: WeightSums = field(default_factory=WeightSums)
+    before: list[TrajectoryWeights] = field(default_factory=list)
+    after: list[TrajectoryWeights] = field(default_factory=list)
+    refused: int = 0
+    why: Counter[str] = field(default_factory=Counter)
+
+
+class RunWeights:
+    """The weights of the finished trajectories of a run, which :meth:`counted` goes through."""
+
+    def __init__(self, run: Run, strategies: bool) -> None:
+        """``strategies``: also under the rows of every strategy. Raises :class:`CannotWeigh` with a sentence."""
+        self.run, self.key = run, run_key(run)
+        self.sums = WeightSums()
+        self.columns: Counter[str] = Counter()
+        self.severities: dict[str, str] = {}
+        self._strategies = {slug: _OfStrategy() for slug in STRATEGIES} if strategies else {}
+        if strategies and run.n_finished > MAX_REPLAYED:
+            raise CannotWeigh(
+                f"Under other strategies at most {MAX_REPLAYED:,} trajectories are compared, and this run has "
+                f"{run.n_finished:,}. Ask without strategies, or import a part of the run."
+            )
+        if strategies and not run.n_steps:
+            raise CannotWeigh(
+                "This run holds training rows without steps, and a strategy is replayed over steps. Ask without "
+                "strategies."
+            )
+
+    def counted(self) -> Iterator[int]:
+        """Count every finished trajectory. Yields the number of those that are counted so far."""
+        self._advantages = advantages_of_groups(self.run)
+        self.sums = WeightSums(_classes_of(self.run))
+        if not self._strategies:
+            for n, _ in enumerate(self._recorded(), start=1):
+                yield n
+            return
+        context, loaded = context_of(self.run)
+        pending: list[_Counted] = []
+
+        def values() -> Iterator[Trajectory]:
+            for one in self._recorded():
+                pending.append(one)
+                yield complete_replies(one.value, loaded, context)
+
+        strategies = [STRATEGIES[slug] for slug in self._strategies]
+        with closing(replay_many(values(), strategies, context)) as replayed:
+            for n, made in enumerate(replayed, start=1):
+                self._add_strategies(pending.pop(0), made)
+                yield n
+
+    def _recorded(self) -> Iterator[_Counted]:
+        for batch in batched(finished_trajectories(self.run).iterator(BATCH), BATCH):
+            findings = _findings(batch)
+            for record, value in zip(batch, load_trajectories(batch), strict=True):
+                rows = value.rows or tuple(merged_rows(value.steps))
+                self.columns.update(filter(None, (trainer_column(row) for row in rows)))
+                placed = []
+                for one in findings[record.pk]:
+                    self.severities.setdefault(one.kind, one.severity)
+                    places = tuple(places_of(one))
+                    placed.append(FindingPlaces(one.kind, one.row_index, one.step_index, places))
+                advantage = self._advantages.get(record.pk)
+                weights = self.sums.add(value, rows, advantage, placed)
+                yield _Counted(value, rows, advantage, placed, weights)
+
+    def _add_strategies(self, one: _Counted, made: Sequence[StrategyResult]) -> None:
+        stored = one.value.rows
+        common = common_advantage(stored) if stored else None
+        advantage = one.advantage if common is None else common
+        kinds = [FindingPlaces(kind, None, None, ()) for kind in {placed.kind for placed in one.findings}]
+        for result in made:
+            of = self._strategies[result.slug]
+            if result.refused:
+                of.refused += 1
+                of.why[result.refused] += 1
+                continue
+            rows = [with_columns_of(row, stored, with_advantages=common is None) for row in result.rows]
+            of.before.append(one.weights)
+            of.after.append(of.sums.add(one.value, rows, advantage, kinds))
+
+    def report(self) -> dict[str, Any]:
+        """All figures as JSON. Without ``strategies`` that list is empty."""
+        recorded = self.sums.report()
+        return {
+            "key": self.key,
+            "version": VERSION,
+            **recorded,
+            "trainer_columns": dict(self.columns),
+            "severities": self.severities,
+            "strategies": [_line(slug, of) for slug, of in self._strategies.items()],
+        }
+
+
+def _classes_of(run: Run) -> TokenClasses | None:
+    """The classes of the run's tokens; None without a tokenizer that can be read."""
+    if run.tokenizer is None:
+        return None
+    try:
+        return TokenClasses(load_tokenizer(run.tokenizer.files_sha256))
+    except (ValueError, OSError) as error:
+        log.warning("token classes are not counted run=%s: %s", run.code, error)
+        return None
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A trajectory that was counted as recorded."""
+
+    value: Trajectory
+    rows: Sequence[Row]
+    advantage: float | None
+    findings: Sequence[FindingPlaces]
+    weights: TrajectoryWeights
+
+
+def _findings(batch: Sequence[StoredTrajectory]) -> dict[int, list[StoredFinding]]:
+    """Key of a trajectory -> its findings. One query."""
+    found: dict[int, list[StoredFinding]] = defaultdict(list)
+    held = models.StoredFinding.objects.filter(trajectory__in=[one.pk for one in batch]).exclude(kind=NOT_COUNTED)
+    wanted = ("trajectory_id", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
+    for one in held.order_by("pk").only(*wanted):
+        found[one.trajectory_id].append(one)
+    return found
+
+
+def _line(slug: str, of: _OfStrategy) -> dict[str, Any]:
+    """What the losses make of the rows of a strategy. ``moved`` is among the ``compared`` trajectories.
+
+    These have a decidable weight for each of their tokens, as recorded and under the strategy.
+    """
+    found = of.sums.report([IN_TRAJECTORY])
+    del found["steps"]  # those of the run
+    for n, line in enumerate(found["rules"]):
+        pairs = [
+            (before, after)
+            for before, after in zip(of.before, of.after, strict=True)
+            if before.known[n] == before.tokens and after.known[n] == after.tokens
+        ]
+        line["compared"] = len(pairs)
+        before, after = [one for one, _ in pairs], [one for _, one in pairs]
+        line["moved"] = {mean: moved(before, after, mean)[n] for mean in MEANS}
+    return {"strategy": slug, "refused": of.refused, "why": dict(of.why.most_common(MAX_REASONS)), **found}
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Sum the weights of a run. A worker that takes up a lost job begins again. Reports of earlier jobs go."""
+    run = Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(jobs=job.pk).first()
+    if run is None:
+        raise JobLost
+    try:
+        weights = RunWeights(run, bool(job.options.get("strategies")))
+    except CannotWeigh as error:
+        raise JobFailed(str(error)) from error
+    beat(n_done=0, n_total=finished_trajectories(run).count())
+    n_done = 0
+    for n_done in weights.counted():
+        beat.now_and_then(n_done=n_done)
+    if not end_job(job, Job.Status.DONE, report=weights.report(), n_done=n_done):
+        raise JobLost
+    run.jobs.filter(kind=Job.Kind.LOSS_WEIGHTS, pk__lt=job.pk).update(report=None)

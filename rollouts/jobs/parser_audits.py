@@ -1,0 +1,271 @@
+"""Parser audits: what every parser reads of one completion. A worker reads, and the result is stored with its key."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from django.db import transaction
+
+from rollout_inspector.diagnose.context import DiagnosisContext
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.recorded_renders import parsed
+from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollout_inspector.text import chat_templates
+from rollout_inspector.text.replies.audit import (
+    Completion,
+    ParserReading,
+    ReadCall,
+    ReadingAudit,
+    as_text,
+    audit,
+    reading_of,
+)
+from rollout_inspector.text.replies.call_readers import form_of, parser_of
+from rollout_inspector.text.replies.parsing import plain_message
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs.replays.replay_context import template_text
+from rollouts.sampling.engines.vllm_parsers import ParsersUnusable, VllmParsers
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.models import Job, ParserAudit, StoredTrajectory
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.text import storable_text, without_paths
+from rollouts.store.trajectories.trajectories import load_trajectories
+
+VERSION = 1
+"""Raise it when an audit says other things than before: stored ones are then stale."""
+MAX_CHARACTERS = 1_500_000
+"""Of a completion's text. A longer one is read by no parser."""
+KEPT_CHARACTERS = 2_000
+"""Of each text of a stored reading."""
+KEPT_CALLS = 50
+MAX_NESTED = 300
+"""Opening brackets in the arguments of a call, up to which they are read as JSON."""
+TEMPLATE = "the chat template's form"
+"""The name of the reader that the chat template teaches."""
+
+
+class CannotAudit(ValueError):
+    """No parser can be asked. The message is a sentence that says what is missing."""
+
+
+def key_of(trajectory: StoredTrajectory) -> str:
+    """The hash of all that audits of a trajectory depend on, but for the version of vLLM, which the worker has."""
+    run = trajectory.run
+    parts = (
+        VERSION, trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
+        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[ParserAudit, bool]:
+    """The audit of a step's reply, and whether a worker has to be sent for it. One that has ended is made again."""
+    key = key_of(trajectory)
+    with transaction.atomic():
+        made, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
+        made.job, is_new = ask_job(made, Job.Kind.AUDIT_PARSERS, user=user)
+        if is_new:
+            made.key, made.report = key, None
+            made.save(update_fields=["key", "report"])
+    return made, is_new
+
+
+def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
+    """The stored audit of a step's reply if it is not stale or a worker is making it now; else None. One query."""
+    made = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
+    return made if made is not None and (made.key == key_of(trajectory) or is_active(made.job)) else None
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Read the reply of a job's audit with every parser, and store what each one read."""
+    made = ParserAudit.objects.get(job=job)
+    record = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
+        pk=made.trajectory_id
+    )
+    beat(progress="the parsers are started")
+    made.key = key_of(record)
+    try:
+        (made.report,) = audit_steps(record, [made.step_index], lambda said: beat.now_and_then(progress=said[:200]))
+    except CannotAudit as error:
+        raise JobFailed(str(error)) from error
+    with transaction.atomic():
+        if not end_job(job, Job.Status.DONE):
+            raise JobLost
+        made.save(update_fields=["key", "report"])
+
+
+def missing(trajectory: StoredTrajectory) -> str:
+    """Why no reply of a trajectory can be read by a parser, as a sentence; empty = its replies can."""
+    if not trajectory.n_steps:
+        return "It came as training rows without steps, so no reply is known. Import what the rollout side recorded."
+    if trajectory.run.tokenizer is None:
+        return "The run has no tokenizer. Choose one under “Diagnose again” on the page of the run."
+    return ""
+
+
+def audit_steps(
+    record: StoredTrajectory, indices: Sequence[int] | None = None, say: Callable[[str], object] = lambda _: None
+) -> list[dict[str, Any]]:
+    """What each parser reads of these steps' completions; None = of all. One process of vLLM serves them all.
+
+    Raises :class:`CannotAudit` with a sentence.
+    """
+    if sentence := missing(record):
+        raise CannotAudit(sentence)
+    assert record.run.tokenizer is not None
+    (value,) = load_trajectories([record])
+    try:
+        codec = load_tokenizer(record.run.tokenizer.files_sha256)
+    except (ValueError, OSError) as error:
+        raise CannotAudit(without_paths(f"The tokenizer cannot be used: {error}")) from error
+    case, notes = DiagnosisContext(value, codec, None), list[str]()
+    try:
+        parsers: VllmParsers | None = VllmParsers(codec.path)
+    except ParsersUnusable as error:
+        notes.append(without_paths(str(error)))
+        parsers = None
+    try:
+        return [
+            _audited(record, value, codec, case, index, parsers, notes, say)
+            for index in (range(len(value.steps)) if indices is None else indices)
+        ]
+    finally:
+        if parsers is not None:
+            parsers.close()
+
+
+def _audited(
+    record: StoredTrajectory, value: Trajectory, codec: LoadedTokenizer, case: DiagnosisContext, index: int,
+    parsers: VllmParsers | None, notes: Sequence[str], say: Callable[[str], object],
+) -> dict[str, Any]:
+    if not 0 <= index < len(value.steps):
+        raise CannotAudit(f"There is no step {index}: steps run from 0 to {len(value.steps) - 1}.")
+    step, notes = value.steps[index], list(notes)
+    completion = Completion(step.completion_ids, codec, codec.stop_ids)
+    if len(completion.text) > MAX_CHARACTERS:
+        n = len(completion.text)
+        raise CannotAudit(f"The reply has {n:,} characters, and parsers are given at most {MAX_CHARACTERS:,}.")
+    message = case.message_of(index)
+    stored = None if message is None else reading_of(message)
+    tools = None if step.request is None or step.request.tools is None else [dict(tool) for tool in step.request.tools]
+    read = (
+        [("template", TEMPLATE, reading)] if (reading := _by_template(record, codec, step, notes)) is not None else []
+    )
+    if parsers is not None:
+        for kind, name, found in parsers.read_all(completion.text, tools, say):
+            calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in found.get("calls", ()))
+            error = storable_text(without_paths(found.get("error", "")))
+            read.append((kind, name, ParserReading(found.get("content", ""), found.get("reasoning", ""), calls, error)))
+    say("what they read is looked for in the tokens")
+    start = len(step.prompt_ids)
+    return {
+        "trajectory": record.code,
+        "step": index,
+        "tokens": [start, start + len(step.completion_ids)],
+        "run_reads": str(record.run.settings.get("tool_calls", "")),
+        "vllm_version": parsers.version if parsers is not None else "",
+        "message_of": "" if message is None else "reply" if step.reply is not None else "next request",
+        "message": None if stored is None else _told(stored, audit(completion, stored), start),
+        "readings": _grouped(completion, read, stored, start),
+        "unusable": [{"kind": kind, "parser": name, "reason": one.error} for kind, name, one in read if one.error],
+        "notes": notes,
+    }
+
+
+def _by_template(
+    record: StoredTrajectory, codec: LoadedTokenizer, step: Step, notes: list[str]
+) -> ParserReading | None:
+    text = template_text(record.run)
+    if text is None:
+        notes.append("The run has no chat template, so nothing was read in its form.")
+        return None
+    try:
+        renderer = chat_templates.renderer(codec, text)
+        if note := form_of(codec, renderer).note:
+            notes.append(note)
+        tools = None if step.request is None else step.request.tools
+        reading = reading_of(parser_of(codec, renderer)(step.prompt_ids, step.completion_ids, tools))
+        _ = reading.key  # fails here where it would fail later
+        return reading
+    except RecursionError:
+        notes.append("The reply nests too deeply to be read in the form of the chat template.")
+        return None
+    except (RenderFailed, ValueError) as error:
+        notes.append(without_paths(f"Nothing was read in the form of the chat template: {error}"))
+        return None
+
+
+def _grouped(
+    completion: Completion, read: Sequence[tuple[str, str, ParserReading]], stored: ParserReading | None, start: int
+) -> list[dict[str, Any]]:
+    """The readings, equal ones together: those that agree with the stored message first, then by number of parsers."""
+    groups: dict[tuple[bool, str], list[tuple[str, str, ParserReading]]] = {}
+    for one in read:
+        if not one[2].error:
+            groups.setdefault((one[0] == "reasoning", one[2].key), []).append(one)
+    found = []
+    for (is_reasoning, _), members in groups.items():
+        reading = members[0][2]
+        differs = None if stored is None else differences(reading, stored, is_reasoning)
+        told = _told(reading, audit(completion, reading), start)
+        kind = "reasoning" if is_reasoning else "tool"
+        found.append({"kind": kind, "parsers": [name for _, name, _ in members], "differs": differs, **told})
+    return sorted(
+        found, key=lambda one: (one["kind"] == "reasoning", bool(one["differs"]), one["n_lost"], -len(one["parsers"]))
+    )
+
+
+def differences(reading: ParserReading, stored: ParserReading, is_reasoning: bool) -> list[str]:
+    """In what a reading differs from the stored message: ``calls``, ``content``, ``reasoning``; empty = it agrees.
+
+    A parser of reasoning reads no calls, and a parser of calls no reasoning: that is not compared.
+    """
+    if is_reasoning:
+        return ["reasoning"] if reading.reasoning.split() != stored.reasoning.split() else []
+    differs = ["calls"] if [*map(_plain, reading.calls)] != [*map(_plain, stored.calls)] else []
+    content = reading.content if reading.reasoning else plain_message(reading.content, _no_calls)["content"]
+    return [*differs, *(["content"] if content.split() != stored.content.split() else [])]
+
+
+def _no_calls(text: str, tools: object) -> tuple[str, list[dict[str, Any]]]:
+    return text, []
+
+
+def _plain(call: ReadCall) -> tuple[str, Any]:
+    return call.name, {} if call.arguments in (None, "") else call.arguments
+
+
+def _told(reading: ParserReading, found: ReadingAudit, start: int) -> dict[str, Any]:
+    """A reading as JSON. Places are ``[start, stop)`` in the stream of the step."""
+
+    def places(spans: Sequence[tuple[int, int]]) -> list[list[int]]:
+        return [[start + a, start + b] for a, b in spans]
+
+    pieces: list[Mapping[str, Any]] = [
+        {"kind": one.kind, "text": _clipped(one.text), "characters": len(one.text), "tokens": places(one.spans)}
+        | ({"arguments": _clipped(as_text(one.arguments))} if one.kind == "call" else {})
+        for one in found.pieces
+    ]
+    return {
+        "pieces": pieces[: KEPT_CALLS + 2],
+        "n_calls": len(reading.calls),
+        "lost": [
+            {"text": _clipped(one.text), "characters": len(one.text), "tokens": [start + one.start, start + one.stop]}
+            for one in found.lost
+        ],
+        "n_lost": found.n_lost,
+        "added": [_clipped(text) for text in found.added],
+        "n_unread_tokens": found.n_unread_tokens,
+    }
+
+
+def _clipped(text: str) -> str:
+    return storable_text(text[:KEPT_CHARACTERS])
+
+
+def _value(arguments: str) -> Any:
+    """Arguments as a value. Text that nests deeply stays text, because nothing else could be done with the value."""
+    return arguments if arguments.count("[") + arguments.count("{") > MAX_NESTED else parsed(arguments)

@@ -1,0 +1,45 @@
+"""Ranges of the trajectories of a run, which workers go through side by side."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from django.db.models import Max, QuerySet
+
+from rollouts.store.jobs.jobs import Beat
+from rollouts.store.models import Job, Run, StoredTrajectory
+
+PART_TOKENS = 1_000_000
+"""New tokens of a part. Runs of less than two such parts are gone through by one worker."""
+PART_TRAJECTORIES = 2_000
+"""Trajectories of a part that hold few tokens."""
+MAX_PARTS = 256
+LAST = 2**31 - 1
+"""No trajectory has a larger index."""
+
+
+def finished_trajectories(run: Run, first: int = 0, last: int = LAST) -> QuerySet[StoredTrajectory]:
+    """The finished trajectories of a run in a range of indices, both inclusive, in order."""
+    done = run.trajectories.filter(status=StoredTrajectory.Status.DONE, index__lte=last)
+    return (done.filter(index__gte=first) if first > 0 else done).order_by("index")
+
+
+def range_of(job: Job) -> tuple[int, int]:
+    """First and last index that a job or a shard goes through."""
+    return job.options.get("first", 0), job.options.get("last", LAST)
+
+
+def cut_run(run: Run, job: Job, beat: Beat) -> list[dict[str, int]]:
+    """The options of each part of a job that goes through a run: ``first`` and ``last`` index.
+
+    Empty if the run is small. The job knows then how many trajectories it has to go through.
+    """
+    finished = finished_trajectories(run)
+    size = max(run.n_tokens / PART_TOKENS, run.n_finished / PART_TRAJECTORIES)
+    if size < 2:
+        return []
+    stop = (finished.aggregate(last=Max("index"))["last"] or 0) + 1
+    n = min(int(size) + 1, MAX_PARTS, stop)
+    beat(n_done=0, n_total=finished.count())
+    edges = [stop * k // n for k in range(n + 1)]
+    return [{"first": first, "last": end - 1} for first, end in pairwise(edges)]

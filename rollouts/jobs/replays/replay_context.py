@@ -1,0 +1,108 @@
+"""What a replay needs of a run: its tokenizer, its chat templates and its trajectories, each reply with its message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from django.db.models import QuerySet
+
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.strategies import Context, StrategyRefused
+from rollout_inspector.streams.strategies.replay import lacks_reply, with_replies
+from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.trajectory import Trajectory as Value
+from rollout_inspector.text import chat_templates, tokenizers
+from rollout_inspector.text.replies.call_readers import parser_of
+from rollout_inspector.text.tokenizers.pieces import PieceEncoder
+from rollouts.jobs.replays import renderers_package
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories.trajectories import load_trajectories
+
+BATCH = 20
+"""Trajectories that are loaded at once."""
+
+
+class CannotReplay(ValueError):
+    """No strategy can be replayed; the message is a sentence that says what is missing."""
+
+
+def template_text(run: Run) -> str | None:
+    """The run's chat template, else its tokenizer's own."""
+    if run.chat_template is not None:
+        return run.chat_template.text
+    own = run.tokenizer.chat_template if run.tokenizer is not None else None
+    return own.text if own is not None else None
+
+
+def context_of(
+    run: Run, chosen: tokenizers.LoadedTokenizer | None = None, chat_template: str | None = None
+) -> tuple[Context, tokenizers.LoadedTokenizer | None]:
+    """The context of a run's strategies, for one thread. ``chosen`` and ``chat_template`` replace the run's own.
+
+    Where the run lacks what a render needs, the context says so. Raises :class:`CannotReplay` with a sentence where
+    ``chosen`` or ``chat_template`` cannot be used.
+    """
+    try:
+        return _rendering(run, chosen, chat_template)
+    except CannotReplay as error:
+        if chosen or chat_template:
+            raise
+        return Context.without_renderer(str(error)), None
+
+
+def _rendering(
+    run: Run, chosen: tokenizers.LoadedTokenizer | None, chat_template: str | None
+) -> tuple[Context, tokenizers.LoadedTokenizer]:
+    is_other = bool(chosen or chat_template)
+    if chosen is None and run.tokenizer is None:
+        raise CannotReplay(
+            "The run has no tokenizer, and this strategy renders and encodes. Choose one under “Diagnose again” on the "
+            "page of the run, or name one with --tokenizer."
+        )
+    try:
+        loaded = chosen or load_tokenizer(run.tokenizer.files_sha256 if run.tokenizer else "")
+    except (ValueError, OSError) as error:
+        raise CannotReplay(without_paths(f"The tokenizer cannot be used: {error}")) from error
+    rows = run.rows_chat_template if chat_template is None else None
+    text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
+    if text is None:
+        raise CannotReplay(
+            "Neither the run nor its tokenizer has a chat template, and this strategy renders messages. Import the "
+            "files with the template that made them, or name it with --chat-template FILE."
+        )
+    try:
+        pieces = PieceEncoder(loaded)
+    except tokenizers.TokenizerUnusable as error:
+        raise CannotReplay(f"The tokenizer cannot be used: {error}") from error
+
+    def encode(text: str) -> Ids:
+        try:
+            return pieces.encode(text)
+        except tokenizers.TokenizerUnusable as error:
+            raise StrategyRefused(f"A text of this trajectory cannot be encoded. {error}") from error
+
+    renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch)
+    context = Context(
+        loaded, renderer, loaded.stop_ids, encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
+        keeps_prompts=not is_other,
+    )
+    if rows is not None:
+        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=encode)
+        context = replace(context, rows=of_rows)
+    return context, loaded
+
+
+def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer | None, context: Context) -> Value:
+    """The trajectory with a message for every completion. The parser is loaded only if a message is missing."""
+    if loaded is None or not lacks_reply(value):
+        return value
+    return with_replies(value, parser_of(loaded, context.renderer))
+
+
+def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Value]]:
+    """Yields records with their values. One batch of records is in memory at a time."""
+    for batch in batched(records.iterator(BATCH), BATCH):
+        yield from zip(batch, load_trajectories(batch), strict=True)

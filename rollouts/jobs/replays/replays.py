@@ -1,0 +1,175 @@
+"""Replays of strategies over one stored trajectory. A page asks for one and a worker makes it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from django.db import transaction
+
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import StrategyResult as Made
+from rollout_inspector.streams.strategies.replay import replay_many
+from rollout_inspector.streams.trajectory import Origin, Row
+from rollouts.jobs.replays.replay_context import CannotReplay, complete_replies, context_of, template_text
+from rollouts.store import models
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
+from rollouts.store.trajectories.trajectories import load_trajectories
+
+VERSION = 7
+"""Raise it when a strategy makes other rows than before: stored replays are then stale."""
+
+MAX_STEPS = 500
+MAX_FORWARDED_TOKENS = 8_000_000
+"""Prompt and completion tokens over all steps. Some strategies render and encode all of them."""
+
+MAX_KEPT_TOKENS = 3_000_000
+"""Tokens of one strategy's rows that are stored for the comparison. Of larger rows only the figures are stored."""
+
+
+def missing(trajectory: StoredTrajectory) -> str:
+    """Why no strategy can be replayed over a trajectory, as a sentence; empty = at least the step-wise ones can."""
+    if trajectory.n_steps:
+        return ""
+    return (
+        "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
+        "the messages between them. Import what the rollout side recorded to see this page."
+    )
+
+
+def all_installed() -> bool:
+    """Whether no strategy lacks its optional package."""
+    return not any(one.missing() for one in STRATEGIES.values())
+
+
+def key_of(trajectory: StoredTrajectory) -> str:
+    """The hash of all that a replay depends on. A stored replay with another key is stale."""
+    counted = trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status
+    return hash_of(trajectory.run, *counted)
+
+
+def hash_of(run: Run, *counted: Any) -> str:
+    """The hash of all that replays of a run depend on, and of the numbers that change with its trajectories."""
+    parts = (
+        VERSION, sorted(STRATEGIES), all_installed(), *counted,
+        run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
+        *filter(None, [run.rows_chat_template_id]),
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> tuple[Replay, bool]:
+    """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries a failed replay."""
+    key = key_of(trajectory)
+    with transaction.atomic():
+        made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
+        if not created and not (
+            is_active(made.job) or made.key != key or (again and made.job.status == Job.Status.FAILED)
+        ):
+            return made, False
+        made.job, is_new = ask_job(made, Job.Kind.REPLAY_TRAJECTORY, user=user)
+        if is_new:
+            made.key, made.report = key, None
+            made.save(update_fields=["key", "report"])
+    return made, is_new
+
+
+def current(trajectory: StoredTrajectory) -> Replay | None:
+    """The stored replay of a trajectory if it is not stale or a worker is making it now; else None."""
+    made = Replay.objects.select_related("job").filter(trajectory=trajectory).first()
+    if made is None or not (made.key == key_of(trajectory) or is_active(made.job)):
+        return None
+    return made
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Replay every strategy over a trajectory and store figures and rows."""
+    made = Replay.objects.get(job=job)
+    record = StoredTrajectory.objects.select_related(
+        "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
+    ).get(pk=made.trajectory_id)
+    beat()
+    made.key = key_of(record)
+    made.save(update_fields=["key"])
+    try:
+        results = _replayed(record)
+    except (CannotReplay, RenderFailed, OSError, ValueError) as error:
+        raise JobFailed(str(error)) from error
+    made.report = {"strategies": [figures(result) for result in results]}
+    kept = [_kept(made, result) for result in results if result.rows]
+    with transaction.atomic():
+        if not end_job(job, Job.Status.DONE):
+            raise JobLost
+        made.rows.all().delete()
+        ReplayRows.objects.bulk_create([rows for rows in kept if rows is not None])
+        made.save(update_fields=["report"])
+
+
+def _replayed(record: StoredTrajectory) -> list[Made]:
+    reason = missing(record)
+    if reason:
+        raise CannotReplay(reason)
+    (value,) = load_trajectories([record])
+    forwarded = sum(len(step.prompt_ids) + len(step.completion_ids) for step in value.steps)
+    if len(value.steps) > MAX_STEPS or forwarded > MAX_FORWARDED_TOKENS:
+        raise CannotReplay(
+            f"With {len(value.steps):,} steps that forward {forwarded:,} tokens it is too long for this page, which "
+            f"takes {MAX_STEPS:,} steps and {MAX_FORWARDED_TOKENS:,} tokens. On a command line there is no limit: "
+            f"manage.py replay {record.code}"
+        )
+    context, loaded = context_of(record.run)
+    (made,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
+    return made
+
+
+def figures(made: Made) -> dict[str, Any]:
+    """The figures of what one strategy makes of a trajectory."""
+    return {
+        "strategy": made.slug,
+        "parameters": dict(STRATEGIES[made.slug].parameters),
+        "refused": made.refused or None,
+        "trained_tokens": made.trained_tokens,
+        "sampled_tokens": made.sampled_tokens,
+        "trained_share": made.trained_share,
+        "frozen_steps": made.frozen_steps,
+        "lost_tokens": made.lost_tokens,
+        "prompt_tokens_repaid": made.prompt_tokens_repaid,
+        "rows_count": len(made.rows),
+        "tokens": sum(len(row.ids) for row in made.rows),
+        "differs_at": None
+        if made.differs_at is None
+        else {"step": made.differs_at.step, "offset": made.differs_at.offset},
+    }
+
+
+def _kept(made: Replay, result: Made) -> ReplayRows | None:
+    if sum(len(row.ids) for row in result.rows) > MAX_KEPT_TOKENS:
+        return None
+    return ReplayRows(
+        replay=made,
+        strategy=result.slug,
+        lengths=[len(row.ids) for row in result.rows],
+        ids=np.concatenate([row.ids for row in result.rows]),
+        loss_mask=np.concatenate([row.loss_mask for row in result.rows]),
+        origin=None
+        if any(row.origin is None for row in result.rows)
+        else np.concatenate([row.origin for row in result.rows if row.origin is not None]),
+    )
+
+
+def row_of(stored: ReplayRows, index: int) -> Row:
+    """The row at an index of the rows that a strategy made. Without recorded origins every token has ``prompt``."""
+    stops = np.cumsum(stored.lengths)
+    part = slice(int(stops[index]) - stored.lengths[index], int(stops[index]))
+    origin = stored.origin[part] if stored.origin is not None else np.full(stored.lengths[index], Origin.PROMPT, "u1")
+    return Row(stored.ids[part], stored.loss_mask[part], origin=origin)
+
+
+def stored_rows(made: Replay, strategies: Sequence[str]) -> dict[str, models.ReplayRows]:
+    """Strategy -> its stored rows. Strategies whose rows were not stored are left out. One query."""
+    return {rows.strategy: rows for rows in made.rows.filter(strategy__in=strategies)}

@@ -1,0 +1,151 @@
+"""Replays of strategies over all trajectories of a run, in shards where the run is large."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from django.db.models import Count, Sum
+
+from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.replay import StrategyResult as Made
+from rollout_inspector.streams.strategies.replay import replay_many
+from rollout_inspector.streams.trajectory import Trajectory as Value
+from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
+from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
+from rollouts.jobs.replays.replays import figures, hash_of
+from rollouts.store import models
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.store.jobs.shards import shards_of
+from rollouts.store.models import Job, Run, StoredTrajectory
+
+MAX_REASONS = 3
+"""Sentences of a strategy's refusals that are kept, the most frequent ones."""
+
+
+def run_key(run: Run) -> str:
+    """The hash of all that the replay of a run depends on."""
+    return hash_of(run, run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens)
+
+
+def new_report(run: Run, first: int = 0, last: int = LAST) -> dict[str, Any]:
+    """The report of a range of a run before any trajectory was replayed, with the figures of the stored rows."""
+    finished = finished_trajectories(run, first, last).order_by()
+    rows = models.StoredRow.objects.filter(trajectory__in=finished.values("pk"))
+    stored = rows.aggregate(rows=Count("pk"), tokens=Sum("n_tokens"), trained=Sum("n_trained"))
+    return {
+        "key": run_key(run),
+        "recorded": {"rows": stored["rows"], "tokens": stored["tokens"] or 0, "trained": stored["trained"] or 0},
+        "strategies": [
+            {"strategy": slug, "trajectories": 0, "refused": 0, "why": {}, **dict.fromkeys(_SUMMED, 0), "differing": 0}
+            for slug in STRATEGIES
+        ],
+    }
+
+
+_SUMMED = {
+    "rows": "rows_count", "tokens": "tokens", "trained": "trained_tokens", "sampled": "sampled_tokens",
+    "lost": "lost_tokens", "repaid": "prompt_tokens_repaid",
+}
+"""Figure of a run -> the figure of its trajectories that is summed."""
+
+
+def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LAST) -> Generator[int]:
+    """Replay every strategy over the finished trajectories after the index ``after``, and add them to the report.
+
+    Yields the index of each trajectory that was added; ``last`` is the index of the last one. A trajectory that cannot
+    be replayed counts as refused.
+    """
+    context, loaded = context_of(run)
+    pending: deque[StoredTrajectory] = deque()
+
+    def values() -> Iterator[Value]:
+        for record, value in loaded_trajectories(finished_trajectories(run, after + 1, last)):
+            pending.append(record)
+            yield complete_replies(value, loaded, context)
+
+    for made in replay_many(values(), list(STRATEGIES.values()), context):
+        record = pending.popleft()
+        _add(report, made)
+        yield record.index
+
+
+def do_run_job(job: Job, beat: Beat) -> None:
+    """Replay every strategy over a run. The report of an earlier worker is continued."""
+    do_shard(job, beat)
+    join(job, beat)
+
+
+def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
+    """The ranges of trajectories that workers replay side by side; empty = the run is small."""
+    return cut_run(_run_of(job), job, beat)
+
+
+def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
+    """Replay every strategy over the trajectories that the options of a job or of a shard name.
+
+    Returns the columns to store at its end: the report, and the number of trajectories.
+    """
+    run, first, last = _run_of(job), *range_of(job)
+    if job.report is None or job.report["key"] != run_key(run):
+        job.report, job.reached = new_report(run, first, last), first - 1
+    of_job = finished_trajectories(run, first, last)
+    n_done = of_job.filter(index__lte=job.reached).count()
+    beat(n_done=n_done, n_total=of_job.count(), report=job.report, reached=job.reached)
+    with closing(replay_run(run, job.report, job.reached, last)) as made:
+        for index in made:
+            n_done += 1
+            beat.now_and_then(n_done=n_done, report=job.report, reached=index)
+    return {"report": job.report, "n_done": n_done}
+
+
+def join(job: Job, beat: Beat) -> None:
+    """End a replay: its report is the sum of the reports of its shards, in their order."""
+    run = _run_of(job)
+    reports = [one.report or {} for one in shards_of(job) or [job]]
+    total = new_report(run, 0, -1)
+    if any(report.get("key") != total["key"] for report in reports):
+        raise JobFailed("The run changed while it was replayed. Replay it again.")
+    for report in reports:
+        _merge(total, report)
+    for line in total["strategies"]:
+        line["why"] = _most_frequent(line["why"])
+    end_job(job, Job.Status.DONE, report=total, n_done=total["strategies"][0]["trajectories"])
+
+
+def _run_of(job: Job) -> Run:
+    found = Run.objects.select_related("tokenizer__chat_template", "chat_template")
+    run = found.filter(jobs=job.whole_id or job.pk).first()
+    if run is None:
+        raise JobLost
+    return run
+
+
+def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
+    for line, one in zip(report["strategies"], made, strict=True):
+        line["trajectories"] += 1
+        if one.refused:
+            line["refused"] += 1
+            line["why"][one.refused] = line["why"].get(one.refused, 0) + 1
+            continue
+        of_one = figures(one)
+        for name, figure in _SUMMED.items():
+            line[name] += of_one[figure]
+        line["differing"] += one.differs_at is not None
+
+
+def _merge(total: dict[str, Any], report: dict[str, Any]) -> None:
+    """Add the figures of a report to those of another one."""
+    for line, one in zip(total["strategies"], report["strategies"], strict=True):
+        line["why"] = dict(Counter(line["why"]) + Counter(one["why"]))
+        for name in ("trajectories", "refused", *_SUMMED, "differing"):
+            line[name] += one[name]
+    for name, n in report["recorded"].items():
+        total["recorded"][name] += n
+
+
+def _most_frequent(why: dict[str, int]) -> dict[str, int]:
+    """The sentences that are kept of why trajectories were refused."""
+    return dict(sorted(why.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS])

@@ -1,0 +1,241 @@
+"""Rescoring: an engine scores the stored rows of a run, and the scores become a column of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from django.db.models import QuerySet
+
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs.launch import ServedModel, served_models
+from rollouts.jobs.ranges import finished_trajectories
+from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
+from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
+from rollouts.sampling.engines.scoring import Scorer, score_streams, stream_problem, temperature_problem
+from rollouts.sampling.engines.weights import weights_digest
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.outages import WorkerLeaves
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.runs.scored_columns import Scored, begin_column, delete_column, end_column, keep_scores
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories.columns import count_scored, load_compared, not_scored
+
+BATCH = 20
+"""Trajectories that are loaded and stored at once."""
+BATCH_TOKENS = 200_000
+"""New tokens of a batch."""
+CALL_TOKENS = 16_384
+"""Tokens that the engine is asked for at once. Requests of a run wait so long, and so does the heartbeat."""
+WAIT_SECONDS = 0.5
+"""How often the job looks whether it is to stop while the engine scores."""
+MAX_NOTES = 20
+"""Trajectories that the notes of a job name."""
+
+EngineOf = Callable[[ServedModel, str], EngineOwner]
+"""(model, engine) -> the owner of the engine in this worker."""
+Result = TypeVar("Result")
+
+
+class CannotRescore(ValueError):
+    """A run cannot be scored; the message is a sentence that says why, and the way out."""
+
+
+def ask(run: Run, model: str, engine: str = "", user: Any = None, temperature: float = 1.0) -> tuple[Job, bool]:
+    """The job that scores a run, and whether a worker has to be sent for it. ``engine``: empty = the model's own.
+
+    Raises :class:`CannotRescore`. What is scored already is not scored again, so a second job ends at once.
+    """
+    served, engine = chosen(model, engine)
+    if problem := temperature_problem(engine, temperature):
+        raise CannotRescore(problem)
+    wanted: dict[str, Any] = {"model": served.name, "engine": engine}
+    if temperature != 1:
+        wanted["temperature"] = temperature
+    if not run.n_finished:
+        raise CannotRescore("This run has no finished trajectory, so there is nothing to score.")
+    job, is_new = ask_job(run, Job.Kind.RESCORE, wanted, user)
+    if not is_new and job.options != wanted:
+        raise CannotRescore(
+            f"This run is being scored with {job.options['model']} on {job.options['engine']}. Wait until that has "
+            "ended, or cancel it on the page of the run."
+        )
+    return job, is_new
+
+
+def chosen(model: str, engine: str = "") -> tuple[ServedModel, str]:
+    """The served model and the name of the engine. Raises :class:`CannotRescore`."""
+    models = served_models()
+    if model not in models:
+        raise CannotRescore(
+            f"This installation serves no model named {model[:100]!r}; it serves {', '.join(sorted(models))}. "
+            "Add it to INSPECTOR_MODELS."
+        )
+    served = models[model]
+    engine = engine or served.engine
+    if fault := served.faults(engine):
+        raise CannotRescore(fault)
+    if engine not in scoring_engines():
+        raise CannotRescore(
+            f"The engine {engine} cannot score ids that it did not sample; choose one of "
+            f"{', '.join(scoring_engines())}."
+        )
+    return served, engine
+
+
+def do_job(job: Job, beat: Beat, engine_of: EngineOf) -> None:
+    """Score the finished trajectories of a run that have no scores in the column of this model and engine."""
+    run = Run.objects.select_related("tokenizer").filter(jobs=job.pk).first()
+    if run is None:
+        raise JobLost
+    try:
+        model, engine = chosen(job.options["model"], job.options["engine"])
+    except CannotRescore as error:
+        raise JobFailed(str(error)) from error
+    finished, temperature = finished_trajectories(run), float(job.options.get("temperature", 1.0))
+    beat(n_total=finished.count(), progress="the engine is started")
+    try:
+        owner = engine_of(model, engine)
+        scorer = _Scoring(owner, _wait(owner.call(Scorer.of), beat), temperature, beat, *_vocabulary(run, model))
+    except EngineError as error:
+        raise _failure(error) from error
+    weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
+    column = begin_column(run, model.name, engine, scorer.limits.version, weights, job.created_by, temperature)
+    n_before = n_done = count_scored(column)
+    beat(report={"column": column.code}, n_done=n_done, progress="")
+    left_out: list[str] = []
+    try:
+        for batch in _batches(not_scored(column, finished)):
+            found = [one for one in scorer.scored(batch, left_out) if one is not None]
+            beat()  # what a lost worker has scored is not stored
+            keep_scores(column, found)
+            n_done += len(batch)
+            beat(n_done=n_done)
+    except ScoredColumn.DoesNotExist:
+        raise JobLost from None
+    if left_out and n_done - n_before == len(left_out) and not n_before:
+        raise JobFailed(f"No trajectory can be scored. The first: {left_out[0]}")
+    end_column(column)
+    n_scored = n_done - len(left_out)
+    sentence = "1 trajectory is scored." if n_scored == 1 else f"{n_scored:,} trajectories are scored."
+    notes = [sentence, *scorer.notes, *left_out[:MAX_NOTES]]
+    if len(left_out) > MAX_NOTES:
+        notes.append(f"And {len(left_out) - MAX_NOTES:,} more were left out.")
+    if not end_job(job, Job.Status.DONE, n_done=n_done, notes=notes):
+        raise JobLost
+
+
+def fail(job: Job, sentence: str) -> None:
+    """End a job as failed. A column that was never whole goes with it."""
+    if not end_job(job, Job.Status.FAILED, sentence) or not job.report:
+        return
+    column = ScoredColumn.objects.filter(code=job.report["column"], finished_at=None).first()
+    if column is not None:
+        delete_column(column)
+
+
+@dataclass
+class _Scoring:
+    """An engine that scores trajectories of one run."""
+
+    owner: EngineOwner
+    limits: Scorer
+    temperature: float
+    beat: Beat
+    differs: Mask
+    """Of each id, whether it is another token in the model's vocabulary than in the run's."""
+    names: tuple[LoadedTokenizer, LoadedTokenizer] | None
+    """The tokenizers of the run and of the model, where both are known."""
+    notes: list[str]
+
+    def scored(self, batch: Sequence[StoredTrajectory], left_out: list[str]) -> Iterator[Scored | None]:
+        """The scores of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
+        kept: list[tuple[StoredTrajectory, Trajectory]] = []
+        for record, value in zip(batch, load_compared(batch), strict=True):
+            problem = ""
+            for row in value.rows:
+                self._check_vocabulary(record, row)
+                problem = problem or stream_problem(row.ids, self.limits)
+            if problem:
+                left_out.append(f"Trajectory {record.code} was left out. {problem}")
+                yield None
+            else:
+                kept.append((record, value))
+        values = iter(self._scores([row.ids for _, value in kept for row in value.rows]))
+        for record, value in kept:
+            yield record.pk, value.rows, [next(values) for _ in value.rows]
+
+    def _check_vocabulary(self, record: StoredTrajectory, row: Row) -> None:
+        n = self.limits.vocab_size
+        other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
+        outside = row.ids[(row.ids < 0) | (row.ids >= n)]
+        if len(outside):
+            raise JobFailed(
+                f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to {n - 1}: "
+                f"it has another vocabulary. {other}"
+            )
+        known = row.ids[row.ids < len(self.differs)]
+        found = known[self.differs[known]]
+        if len(found) and self.names is not None:
+            mine, theirs = (tokenizer.token_bytes(found[:1])[0].decode(errors="replace") for tokenizer in self.names)
+            raise JobFailed(
+                f"Trajectory {record.code} holds the id {int(found[0])}, which is {mine!r} in the run's tokenizer and "
+                f"{theirs!r} in the model's: it has another vocabulary. {other}"
+            )
+
+    def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
+        found: list[Floats] = []
+        try:
+            for part in batched(streams, CALL_TOKENS, len):
+                found += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
+        except EngineError as error:
+            raise _failure(error) from error
+        return found
+
+
+def _batches(records: QuerySet[StoredTrajectory]) -> Iterator[Sequence[StoredTrajectory]]:
+    after = -1
+    while page := list(records.filter(index__gt=after)[:BATCH]):
+        yield from batched(page, BATCH_TOKENS, lambda one: one.n_tokens)
+        after = page[-1].index
+
+
+def _wait(future: Future[Result], beat: Beat) -> Result:
+    """The result of a future. Raises :class:`JobLost` soon after the job was cancelled."""
+    while True:
+        try:
+            return future.result(WAIT_SECONDS)
+        except TimeoutError:
+            if future.done():
+                raise
+            beat.now_and_then()
+
+
+def _failure(error: EngineError) -> Exception:
+    if isinstance(error, EngineClosed):
+        return WorkerLeaves("The worker was shut down while it scored.")
+    return JobFailed(str(error))
+
+
+def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokenizer, LoadedTokenizer] | None, list[str]]:
+    """Which ids are other tokens in the model than in the run, both tokenizers, and what could not be compared."""
+    none: Mask = np.zeros(0, dtype=np.bool_)
+    if run.tokenizer is None:
+        return none, None, ["The run has no tokenizer, so its vocabulary was not compared with the model's."]
+    try:
+        pair = load_tokenizer(run.tokenizer.files_sha256), tokenizers.load(model.path)
+    except (ValueError, OSError) as error:
+        return none, None, [without_paths(f"The vocabularies of run and model were not compared: {error}")]
+    if pair[0].sha256 == pair[1].sha256:
+        return none, pair, []
+    ids = np.arange(max(one.vocab_size for one in pair), dtype=np.int32)
+    mine, theirs = (one.token_bytes(ids) for one in pair)
+    return np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, []

@@ -1,0 +1,306 @@
+"""What is looked for in tokens: ids with wildcards, a text, or a regular expression; each finds ranges of a buffer."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import regex
+from numpy.typing import NDArray
+
+from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.jobs.search.buffer import TokenBuffer
+
+MAX_IDS, MAX_TEXT, MAX_REGEX = 256, 2000, 500
+REGEX_SECONDS = 2.0
+"""How long a regular expression may take on one trajectory. Within one call the library counts processor time."""
+WINDOW, OVERLAP = 1 << 17, 1 << 14
+"""Characters in which a match of a regular expression begins, and by which it may go beyond them. A window bounds the
+memory and the time of one call."""
+REGEX_CARRY = 1024
+"""Tokens before a break that are read again with what follows it."""
+
+Range = tuple[int, int]
+
+
+class PatternRefused(ValueError):
+    """What is looked for makes no sense; the message is a sentence for the user."""
+
+
+class PatternTooSlow(Exception):
+    """A regular expression takes too long, or too much memory, on one trajectory."""
+
+    trajectory = 0
+    """The number of the trajectory in the buffer."""
+
+
+class Pattern(Protocol):
+    """What is looked for."""
+
+    @property
+    def needs_text(self) -> bool:
+        """Nothing can be found without the bytes of the tokens."""
+        ...
+
+    @property
+    def shares_tokens(self) -> bool:
+        """Two results may have tokens in common."""
+        ...
+
+    @property
+    def carry(self) -> int:
+        """How many tokens before a break a match can begin, so that it still ends behind the break."""
+        ...
+
+    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
+        """The ranges ``[start, stop)`` of the buffer that match and start at ``first`` or later, in order.
+
+        A range may lie across two blocks, which no stream holds: the caller leaves it out. Raises
+        :class:`PatternTooSlow`.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class IdsPattern:
+    """Ids in a row. Occurrences may overlap."""
+
+    parts: tuple[int | bytes | None, ...]
+    """An id; the bytes of a token, which stand for every id with these bytes; None = any one id."""
+    needs_text = False
+    shares_tokens = True
+
+    @property
+    def carry(self) -> int:
+        return len(self.parts) - 1
+
+    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
+        wanted = [self._ids(part, table) for part in self.parts]
+        n, ids = len(wanted), buffer.ids
+        if len(ids) - first < n or any(one is not None and not len(one) for one in wanted):
+            return
+        # Byte-pair encoders give rare tokens large ids, so that few places are left after the first look.
+        known = [(len(one), -int(one[0]), k) for k, one in enumerate(wanted) if one is not None]
+        anchor = min(known)[2]
+        starts = first + np.flatnonzero(_is_among(ids[first + anchor : len(ids) - (n - 1 - anchor)], wanted[anchor]))
+        for k, one in enumerate(wanted):
+            if one is not None and k != anchor:
+                starts = starts[_is_among(ids[starts + k], one)]
+        for start in starts:
+            yield int(start), int(start) + n
+
+    @staticmethod
+    def _ids(part: int | bytes | None, table: ByteTable | None) -> Ids | None:
+        if isinstance(part, bytes):
+            return np.zeros(0, np.int32) if table is None else ids_of_text(table, part)
+        return None if part is None else np.array([part], np.int32)
+
+    @property
+    def names_texts(self) -> bool:
+        """Some tokens are named by their texts."""
+        return any(isinstance(part, bytes) for part in self.parts)
+
+    def unknown(self, tables: Sequence[ByteTable]) -> str:
+        """The first token text that is a token of none of the tokenizers; empty = there is none."""
+        texts = (part for part in self.parts if isinstance(part, bytes))
+        missing = (text for text in texts if not any(len(ids_of_text(table, text)) for table in tables))
+        return next(missing, b"").decode("utf-8", "replace")
+
+
+def _is_among(ids: Ids, wanted: Ids | None) -> NDArray[np.bool_]:
+    assert wanted is not None
+    return ids == wanted[0] if len(wanted) == 1 else np.isin(ids, wanted)
+
+
+@lru_cache(maxsize=256)
+def ids_of_text(table: ByteTable, text: bytes) -> Ids:
+    """The ids of the tokens with exactly these bytes."""
+    offsets, data, _ = table.arrays()
+    of_length = np.flatnonzero(np.diff(offsets.astype(np.int64)) == len(text))
+    places = offsets[of_length].astype(np.int64)[:, None] + np.arange(len(text))
+    same = (np.frombuffer(data, np.uint8)[places] == np.frombuffer(text, np.uint8)).all(axis=1)
+    return of_length[same].astype(np.int32)
+
+
+@dataclass(frozen=True)
+class TextPattern:
+    """A text in the joined bytes of the tokens, exact in case. It may begin and end inside a token."""
+
+    text: bytes
+    needs_text = True
+    shares_tokens = True
+
+    @property
+    def carry(self) -> int:
+        return len(self.text) - 1
+
+    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
+        assert table is not None
+        data, ends = table.joined(buffer.ids)
+        n = len(self.text)
+        at = int(ends[first - 1]) if first else 0
+        before: Range | None = None
+        while (at := data.find(self.text, at)) >= 0:
+            if (tokens := _tokens(ends, at, at + n)) != before:
+                yield tokens
+            before, at = tokens, at + 1
+
+
+@dataclass(frozen=True)
+class RegexPattern:
+    """A regular expression over the text of each block. Two ranges share no token."""
+
+    pattern: regex.Pattern[str]
+    needs_text = True
+    shares_tokens = False
+    carry = REGEX_CARRY
+
+    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
+        """Raises :class:`PatternTooSlow`."""
+        assert table is not None
+        data, ends = table.joined(buffer.ids)
+        edges = [0, *ends.tolist()] if len(buffer.ids) < 4096 else np.concatenate([[0], ends])
+        late: float | None = None
+        trajectory = -1
+        for start, stop in pairwise([*buffer.block_starts, len(buffer.ids)]):
+            if stop <= first:
+                continue
+            if (owner := buffer.trajectory_at(start)) != trajectory:
+                trajectory, late = owner, time.monotonic() + REGEX_SECONDS
+            low = int(edges[start])
+            text = data[low : int(edges[stop])].decode("utf-8", "surrogateescape")
+            skipped = int(edges[max(first, start)]) - low
+            try:
+                for a, b in self._matches(text, _characters(text, skipped), late):
+                    yield _tokens(ends, low + a, low + b)
+            except PatternTooSlow as slow:
+                slow.trajectory = trajectory
+                raise
+
+    def _matches(self, text: str, at: int, late: float | None) -> Iterator[Range]:
+        """The ranges of bytes of a text; ``at``: the character to begin at."""
+        known, known_bytes = 0, 0  # a character, and how many bytes stand before it
+        for window in range(0, len(text), WINDOW):
+            while at < min(window + WINDOW, len(text)):
+                left = REGEX_SECONDS if late is None else late - time.monotonic()
+                if left <= 0:
+                    raise PatternTooSlow
+                try:
+                    match = self.pattern.search(text, at, window + WINDOW + OVERLAP, timeout=left, concurrent=True)
+                except (TimeoutError, MemoryError, RecursionError) as error:
+                    raise PatternTooSlow from error
+                if match is None or match.start() >= window + WINDOW:
+                    at = max(at, window + WINDOW)
+                    break
+                if match.end() == match.start():
+                    at = match.end() + 1
+                    continue
+                first = known_bytes + _n_bytes(text[known : match.start()])
+                last = first + _n_bytes(match.group())
+                known, known_bytes, at = match.end(), last, match.end()
+                asked = time.monotonic()
+                yield first, last
+                if late is not None:
+                    late += time.monotonic() - asked
+
+
+def _n_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogateescape"))
+
+
+def _characters(text: str, n_bytes: int) -> int:
+    """How many characters the first bytes of a text are."""
+    if not n_bytes or text.isascii():
+        return n_bytes
+    return len(text.encode("utf-8", "surrogateescape")[:n_bytes].decode("utf-8", "surrogateescape"))
+
+
+def _tokens(ends: NDArray[np.int64], first: int, last: int) -> Range:
+    """The tokens that hold the bytes ``[first, last)``."""
+    return int(ends.searchsorted(first, "right")), int(ends.searchsorted(last - 1, "right")) + 1
+
+
+# -- reading what a user writes
+
+_PART = re.compile(r"[\s,\[\]]*(?:(\*)|(-?\d+)|`([^`]+)`|\"([^\"]+)\"|'([^']+)'|(after\b)|([^\s,\[\]]+))[\s,\[\]]*")
+
+
+def read_ids(text: str) -> IdsPattern:
+    """A pattern of ids: ``271 * 151657``, or ``271 after `</tool_response>```. Raises :class:`PatternRefused`."""
+    if len(text) > MAX_TEXT:
+        raise PatternRefused(f"This has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
+    parts: list[int | bytes | None] = []
+    behind: list[int | bytes | None] | None = None
+    for match in _PART.finditer(text):
+        star, number, back, double, single, after, wrong = match.groups()
+        token = back or double or single
+        if wrong is not None:
+            raise PatternRefused(
+                f"“{wrong[:40]}” at character {match.start(7) + 1} is no id. Write ids such as 271, * for any one id, "
+                "and the text of a token in quotes or backquotes."
+            )
+        if after is not None:
+            if behind is not None or not parts:
+                raise PatternRefused("“after” stands once, between two parts: 271 after `</tool_response>`.")
+            behind, parts = parts, []
+        elif star is not None:
+            parts.append(None)
+        elif number is not None:
+            if not 0 <= (value := int(number[:12])) < 2**31:
+                raise PatternRefused(f"There is no id {number[:20]}: ids are whole numbers from 0 to 2,147,483,647.")
+            parts.append(value)
+        else:
+            parts.append(token.encode())
+    if behind is not None:
+        if not parts:
+            raise PatternRefused("Nothing stands behind “after”: 271 after `</tool_response>`.")
+        parts += behind
+    if not parts:
+        raise PatternRefused("Write at least one id, such as 271.")
+    if all(part is None for part in parts):
+        raise PatternRefused("A pattern of wildcards alone matches everywhere. Name at least one id or token.")
+    if len(parts) > MAX_IDS:
+        raise PatternRefused(f"This pattern has {len(parts):,} ids; at most {MAX_IDS} are searched for.")
+    return IdsPattern(tuple(parts))
+
+
+def read_text(text: str) -> TextPattern:
+    """A text. Raises :class:`PatternRefused`."""
+    if not text:
+        raise PatternRefused("Write the text to search for.")
+    if len(text) > MAX_TEXT:
+        raise PatternRefused(f"This text has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
+    return TextPattern(text.encode("utf-8", "replace"))
+
+
+_RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
+
+
+@lru_cache(maxsize=64)
+def read_regex(text: str) -> RegexPattern:
+    """A regular expression in the syntax of Python. Raises :class:`PatternRefused` with the place that is wrong."""
+    if not text:
+        raise PatternRefused("Write the regular expression to search for.")
+    if len(text) > MAX_REGEX:
+        raise PatternRefused(f"This expression has {len(text):,} characters; at most {MAX_REGEX} are searched for.")
+    if found := _RECURSION.search(text):
+        raise PatternRefused(f"The expression calls itself at character {found.start() + 1}; that is not searched for.")
+    try:
+        pattern = regex.compile(text)
+    except regex.error as error:
+        place = f" at character {error.pos + 1}" if error.pos is not None else ""
+        raise PatternRefused(f"The expression cannot be read{place}: {error.msg}.") from error
+    except ValueError as error:  # flags that exclude each other
+        raise PatternRefused(f"The expression cannot be read: {error}.") from error
+    except (RecursionError, OverflowError, MemoryError) as error:
+        raise PatternRefused("The expression is nested too deep. Write a simpler one.") from error
+    if pattern.flags & regex.REVERSE:
+        raise PatternRefused("The expression asks to search backwards, by (?r); leave that out.")
+    return RegexPattern(pattern)

@@ -1,0 +1,358 @@
+"""Goes through the trajectories that one may see, run by run, and tells what it finds part by part.
+
+A part ends after so many results or so much time, and names the place where the next one begins. So a page shows what
+is found so far, nobody waits in a request, and a search stops when nobody asks for the next part.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db.models import Q, QuerySet, Sum
+
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.jobs.search.buffer import of_row, of_trajectories
+from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternRefused, PatternTooSlow
+from rollouts.jobs.search.questions import SearchQuestion
+from rollouts.store.models import Run, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
+from rollouts.store.paging import cursor_of, read_cursor
+from rollouts.store.people.access import Access
+from rollouts.store.people.tokenizers import byte_table, byte_table_of
+from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.trajectory_list import filter_trajectories
+
+BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19
+"""Trajectories, and about how many tokens, that are read at once."""
+RUNS_AT_ONCE = 50
+MAX_CHARACTERS = 2000
+"""Characters of a result; a longer one ends in an ellipsis."""
+CURSOR = "places"
+
+
+class _Place(NamedTuple):
+    """Where a search goes on."""
+
+    created_at: datetime
+    run: int
+    number: int
+    """The index of the trajectory in which it goes on."""
+    at: int
+    """How far that trajectory is searched: tokens of the buffer, or findings."""
+    done: int
+    """Trajectories in the runs before."""
+    total: int
+    """Trajectories of all the runs, counted for the first part."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A result: a range of tokens of a trajectory, or its metadata."""
+
+    run: Run
+    trajectory: str
+    """The code."""
+    external_id: str
+    index: int
+    row: int | None
+    """None: no row holds it, or it is metadata."""
+    step: int | None
+    """The step that brought the last of these tokens, or has the finding; None = not known, or metadata."""
+    start: int | None
+    stop: int | None
+    """Offsets in the row; in the stream of the step where there is no row."""
+    text: str
+    before: str = ""
+    after: str = ""
+    kind: str = ""
+    """The kind of a finding."""
+
+
+@dataclass
+class SearchedPart:
+    """Part of what a search finds."""
+
+    results: list[Found] = field(default_factory=list)
+    next: str = ""
+    """Where the next part begins; empty = everything was searched."""
+    done: int = 0
+    """Trajectories that were searched, in all parts."""
+    total: int = 0
+    """Trajectories of all the runs."""
+    notes: list[str] = field(default_factory=list)
+    """Sentences about what was not searched in this part."""
+    too_slow: bool = False
+    """A regular expression was stopped in this part."""
+
+    @property
+    def complete(self) -> bool:
+        """No limit of time or number left anything out."""
+        return not self.next and not self.too_slow
+
+
+def search(
+    access: Access, question: SearchQuestion, run: Run | None = None, cursor: str = "", limit: int = 50,
+    seconds: float = 0.25, project: str = "",
+) -> SearchedPart:
+    """A part of what a run, or all runs that may be seen, hold; the newest run first, each in its own order.
+
+    ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
+    :class:`PatternRefused` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
+    """
+    runs = access.limit(Run.objects.all())
+    runs = runs.filter(pk=run.pk) if run is not None else runs.filter(project__code=project) if project else runs
+    held = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
+    place = _Place(*held) if held else None
+    if place is None and isinstance(question.pattern, IdsPattern):
+        _check_texts(question.pattern, runs)
+    total = place.total if place is not None else runs.aggregate(n=Sum("n_trajectories"))["n"] or 0
+    part = SearchedPart(total=total)
+    _Walk(question, part, limit, time.monotonic() + seconds).go(runs, place)
+    return part
+
+
+def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
+    if not pattern.names_texts:
+        return
+    used = Tokenizer.objects.filter(pk__in=runs.exclude(tokenizer=None).values("tokenizer"))
+    tables = [table for key in used.values_list("files_sha256", flat=True).distinct() if (table := _table(key))]
+    if text := pattern.unknown(tables):
+        raise PatternRefused(no_token(text))
+
+
+def no_token(text: str) -> str:
+    """The sentence for a text that is no token."""
+    return f"“{text[:60]}” is no single token here. Search it as a text, or write its tokens one by one."
+
+
+def needs_table(pattern: Pattern) -> bool:
+    """Whether nothing can be found without the bytes of the tokens."""
+    return pattern.needs_text or (isinstance(pattern, IdsPattern) and pattern.names_texts)
+
+
+def _table(files_sha256: str) -> ByteTable | None:
+    try:
+        return byte_table(files_sha256)
+    except (OSError, ValueError):
+        return None
+
+
+class _Looked(NamedTuple):
+    """A trajectory that is looked at."""
+
+    pk: int
+    number: int
+    """Its index in its run."""
+    code: str
+    external_id: str
+    n_tokens: int
+
+
+class _Walk:
+    """One part of a search."""
+
+    def __init__(self, question: SearchQuestion, part: SearchedPart, limit: int, late: float) -> None:
+        self.question, self.part, self.limit, self.late = question, part, limit, late
+
+    def go(self, runs: QuerySet[Run], place: _Place | None) -> None:
+        """Search the runs from a place on."""
+        done = place.done if place else 0
+        for run in self._runs(runs, place):
+            here = place if place is not None and place.run == run.pk else None
+            if not self._search_run(run, here.number if here else 0, here.at if here else 0, done):
+                return
+            done += run.n_trajectories
+            self.part.done = done
+
+    def _runs(self, runs: QuerySet[Run], place: _Place | None) -> Iterator[Run]:
+        found = runs.select_related("project", "tokenizer").order_by("-created_at", "-id")
+        if place is not None:
+            found = found.filter(Q(created_at__lt=place.created_at) | Q(created_at=place.created_at, pk__lte=place.run))
+        while held := list(found[:RUNS_AT_ONCE]):
+            yield from held
+            last = held[-1]
+            found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
+
+    def _search_run(self, run: Run, index: int, at: int, done: int) -> bool:
+        """Search the trajectories of a run from ``index`` on. False = the part has ended."""
+        table = byte_table_of(run)
+        pattern = self.question.pattern
+        if pattern is not None and table is None and needs_table(pattern):
+            if run.n_tokens and not index:
+                self.part.notes.append(f"“{run.name}” has no tokenizer that can be read; only ids are found in it.")
+            return self._in_time(run, run.n_trajectories, done)
+        found = filter_trajectories(run, self.question.filters).order_by("index")
+        columns = ("pk", "index", "code", "external_id", "n_tokens")
+        while held := [
+            _Looked(*one) for one in found.filter(index__gte=index).values_list(*columns)[:BATCH_TRAJECTORIES]
+        ]:
+            at = at if held[0].number == index else 0
+            for batch in batched(held, BATCH_TOKENS, lambda one: one.n_tokens):
+                if not self._search_batch(run, table, batch, at, done):
+                    return False
+                at, index = 0, batch[-1].number + 1
+                if not self._in_time(run, index, done):
+                    return False
+        return True
+
+    def _in_time(self, run: Run, index: int, done: int) -> bool:
+        if time.monotonic() < self.late:
+            return True
+        self._stop(run, index, 0, done)
+        return False
+
+    def _stop(self, run: Run, index: int, at: int, done: int) -> None:
+        self.part.next = cursor_of(CURSOR, run.created_at, run.pk, index, at, done, self.part.total)
+        self.part.done = done + min(index, run.n_trajectories)
+
+    def _search_batch(self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int, done: int) -> bool:
+        """Search some trajectories; ``at``: how far the first one is searched. False = the part has ended."""
+        find = {"finding": self._findings, "metadata": self._metadata}.get(self.question.by, self._tokens)
+        for looked, then, found in find(run, table, batch, at):
+            if found is None:
+                sentence = "The expression took too long in {}, and was stopped there. Make it more specific."
+                self.part.notes.append(sentence.format(f"“{looked.external_id[:80]}”"))
+                self.part.too_slow = True
+                self._stop(run, looked.number + 1, 0, done)
+                return False
+            self.part.results.append(found)
+            if len(self.part.results) >= self.limit:
+                self._stop(run, looked.number, then, done)
+                return False
+        return True
+
+    def _tokens(
+        self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
+    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+        """The trajectory, how far it is searched then, and a result; None = it takes too long."""
+        pattern = self.question.pattern
+        assert pattern is not None
+        buffer = of_trajectories([one.pk for one in batch], pattern.carry)
+        first = at
+        try:
+            for start, stop in pattern.find(buffer, table, at):
+                if start < first or (spot := buffer.spot(start, stop)) is None:
+                    continue
+                looked = batch[spot.trajectory]
+                first = start + 1 if pattern.shares_tokens else stop
+                before, after = (_text(table, ids) for ids in buffer.around(start, stop))
+                yield looked, first - buffer.first_of[spot.trajectory], Found(
+                    run, looked.code, looked.external_id, looked.number, spot.row, spot.step, spot.start, spot.stop,
+                    _text(table, buffer.ids[start:stop]), before.lstrip("\ufffd"), after.rstrip("\ufffd"),
+                )
+        except PatternTooSlow as slow:
+            yield batch[slow.trajectory], 0, None
+
+    def _findings(
+        self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
+    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+        by_key = {one.pk: one for one in batch}
+        filters = self.question.filters
+        of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
+        wanted = {name: value for name, value in of_finding.items() if value not in ("", None)}
+        held = list(
+            StoredFinding.objects.filter(run=run, trajectory__in=list(by_key), **wanted)
+            .defer("expected_ids", "actual_ids", "places")
+            .order_by("trajectory_id", "step_index", "row_index", "start", "pk")
+        )
+        rows = _rows_of([one for one in held if one.row_index is None and one.step_index is not None])
+        n_of: dict[int, int] = {}
+        for one in sorted(held, key=lambda one: by_key[one.trajectory_id].number):
+            looked = by_key[one.trajectory_id]
+            n_of[looked.pk] = n_of.get(looked.pk, 0) + 1
+            if looked is batch[0] and n_of[looked.pk] <= at:
+                continue
+            row = rows.get((one.trajectory_id, one.step_index), one.row_index)
+            yield looked, n_of[looked.pk], Found(
+                run, looked.code, looked.external_id, looked.number, row, one.step_index, one.start, one.stop,
+                one.evidence[:MAX_CHARACTERS], kind=one.kind,
+            )
+
+    def _metadata(
+        self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
+    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+        text, as_json = self.question.text, self.question.as_json
+        named = Q(code=text)
+        for column in _NAMES:
+            named |= Q(**{f"{column}__icontains": text})
+        for column in _BODIES:
+            named |= Q(**{f"{column}__body__icontains": as_json})
+        by_key = {one.pk: one for one in batch}
+        found = StoredTrajectory.objects.filter(named, pk__in=list(by_key)).order_by("index")
+        columns = (*_NAMES, *(f"{column}__body" for column in _BODIES))
+        for key, *values in found.values_list("pk", *columns):
+            looked = by_key[key]
+            if at and looked is batch[0]:
+                continue
+            field, before, said, after = _where(dict(zip((*_NAMES, *_BODIES), values, strict=True)), text, as_json)
+            yield looked, 1, Found(
+                run, looked.code, looked.external_id, looked.number, None, None, None, None, said,
+                f"{field}: {before}", after,
+            )
+
+
+_NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")
+"""Columns of a trajectory that are metadata."""
+_BODIES = ("extra", "task")
+"""Stored JSON of a trajectory."""
+_AROUND = 80
+
+
+def _where(values: dict[str, Any], text: str, as_json: str) -> tuple[str, str, str, str]:
+    """The field that holds the text, and the text with what stands around it."""
+    for name, value in values.items():
+        wanted = as_json if name in _BODIES else text
+        at = (value or "").lower().find(wanted.lower())
+        if at >= 0:
+            end = at + len(wanted)
+            return name, value[max(at - _AROUND, 0) : at], value[at:end], value[end : end + _AROUND]
+    return "external_id", "", str(values["external_id"]), ""
+
+
+def _rows_of(findings: Sequence[StoredFinding]) -> dict[tuple[int, int | None], int]:
+    """(trajectory, step) -> the row of the step. One query; none without findings."""
+    keys = {one.trajectory_id for one in findings}
+    if not keys:
+        return {}
+    steps = StoredStep.objects.filter(trajectory__in=keys, index__in={one.step_index for one in findings})
+    return {
+        (trajectory, index): row for trajectory, index, row in steps.values_list("trajectory", "index", "row_index")
+    }
+
+
+def _text(table: ByteTable | None, ids: Ids) -> str:
+    shown = ids[:MAX_CHARACTERS]
+    text = " ".join(map(str, shown.tolist())) if table is None else table.text(shown)
+    return text if len(text) <= MAX_CHARACTERS and len(shown) == len(ids) else f"{text[:MAX_CHARACTERS]} …"
+
+
+def find_in_row(
+    trajectory: StoredTrajectory, row: StoredRow, question: SearchQuestion, table: ByteTable | None, limit: int
+) -> tuple[list[tuple[int, int]], bool]:
+    """The ranges of one row that match, and whether these are all.
+
+    Raises :class:`PatternRefused` for what is not looked for in tokens, and :class:`PatternTooSlow`.
+    """
+    pattern = question.pattern
+    if pattern is None:
+        raise PatternRefused("A row is searched by text, ids or regex.")
+    if table is None and needs_table(pattern):
+        raise PatternRefused("Without a tokenizer only ids are found.")
+    if isinstance(pattern, IdsPattern) and table is not None and (text := pattern.unknown([table])):
+        raise PatternRefused(no_token(text))
+    buffer = of_row(row_window(trajectory, row, 0, row.n_tokens).ids)
+    places: list[tuple[int, int]] = []
+    first = 0
+    for start, stop in pattern.find(buffer, table, 0):
+        if start < first:
+            continue
+        if len(places) == limit:
+            return places, False
+        places.append((start, stop))
+        first = start + 1 if pattern.shares_tokens else stop
+    return places, True

@@ -1,0 +1,153 @@
+"""Which runs go because they are too old or too many, and their deletion. Nothing that somebody still uses goes.
+
+A run stays while it or a job of it is under way or a file of an export is offered, and for a day after its last change.
+It also stays while a share link to it or to one of its trajectories is live: to keep a run for good, share it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.cache import cache
+from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
+from django.db.models.functions import Coalesce, Greatest
+from django.utils import timezone
+
+from rollouts.jobs import run_control
+from rollouts.store.models import ACTIVE, Job, Project, Run, ShareLink, StoredTrajectory, TokenSegment
+from rollouts.store.people.activity_log import Actor, acting
+
+log = logging.getLogger(__name__)
+
+MIN_AGE = timedelta(days=1)
+"""A run that changed within this time stays, whatever its size."""
+BYTES_PER_TOKEN = 8
+"""Of a token in the database: its id and its log-probability."""
+SWEEP_SECONDS = 3600
+"""How often one of the workers deletes by itself."""
+MAX_RUNS_PER_SWEEP = 50
+
+
+@dataclass(frozen=True)
+class KeepLimits:
+    """What is kept. None = everything."""
+
+    days: int | None = None
+    """Runs whose last change is longer ago go."""
+    n_bytes: int | None = None
+    """While the token arrays of all runs take more, the oldest runs go."""
+    project: Project | None = None
+    """Only runs of this project count and go; None = all projects."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A run that goes."""
+
+    run: Run
+    changed_at: datetime
+    n_bytes: int
+    """Of its token arrays: the size of its segments, or 8 bytes a token."""
+    reason: str
+
+
+@dataclass
+class RetentionPlan:
+    """What goes and what stays under some limits."""
+
+    leaving: list[Leaving] = field(default_factory=list)
+    """The oldest first."""
+    held: dict[str, int] = field(default_factory=dict)
+    """Why runs stay that would go otherwise -> how many."""
+    n_bytes: int = 0
+    """Of all runs that count."""
+    n_bytes_left: int = 0
+    """Of those that stay."""
+
+
+def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
+    """What goes under these limits. Two queries; nothing is changed."""
+    now = now or timezone.now()
+    runs = Run.objects.all() if limits.project is None else Run.objects.filter(project=limits.project)
+    in_segments = (
+        TokenSegment.objects.filter(run__in=runs, replaced_at=None)
+        .values_list("run")
+        .annotate(n=Sum("n_bytes"))
+        .order_by()
+    )
+    sizes = dict(in_segments)
+    made = RetentionPlan()
+    kept = _described(runs).order_by("changed_at", "pk").iterator(1000)
+    found = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in kept]
+    made.n_bytes = made.n_bytes_left = sum(n for _, n in found)
+    for run, n_bytes in found:
+        reason = _reason(run, made.n_bytes_left, limits, now)
+        if not reason:
+            continue
+        if why := _why_it_stays(run, now):
+            made.held[why] = made.held.get(why, 0) + 1
+            continue
+        made.leaving.append(Leaving(run, run.changed_at, n_bytes, reason))
+        made.n_bytes_left -= n_bytes
+    return made
+
+
+def delete(leaving: Leaving) -> bool:
+    """Delete a run with everything that belongs to it, unless somebody has begun to use it. Returns whether it went."""
+    run = _described(Run.objects.filter(pk=leaving.run.pk)).first()
+    if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
+        return False
+    run_control.delete(run, leaving.reason)
+    return True
+
+
+def sweep() -> None:
+    """Once an hour, delete what the settings say; a bounded number of runs each time."""
+    limits = KeepLimits(settings.KEEP_DAYS or None, settings.KEEP_BYTES or None)
+    if limits == KeepLimits() or not cache.add("retention", 1, timeout=SWEEP_SECONDS):
+        return
+    with acting(lambda: Actor("retention")):
+        for leaving in plan(limits).leaving[:MAX_RUNS_PER_SWEEP]:
+            delete(leaving)
+
+
+def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
+    """Runs with ``changed_at``, and with what keeps them."""
+    newest = StoredTrajectory.objects.filter(run=OuterRef("pk")).order_by("-index").values("created_at")[:1]
+    now, jobs = timezone.now(), Job.objects.filter(run=OuterRef("pk"))
+    live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=now)
+    return runs.annotate(
+        changed_at=Greatest(
+            F("created_at"), Coalesce(F("finished_at"), F("created_at")), Coalesce(Subquery(newest), F("created_at"))
+        ),
+        is_shared=Exists(live.filter(run=OuterRef("pk"))) | Exists(live.filter(trajectory__run=OuterRef("pk"))),
+        has_work=Exists(jobs.filter(status__in=ACTIVE))
+        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE))
+        | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
+        has_file=Exists(jobs.filter(kind=Job.Kind.EXPORT, status=Job.Status.DONE, expires_at__gt=now)),
+    )
+
+
+def _reason(run: Any, n_bytes: int, limits: KeepLimits, now: datetime) -> str:
+    age: timedelta = now - run.changed_at
+    if limits.days is not None and age > timedelta(days=limits.days):
+        return f"its last change was {age.days} days ago"
+    if limits.n_bytes is not None and n_bytes > limits.n_bytes:
+        return f"the runs take {n_bytes / 1e9:.2f} GB"
+    return ""
+
+
+def _why_it_stays(run: Any, now: datetime) -> str:
+    if run.status in ACTIVE or run.has_work:
+        return "work is under way"
+    if run.has_file:
+        return "a file of an export is offered"
+    if run.is_shared:
+        return "a share link is live"
+    if now - run.changed_at < MIN_AGE:
+        return "it changed within a day"
+    return ""

@@ -1,0 +1,63 @@
+"""Moves the token arrays of a run from one store to the other, in batches, while the run is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from django.db.models import Exists, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce
+
+from rollout_inspector.streams.batches import batched
+from rollouts.jobs.sending import send
+from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.store.models import ACTIVE, Job, Run, StoredTrajectory
+from rollouts.store.token_arrays import STORES
+from rollouts.store.trajectories.token_moves import move_arrays
+
+BATCH = 500
+"""Trajectories that are read at once at most."""
+BATCH_TOKENS = 1_000_000
+"""Tokens of a batch, which becomes one segment."""
+
+
+def move_run(run: Run, to: str, after: int = -1) -> Iterator[tuple[StoredTrajectory, int]]:
+    """Move the arrays of the trajectories after an index into the store named ``to``, which the run then keeps.
+
+    Yields after each batch its last trajectory, and how many steps and rows were moved. What is in the store already
+    stays, so a move that was killed is begun again. Trajectories that still grow keep their arrays where they are.
+    """
+    Run.objects.filter(pk=run.pk).update(token_store=to)
+    ended = run.trajectories.exclude(status__in=ACTIVE).only("pk", "code", "index", "n_tokens", "run_id")
+    while page := list(ended.filter(index__gt=after).order_by("index")[:BATCH]):
+        for batch in batched(page, BATCH_TOKENS, lambda one: one.n_tokens):
+            yield batch[-1], move_arrays(run, batch, STORES[to])
+        after = page[-1].index
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Move what a run of the store ``segments`` still has in the database."""
+    run = job.run
+    if run is None:
+        raise JobLost
+    beat(n_done=0, n_total=run.n_trajectories)
+    for last, _ in move_run(run, job.options["to"], job.reached):
+        beat(n_done=last.index + 1, reached=last.index)
+    end_job(job, Job.Status.DONE)
+
+
+def gather() -> None:
+    """Send a job for each run that has ended, or was diagnosed, since its arrays were last moved into segments.
+
+    Steps that are stored one by one, and small batches, are in the database first: a file for each would be millions.
+    """
+    jobs = Job.objects.filter(run=OuterRef("pk"))
+    diagnosed = jobs.filter(kind=Job.Kind.DIAGNOSE, finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
+    later = Job.objects.filter(run=OuterRef("pk"), kind=Job.Kind.MOVE_TOKENS).filter(
+        Q(status__in=ACTIVE) | Q(created_at__gte=OuterRef("settled_at"))
+    )
+    ended = Run.objects.filter(token_store="segments", finished_at__isnull=False).exclude(status__in=ACTIVE)
+    settled_at = Coalesce(Subquery(diagnosed.values("finished_at")[:1]), "finished_at")
+    for run in ended.annotate(settled_at=settled_at).filter(~Exists(later)):
+        job, is_new = ask_job(run, Job.Kind.MOVE_TOKENS, {"to": "segments"}, run.created_by)
+        if is_new:
+            send(job)

@@ -1,0 +1,110 @@
+"""Files that nobody needs any more, because a process was killed before it could remove them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+
+from django.conf import settings
+from django.core.cache import cache
+from django.utils import timezone
+
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import imports
+from rollouts.jobs.imports.uploads import drop_uploads, kept_codes
+from rollouts.jobs.storage import retention, token_moves
+from rollouts.store import files, storage_mark
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import Run
+from rollouts.store.people.activity_log import drop_old_events
+from rollouts.store.runs.run_writes import end_active_run
+from rollouts.store.trajectories.previews import fill_previews
+from rollouts.store.trajectories.token_segments import delete_orphans, delete_replaced
+
+log = logging.getLogger(__name__)
+
+UPLOAD_AGE = timedelta(days=7)
+"""How long the uploads of an import that broke off are kept for *Resume*."""
+LIST_SECONDS = 24 * 3600
+"""How often the segments of the file storage are listed."""
+DRAFT_AGE_SECONDS = 24 * 3600.0
+"""No request takes so long. An older draft belongs to a process that is gone."""
+PREVIEW_SECONDS = 20.0
+"""How long one sweep writes the lines of trajectories that an older version stored."""
+
+
+def sweep() -> None:
+    """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
+
+    Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
+    log that are too old go. Files of another database stay as they are. Trajectories of an older version get their
+    lines for lists, last, because arrays are read for it. Raises :class:`rollouts.store.files.StorageDown`.
+    """
+    drop_old_events()
+    retention.sweep()
+    token_moves.gather()
+    for run in _never_sent():
+        end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
+    for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
+        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exporting.drafts_folder().name:
+            continue
+        log.info("leftover removed name=%s", path.name)
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    if fault := storage_mark.fault():
+        log.error("leftovers in the file storage stay: %s", fault)
+    else:
+        _sweep_storage()
+    fill_previews(PREVIEW_SECONDS)
+
+
+def _sweep_storage() -> None:
+    exporting.drop_files()
+    _sweep_segments()
+    for code in kept_codes():
+        if not _is_read(code):
+            log.info("uploads removed run=%s", code)
+            drop_uploads(code)
+    files.remove_drafts(DRAFT_AGE_SECONDS)
+
+
+def _sweep_segments() -> None:
+    """Remove segments that were replaced, and once a day those that no row names: that lists all of them."""
+    now = timezone.now()
+    delete_replaced(now)
+    if cache.add("segments-listed", 1, timeout=LIST_SECONDS):
+        delete_orphans(now)
+
+
+def _never_sent() -> Iterable[Run]:
+    """Runs whose request was killed between keeping the files and sending them to a worker."""
+    long_ago = timezone.now() - timedelta(seconds=DRAFT_AGE_SECONDS)
+    waiting = Run.objects.filter(kind=Run.Kind.IMPORT, status=Run.Status.QUEUED, created_at__lt=long_ago, jobs=None)
+    return waiting.exclude(engine="recorder")
+
+
+def _is_read(code: str) -> bool:
+    """Whether an import will read the uploads of the run with this code."""
+    run = Run.objects.filter(code=code).first()
+    if run is None or is_active(run):
+        return run is not None
+    ended = run.finished_at or run.created_at
+    return timezone.now() - ended < UPLOAD_AGE and imports.left_of(run) is not None
+
+
+def _children(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last change; 0 for a file that has just gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0

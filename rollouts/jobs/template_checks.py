@@ -1,0 +1,194 @@
+"""Template checks: equal questions have the same code, and each version of the checks answers a question once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.text import chat_templates
+from rollout_inspector.text.chat_templates import CheckReport
+from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
+from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs.replays.strategy_deltas import strategy_deltas
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.models import (
+    DEFAULT_PROJECT,
+    ChatTemplate,
+    Job,
+    Project,
+    ProjectTemplate,
+    TemplateCheck,
+    Tokenizer,
+    code_of_number,
+)
+from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.tokenizers import load_tokenizer
+
+MAX_OLDER = 5
+"""How many answers of earlier versions of the checks are kept in short."""
+
+
+def code_of(
+    project: Project, tokenizer: Tokenizer | None, chat_template: ChatTemplate, question: Mapping[str, Any]
+) -> str:
+    """The 12-character code of a question in a project. It follows from contents, so that a link survives a new
+    registration.
+    """
+    return code_of_hashes(project, tokenizer.sha256 if tokenizer else "", chat_template.sha256, question)
+
+
+def code_of_hashes(
+    project: Project, tokenizer_sha256: str, chat_template_sha256: str, question: Mapping[str, Any]
+) -> str:
+    """As :func:`code_of`, from the two hashes. In the default project a check keeps the code of the days before."""
+    parts = [tokenizer_sha256, chat_template_sha256, json.dumps(question, sort_keys=True)]
+    if project.code != DEFAULT_PROJECT:
+        parts.append(project.code)
+    return code_of_number(int.from_bytes(hashlib.sha256("\0".join(parts).encode()).digest()[:9], "big"))
+
+
+def question_of(
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    conversation: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The parts of a question beside tokenizer and template. Empty parts are left out."""
+    parts = {"tools": list(tools or ()), "kwargs": dict(kwargs or {}), "conversation": list(conversation or ())}
+    return {name: part for name, part in parts.items() if part}
+
+
+def ask(
+    tokenizer: Tokenizer | None,
+    chat_template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    user: Any = None,
+    conversation: Sequence[Mapping[str, Any]] | None = None,
+    repair: bool = True,
+    project: Project | None = None,
+) -> tuple[TemplateCheck, bool]:
+    """The check of a question in a project, and whether a worker has to be sent for its job.
+
+    The job answers a check that is new or stale. ``repair``: then this job, or a second one, looks for a repair.
+    ``project``: None = the default one; it has registered the template.
+    """
+    question = question_of(tools, kwargs, conversation)
+    project = project_or_default(project)
+    label = ProjectTemplate.objects.filter(project=project, chat_template=chat_template).values_list("label", flat=True)
+    with transaction.atomic():
+        check, created = TemplateCheck.objects.get_or_create(
+            code=code_of(project, tokenizer, chat_template, question),
+            defaults={
+                "project": project,
+                "label": label.first() or "",
+                "tokenizer": tokenizer,
+                "chat_template": chat_template,
+                "question": question,
+                "created_by": user if user is not None and user.is_authenticated else None,
+            },
+        )
+        if not created and not is_stale(check):
+            return check, repair and ask_for_repair(check, user)
+        check.job, is_new = ask_job(check, Job.Kind.CHECK_TEMPLATE, {"repair": repair}, user)
+        if is_new and not created:
+            check.created_at = timezone.now()
+            check.save(update_fields=["created_at"])
+    return check, is_new
+
+
+def ask_for_repair(check: TemplateCheck, user: Any = None) -> bool:
+    """Ask for the search of a repair of an answered check. Returns whether a worker has to be sent for its job."""
+    if not wants_repair(check):
+        return False
+    check.job, is_new = ask_job(check, Job.Kind.REPAIR_TEMPLATE, user=user)
+    return is_new
+
+
+def is_stale(check: TemplateCheck) -> bool:
+    """Whether a check has failed, was answered by an older version of the checks, or has lost its worker."""
+    if check.status == TemplateCheck.Status.DONE:
+        return check.version != chat_templates.VERSION or check.cells is None
+    return check.status == TemplateCheck.Status.FAILED or is_silent(check.job)
+
+
+def wants_repair(check: TemplateCheck) -> bool:
+    """Whether a check was answered, and no worker looks or has looked for a repair."""
+    searching = is_active(check.job) and not is_silent(check.job)
+    detail = (check.report or {}).get("repair_detail")
+    return check.is_answered and not searching and check.report is not None and detail in (None, "", NOT_FINISHED)
+
+
+def do_job(job: Job, beat: Beat) -> None:
+    """Run the checks of a job's template check and store the report, then look for a repair and store it too.
+
+    Pages show the report during the search. Raises :class:`JobFailed` with what the template does wrong.
+    """
+    check = TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
+    beat()
+    try:
+        loaded = load_tokenizer(check.tokenizer.files_sha256) if check.tokenizer else None
+        report = chat_templates.check(loaded, check.chat_template.text, **check.question)
+        found = report.to_dict() | _users_conversation(check, loaded, report)
+    except (RenderFailed, OSError, ValueError) as error:
+        raise JobFailed(str(error)) from error
+    check.report, check.cells = found, cells_of(found) | {"older": _older(check)}
+    check.version = chat_templates.VERSION
+    with transaction.atomic():
+        beat(n_done=1, progress="the first change is tried")
+        check.save(update_fields=["report", "cells", "version"])
+        if not job.options.get("repair", True):
+            end_job(job, Job.Status.DONE)
+            return
+    check.report = found | _repaired(loaded, report, beat).to_dict()
+    with transaction.atomic():
+        if not end_job(job, Job.Status.DONE):
+            raise JobLost
+        check.save(update_fields=["report"])
+
+
+def _older(check: TemplateCheck) -> list[dict[str, Any]]:
+    """The answers of earlier versions of the checks in short, the latest first."""
+    cells = check.cells or {}
+    older: list[dict[str, Any]] = cells.get("older", [])
+    if not cells or check.version == chat_templates.VERSION:
+        return older
+    answered = {name: cells[name] for name in ("prefix_preserving", "probes")}
+    return [{"version": check.version, **answered}, *older][:MAX_OLDER]
+
+
+def _users_conversation(check: TemplateCheck, loaded: LoadedTokenizer | None, report: CheckReport) -> dict[str, Any]:
+    """The deltas of every strategy on the user's own conversation; empty without a conversation or a tokenizer."""
+    conversation = check.question.get("conversation")
+    if not conversation or loaded is None:
+        return {}
+    renderer = chat_templates.renderer(loaded, check.chat_template.text)
+    return {"strategies": strategy_deltas(loaded, renderer, conversation, report.tools, report.kwargs)}
+
+
+def _repaired(loaded: LoadedTokenizer | None, report: CheckReport, beat: Beat) -> CheckReport:
+    """The report with a repair and generation tags, or with the sentences that say why there are none."""
+    try:
+        found = chat_templates.with_repair(loaded, report, lambda told: beat.now_and_then(progress=told[:200]))
+        return chat_templates.with_marks(loaded, found)
+    except (RenderFailed, OSError, ValueError) as error:
+        detail = f"The search for a repair ended early: {error}"
+        return replace(report, repair_detail=detail, marks_detail=detail)
+
+
+def cells_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """A report in short: the cells of its row in the matrix, without renders."""
+    return {
+        "prefix_preserving": report["prefix_preserving"],
+        "probes": {
+            check["name"]: {key: check[key] for key in ("title", "purpose", "status", "void", "decisive")}
+            for check in report["checks"]
+        },
+    }

@@ -1,0 +1,188 @@
+"""What an engine is: ids in, ids and log-probabilities out, many requests at once. Also the checks that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rollout_inspector.streams import alternatives
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_array
+
+
+class EngineError(Exception):
+    """The engine cannot go on, or its answer makes no sense. The message is a sentence for the run page."""
+
+
+class RequestRefused(EngineError):
+    """One request that no engine could serve. The engine itself still works."""
+
+    request_id = ""
+    """The refused request, where a step raises the error."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a completion is drawn. Only these fields say what ends it: no engine adds stop tokens of its own."""
+
+    temperature: float = 1.0
+    """0 = always the likeliest token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 = all tokens."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one are never drawn; 0 = off."""
+    max_tokens: int = 256
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts that end a completion too, together with the token that completes the text. No sampled id is cut off."""
+    alternatives: int = 0
+    """Return so many of the likeliest tokens at each place, and the entropy if the engine knows it. It changes no
+    sampled token."""
+    seed: int | None = None
+    """With a seed, the same request returns the same completion again, alone or in a batch, if the engine can do so."""
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationRequest:
+    request_id: str
+    prompt_ids: Ids
+    """``[P]``"""
+    sampling: Sampling
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """A finished completion."""
+
+    request_id: str
+    completion_ids: Ids
+    """``[C]``, as sampled, stop token included."""
+    logprobs: Floats
+    """``[C]``, of the kind that ``logprobs_mode`` of the engine names."""
+    finish_reason: str
+    """``stop`` or ``length``."""
+    stop_reason: str = ""
+    """The stop text, or the id of the stop token, that ended the completion."""
+    cached_tokens: int = 0
+    """How many prompt tokens were not computed again."""
+    alternative_ids: Ids | None = None
+    """``[C * K]``: the likeliest ids at each place, as ``rollout_inspector.streams.alternatives`` packs them. None = not asked."""
+    alternative_logprobs: Floats | None = None
+    """``[C * K]``, of the same distribution as ``logprobs``."""
+    entropy: Floats | None = None
+    """``[C]``, in nats, of the whole distribution; None = not asked, or the engine does not know it."""
+
+    @classmethod
+    def of(
+        cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
+        alternatives: tuple[Ids, Floats] | None = None,
+    ) -> Generation:
+        """A completion from lists, and from reasons of any type; None = the engine names no reason."""
+        finish, stop = ("" if value is None else str(value) for value in (finish, stop))
+        floats = np.asarray(logprobs, dtype=np.float32)
+        return cls(request_id, ids_array(ids), floats, finish, stop, cached, *(alternatives or (None, None)))
+
+
+class Engine(Protocol):
+    """One loaded model. Not thread-safe: :class:`rollouts.sampling.engines.worker.EngineThread` owns it."""
+
+    name: str
+    version: str
+    max_model_len: int
+    vocab_size: int
+    """Ids run from 0 to ``vocab_size - 1``."""
+    logprobs_mode: str
+    """``processed``: of the distribution that was sampled from. ``raw``: before temperature, top_k, top_p and min_p."""
+
+    def add(self, request: GenerationRequest) -> None:
+        """Take a request, at any time. Raises :class:`RequestRefused`."""
+        ...
+
+    def step(self) -> list[Generation]:
+        """Let every live request grow, and return the generations that finished.
+
+        Raises :class:`RequestRefused` with its ``request_id`` when a server refuses a request late. Every other
+        exception means that the engine is lost.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request; no generation is returned for it. An unknown or finished id is ignored."""
+        ...
+
+    def has_unfinished(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def check_request(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:
+    """Raise :class:`RequestRefused` for a request to which engines react differently, some by dying."""
+    ids, sampling = request.prompt_ids, request.sampling
+    if not len(ids):
+        raise RequestRefused("The prompt is empty. An engine needs at least one token.")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise RequestRefused(f"The prompt holds the id {bad}, and the model's ids run from 0 to {vocab_size - 1}.")
+    if len(ids) >= max_model_len:
+        raise RequestRefused(
+            f"The prompt has {len(ids)} tokens, and the model's limit is {max_model_len} for prompt and completion."
+        )
+    if sampling.max_tokens < 1:
+        raise RequestRefused(f"max_tokens is {sampling.max_tokens}; at least one token must be asked for.")
+    if not (sampling.temperature >= 0 and sampling.temperature < float("inf")):
+        raise RequestRefused(f"The temperature is {sampling.temperature}; it must be 0 or more.")
+    if not 0 < sampling.top_p <= 1:
+        raise RequestRefused(f"top_p is {sampling.top_p}; it must lie above 0 and at most at 1.")
+    if not 0 <= sampling.min_p <= 1:
+        raise RequestRefused(f"min_p is {sampling.min_p}; it must lie between 0 and 1.")
+    if not 0 <= sampling.alternatives <= alternatives.MAX_ALTERNATIVES:
+        raise RequestRefused(
+            f"alternatives is {sampling.alternatives}; it must lie between 0 and {alternatives.MAX_ALTERNATIVES}."
+        )
+    if sampling.top_k < 0:
+        raise RequestRefused(f"top_k is {sampling.top_k}; it must be 0 (all tokens) or more.")
+
+
+def check_generation(generation: Generation, request: GenerationRequest, vocab_size: int) -> None:
+    """Raise :class:`EngineError` when an engine's answer is nonsense, before anything of it is kept."""
+    ids, logprobs = generation.completion_ids, generation.logprobs
+    if not len(ids):
+        raise EngineError("The engine returned a completion without a single token.")
+    if len(ids) != len(logprobs):
+        raise EngineError(f"The engine returned {len(ids)} ids and {len(logprobs)} log-probabilities.")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        bad = low if low < 0 else high
+        raise EngineError(f"The engine returned the id {bad}, and the model's ids run from 0 to {vocab_size - 1}.")
+    if len(ids) > request.sampling.max_tokens:
+        raise EngineError(f"The engine returned {len(ids)} tokens where {request.sampling.max_tokens} were allowed.")
+    # Written so that NaN fails too: a third pass over each completion would cost as much again.
+    if not (logprobs.min() > -np.inf and logprobs.max() <= 1e-3):
+        raise EngineError("The engine returned a log-probability that is not a number or is above 0.")
+    if generation.alternative_ids is not None or generation.entropy is not None:
+        _check_alternatives(generation, vocab_size)
+
+
+def _check_alternatives(generation: Generation, vocab_size: int) -> None:
+    ids, logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
+    fault = alternatives.problem(Step(NO_IDS, generation.completion_ids, entropy=entropy,
+                                      alternative_ids=ids, alternative_logprobs=logprobs))
+    if fault:
+        raise EngineError(f"The engine's alternatives do not fit its completion: {fault}")
+    if ids is not None and logprobs is not None and ids.size:
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+            raise EngineError(f"The engine returned an alternative that is no id from 0 to {vocab_size - 1}.")
+        if not logprobs.max() <= 1e-3:
+            raise EngineError("The engine returned an alternative whose log-probability is no number or is above 0.")
+    if entropy is not None and not (entropy.min() >= -1e-3 and entropy.max() < np.inf):
+        raise EngineError("The engine returned an entropy that is not a number of at least 0.")
+
+
+def reason(error: BaseException) -> str:
+    """An exception as the end of a sentence: its kind and its first line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:500]}" if lines else type(error).__name__

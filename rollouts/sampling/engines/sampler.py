@@ -1,0 +1,96 @@
+"""Draws tokens from logits, each request by its own rules and with its own random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rollouts.sampling.engines.protocol import Sampling
+
+_BLOCK = 64
+
+
+class Draws:
+    """The uniform random numbers of one request. With a seed they are the same in every batch."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._generator = torch.Generator()
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed % 2**63)
+        self._block: list[float] = []
+        self._next = 0
+
+    def next(self) -> float:
+        if self._next == len(self._block):
+            self._block = torch.rand(_BLOCK, generator=self._generator, dtype=torch.float64).tolist()
+            self._next = 0
+        self._next += 1
+        return self._block[self._next - 1]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token that was drawn, and what the request asked to know beside it."""
+
+    id: int
+    logprob: float
+    """Under the distribution that the token was drawn from."""
+    alternatives: tuple[list[int], list[float]] | None = None
+    """The likeliest ids, at most as many as there are, and their log-probabilities; None = not asked."""
+    entropy: float = 0.0
+    """Of the same distribution, in nats. Only with alternatives."""
+
+
+def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[Drawn]:
+    """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
+
+    The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token; its
+    log-probability is that of the model's unchanged distribution.
+    """
+    logits = logits.float()
+    temperatures = [one.temperature or 1.0 for one in samplings]
+    if any(value != 1.0 for value in temperatures):
+        logits = logits / torch.tensor(temperatures, dtype=torch.float32)[:, None]
+    for row, sampling in enumerate(samplings):
+        if sampling.temperature and (sampling.min_p or sampling.top_k or sampling.top_p < 1):
+            logits[row] = _cut(logits[row], sampling)
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    # The inverse of the cumulative distribution, in double precision: one uniform number decides a token.
+    cumulative = torch.cumsum(log_probabilities.double().exp(), dim=-1)
+    uniform = torch.tensor([one.next() for one in draws], dtype=torch.float64)[:, None] * cumulative[:, -1:]
+    drawn = torch.searchsorted(cumulative, uniform, right=True)[:, 0]
+    greedy = torch.tensor([one.temperature == 0 for one in samplings])
+    ids = torch.where(greedy, logits.argmax(dim=-1), drawn.clamp_(max=logits.shape[-1] - 1))
+    chosen = log_probabilities.gather(1, ids[:, None])[:, 0]
+    return [
+        Drawn(one, logprob, *(_beside(log_probabilities[row], n) if (n := samplings[row].alternatives) else ()))
+        for row, (one, logprob) in enumerate(zip(ids.tolist(), chosen.tolist(), strict=True))
+    ]
+
+
+def _beside(row: Tensor, n: int) -> tuple[tuple[list[int], list[float]], float]:
+    """The ``n`` likeliest tokens of log-probabilities ``[V]``, and their entropy."""
+    top = torch.topk(row, min(n, row.numel()))
+    entropy = -(row.double().exp() * row.double()).nan_to_num(nan=0.0).sum()  # 0 * log 0 is 0
+    return (top.indices.tolist(), top.values.tolist()), max(float(entropy), 0.0)
+
+
+def _cut(logits: Tensor, sampling: Sampling) -> Tensor:
+    """One row in which every token that must not be drawn is at minus infinity."""
+    logits = logits.clone()
+    if sampling.min_p:
+        probabilities = torch.softmax(logits, dim=-1)
+        logits[probabilities < sampling.min_p * probabilities.max()] = -torch.inf
+    if 0 < sampling.top_k < logits.numel():
+        logits[logits < torch.topk(logits, sampling.top_k).values[-1]] = -torch.inf
+    if sampling.top_p < 1:
+        ordered, order = torch.sort(logits)
+        cumulative = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
+        drop = cumulative <= 1 - sampling.top_p
+        drop[-1] = False
+        logits[order[drop]] = -torch.inf
+    return logits

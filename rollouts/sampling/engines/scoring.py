@@ -1,0 +1,87 @@
+"""Scoring: the log-probabilities that an engine returns for ids that it did not sample. Not every engine can."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rollout_inspector.streams.trajectory import Floats, Ids
+from rollouts.sampling.engines.protocol import EngineError, RequestRefused
+from rollouts.sampling.engines.registry import ENGINES, engine_spec
+
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 10.0
+"""At 0 the likeliest token has all of the probability, so there is nothing to compare."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """What an engine that scores is, without touching it."""
+
+    name: str
+    version: str
+    vocab_size: int
+    max_length: int
+    """The longest stream that it scores, in tokens."""
+
+    @classmethod
+    def of(cls, engine: Any) -> Scorer:
+        """Run in the engine's process by ``EngineOwner.call``."""
+        whole = engine_spec(engine.name).scores_full_context
+        return cls(engine.name, engine.version, engine.vocab_size, engine.max_model_len - (0 if whole else 1))
+
+
+def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0) -> list[Floats]:
+    """The log-probabilities ``[T]`` of each stream, in nats; the first is NaN.
+
+    Run in the engine's process by ``EngineOwner.call``. Raises :class:`RequestRefused` for ids that the model does not
+    have, for a stream that is too long, and for an engine that cannot score. Raises :class:`EngineError` for an answer
+    that makes no sense.
+    """
+    if not hasattr(engine, "score"):
+        raise RequestRefused(f"The engine {engine.name} cannot score ids that it did not sample. Choose another one.")
+    if problem := temperature_problem(engine.name, temperature):
+        raise RequestRefused(problem)
+    more = {} if temperature == 1 else {"temperature": temperature}
+    limits = Scorer.of(engine)
+    for ids in streams:
+        if problem := stream_problem(ids, limits):
+            raise RequestRefused(problem)
+    found: list[Floats] = engine.score([ids for ids in streams if len(ids)], **more) if any(map(len, streams)) else []
+    values = iter(found)
+    scored = [next(values) if len(ids) else np.zeros(0, dtype=np.float32) for ids in streams]
+    for ids, one in zip(streams, scored, strict=True):
+        if len(one) != len(ids):
+            raise EngineError(f"The engine returned {len(one)} scores for a stream of {len(ids)} tokens.")
+        rest = one[1:]
+        # Written so that NaN fails too. Minus infinity is a token that the model never samples.
+        if len(rest) and not rest.max() <= 1e-3:
+            raise EngineError("The engine returned a score that is not a number or is above 0.")
+    return scored
+
+
+def temperature_problem(engine: str, temperature: float) -> str:
+    """Why an engine cannot score at a temperature, as a sentence; empty = it can."""
+    if not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        return (
+            f"Scores are made at temperatures from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}, not at {temperature:g}."
+        )
+    if temperature != 1 and not engine_spec(engine).scores_at_temperature:
+        able = " or ".join(name for name, spec in ENGINES.items() if spec.scores_at_temperature)
+        return f"The engine {engine} scores at temperature 1 alone. For {temperature:g} choose the engine {able}."
+    return ""
+
+
+def stream_problem(ids: Ids, limits: Scorer) -> str:
+    """Why an engine with these limits cannot score a stream, as a sentence; empty = it can."""
+    if not len(ids):
+        return ""
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= limits.vocab_size:
+        bad = low if low < 0 else high
+        return f"It holds the id {bad}, and the model's ids run from 0 to {limits.vocab_size - 1}."
+    if len(ids) > limits.max_length:
+        return f"It has {len(ids):,} tokens, and this engine scores at most {limits.max_length:,}."
+    return ""

@@ -1,0 +1,111 @@
+"""A deterministic engine without a model: a function from prompt ids to completion ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rollout_inspector.streams.alternatives import packed
+from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
+from rollouts.sampling.engines.protocol import Generation, GenerationRequest, check_request
+from rollouts.sampling.engines.stops import StopTexts
+
+Script = Callable[[Ids], Sequence[int]]
+"""The whole continuation of a prompt. The engine cuts it at stop tokens and limits."""
+
+
+@dataclass
+class _Live:
+    request: GenerationRequest
+    planned: list[int]
+    done: int = 0
+
+
+def echo(vocab_size: int) -> Script:
+    """A script that depends on every id of the prompt: each next id is a hash of all ids before it."""
+
+    def continue_(prompt: Ids) -> list[int]:
+        state = 17
+        for value in prompt.tolist():
+            state = (state * 31 + value + 1) % 1_000_003
+        out = []
+        for _ in range(4096):
+            state = (state * 48271 + 11) % 1_000_003
+            out.append(state % vocab_size)
+        return out
+
+    return continue_
+
+
+class ScriptedEngine:
+    """Each ``step`` adds the next token of its script to each live request, with log-probability ``-1 / (1 + id)``."""
+
+    name = "scripted"
+    version = "1"
+    logprobs_mode = "processed"
+
+    def __init__(
+        self, path: str | Path = "", script: Script | None = None, vocab_size: int = 512, max_model_len: int = 2048
+    ) -> None:
+        self.vocab_size, self.max_model_len = vocab_size, max_model_len
+        self._script = script or echo(vocab_size)
+        self._stops = StopTexts(path)
+        self._live: dict[str, _Live] = {}
+
+    def add(self, request: GenerationRequest) -> None:
+        check_request(request, self.vocab_size, self.max_model_len)
+        self._stops.check(request.sampling)
+        planned = [int(value) for value in self._script(request.prompt_ids)]
+        if not planned:
+            raise ValueError("a script must return at least one id")
+        self._live[request.request_id] = _Live(request, planned)
+
+    def step(self) -> list[Generation]:
+        finished = []
+        for request_id, live in list(self._live.items()):
+            live.done += 1
+            sampling, last = live.request.sampling, live.planned[live.done - 1]
+            text = self._stops.completed(live.planned[: live.done], sampling.stop)
+            stopped = last in sampling.stop_token_ids or bool(text)
+            room = self.max_model_len - len(live.request.prompt_ids)
+            if not stopped and live.done < min(sampling.max_tokens, room, len(live.planned)):
+                continue
+            ids = ids_array(live.planned[: live.done])
+            logprobs = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
+            reasons = ("stop", text or str(last)) if stopped else ("length", "")
+            more = self._alternatives(ids, sampling.alternatives) or (None, None)
+            finished.append(Generation(request_id, ids, logprobs, *reasons, 0, *more))
+            del self._live[request_id]
+        return finished
+
+    def score(self, streams: Sequence[Ids]) -> list[Floats]:
+        """The log-probabilities ``[T]`` of each stream, by the rule of its completions; the first is NaN."""
+        found = []
+        for ids in streams:
+            values = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
+            values[:1] = np.nan
+            found.append(values)
+        return found
+
+    def _alternatives(self, ids: Ids, n: int) -> tuple[Ids, Floats] | None:
+        """The next ids take half of what is left, one after the other, so no entropy is told."""
+        entries = []
+        for value in ids.tolist() if n else ():
+            left, entry = -np.expm1(-1.0 / (1.0 + value)), [(value, -1.0 / (1.0 + value))]
+            for other in range(1, n):
+                left /= 2
+                entry.append(((value + other) % self.vocab_size, float(np.log(left))))
+            entries.append(entry)
+        return packed(entries)
+
+    def abort(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._live)
+
+    def close(self) -> None:
+        self._live.clear()

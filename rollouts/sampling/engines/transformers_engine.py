@@ -1,0 +1,317 @@
+"""The default engine: a Hugging Face causal LM on the CPU with continuous batching and reuse of keys and values."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers.utils.logging import disable_progress_bar
+
+from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
+from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, check_request
+from rollouts.sampling.engines.sampler import Drawn, Draws, draw
+from rollouts.sampling.engines.slots import Slot, SlotCache, grouped_attention
+from rollouts.sampling.engines.stops import StopTexts
+
+ATTENTION = "rollouts_grouped"
+PREFILL_TOKENS = 2048
+"""Padded prompt tokens in one forward. They bound its memory and the time that live requests wait for it."""
+CHUNK = 256
+"""Prompt tokens of one sequence in one forward."""
+WORTH_WAITING = 32
+"""A prompt that shares so many tokens with one being computed waits a step and copies them."""
+
+
+@dataclass(eq=False)
+class _Live:
+    request: GenerationRequest
+    draws: Draws
+    room: int
+    """How many more tokens it may get, by its own limit and the model's."""
+    cached: int = 0
+    ids: list[int] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)
+
+
+class TransformersEngine:
+    """Any causal LM with full attention that transformers loads. One ``step`` adds one token to each live request."""
+
+    name = "transformers"
+    version = transformers.__version__
+    logprobs_mode = "processed"
+
+    def __init__(
+        self,
+        path: str | Path,
+        max_live: int = 64,
+        kept: int = 32,
+        max_model_len: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if not (Path(path) / "config.json").is_file():
+            raise EngineError(f"The folder {path} holds no config.json, so there is no model to load.")
+        disable_progress_bar()  # a worker's log is not a terminal
+        AttentionInterface.register(ATTENTION, grouped_attention)
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        _refuse_other_attention(config)
+        self._model = AutoModelForCausalLM.from_pretrained(
+            path, local_files_only=True, dtype=torch.float32, attn_implementation=ATTENTION
+        ).eval()
+        self.vocab_size = int(config.vocab_size)
+        self.max_model_len = max_model_len or int(config.max_position_embeddings)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._cache = SlotCache(config.num_hidden_layers, max_live + kept, heads, head_dim, torch.float32)
+        self._stops = StopTexts(path)
+        self._max_live = max_live
+        self._n_live = 0  # slots [0, n_live) are live
+        self._waiting: deque[GenerationRequest] = deque()
+        self._clock = count(1)
+
+    def add(self, request: GenerationRequest) -> None:
+        check_request(request, self.vocab_size, self.max_model_len)
+        self._stops.check(request.sampling)
+        self._waiting.append(request)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._waiting or self._n_live)
+
+    @torch.inference_mode()  # it moves tensors that a step wrote
+    def abort(self, request_id: str) -> None:
+        for request in self._waiting:
+            if request.request_id == request_id:
+                self._waiting.remove(request)
+                return
+        for index in range(self._n_live):
+            if self._cache.slots[index].owner.request.request_id == request_id:
+                self._release(index)
+                return
+
+    def close(self) -> None:
+        self._waiting.clear()
+        self._n_live = 0
+        self._cache.slots.clear()
+        self._model = None
+
+    @torch.inference_mode()
+    def load_weights(self, weights: Mapping[str, torch.Tensor], reset_cache: bool = True) -> None:
+        """Take other weights of the same model. Raises :class:`EngineError` while a request is under way.
+
+        ``reset_cache``: forget the keys and values of finished requests, which the old weights have made.
+        """
+        if self.has_unfinished():
+            raise EngineError("Weights are taken between requests, and one is under way.")
+        self._model.load_state_dict(weights)
+        if reset_cache:
+            for slot in self._cache.slots:
+                slot.length = 0
+
+    @torch.inference_mode()
+    def score(self, streams: Sequence[Ids], temperature: float = 1.0) -> list[Floats]:
+        """The log-probabilities ``[T]`` of each stream at a temperature; the first is NaN: nothing stands before it.
+
+        Each stream may be as long as ``max_model_len``. One stream at a time and ``CHUNK`` tokens in a forward, so that
+        the logits of a long stream never stand in memory together. Requests under way are not touched.
+        """
+        return [self._scored(ids, temperature) for ids in streams]
+
+    def _scored(self, ids: Ids, temperature: float) -> Floats:
+        values = np.full(len(ids), np.nan, dtype=np.float32)
+        tokens, cache = torch.from_numpy(ids.astype(np.int64))[None], DynamicCache()
+        for start in range(0, len(ids) - 1, CHUNK):
+            stop = min(start + CHUNK, len(ids) - 1)
+            positions = torch.arange(start, stop)[None]
+            hidden = torch.arange(stop) > positions[:, :, None]
+            mask = torch.zeros(hidden.shape).masked_fill_(hidden, torch.finfo(torch.float32).min)
+            out = self._model(
+                input_ids=tokens[:, start:stop],
+                position_ids=positions,
+                attention_mask=mask[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            told = torch.log_softmax(out.logits[0].float() / temperature, dim=-1)
+            values[start + 1 : stop + 1] = told.gather(1, tokens[0, start + 1 : stop + 1, None])[:, 0].numpy()
+        return values
+
+    @torch.inference_mode()
+    def step(self) -> list[Generation]:
+        """Add one token to every live request: one forward for those that go on, one or more for prompts that start."""
+        going_on = self._n_live
+        self._admit()
+        if going_on:
+            self._forward_last(going_on)
+        if self._n_live > going_on:
+            self._forward_prompts(going_on, self._n_live)
+        finished = []
+        for index in reversed(range(self._n_live)):
+            generation = self._finished(self._cache.slots[index].owner)
+            if generation is not None:
+                finished.append(generation)
+                self._release(index)
+        return finished[::-1]
+
+    # -- slots ---------------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Assign slots to waiting requests until the batch or this step's prompt budget is full."""
+        first_new, longest = self._n_live, 0
+        postponed: list[GenerationRequest] = []
+        while self._waiting and self._n_live < self._max_live:
+            request = self._waiting.popleft()
+            prompt = request.prompt_ids
+            shared = [slot.shared_with(prompt) for slot in self._cache.slots]
+            best = int(np.argmax(shared))
+            promised = self._promised(prompt, first_new)
+            if promised >= WORTH_WAITING and promised > shared[best]:
+                postponed.append(request)
+                continue
+            chunk = min(len(prompt) - shared[best], CHUNK)
+            if self._n_live > first_new and max(longest, chunk) * (self._n_live - first_new + 1) > PREFILL_TOKENS:
+                self._waiting.appendleft(request)
+                break
+            longest = max(longest, chunk)
+            self._seat(request, best, shared[best])
+        self._waiting.extendleft(reversed(postponed))
+
+    def _promised(self, prompt: Ids, first_new: int) -> int:
+        """The longest prefix of ``prompt`` that a request admitted in this step is about to compute."""
+        longest = 0
+        for slot in self._cache.slots[first_new : self._n_live]:
+            other = slot.owner.request.prompt_ids
+            n = min(len(other), len(prompt) - 1)
+            different = np.flatnonzero(other[:n] != prompt[:n])
+            longest = max(longest, int(different[0]) if different.size else n)
+        return longest
+
+    def _seat(self, request: GenerationRequest, source: int, shared: int) -> None:
+        """Put a request into the first slot behind the live ones, with the shared keys and values in place."""
+        cache, seat = self._cache, self._n_live
+        slots = cache.slots
+        cache.reserve(min(len(request.prompt_ids) + request.sampling.max_tokens, self.max_model_len))
+        if source >= seat and shared == slots[source].length:
+            cache.swap(source, seat)
+        else:
+            spare = [index for index in range(seat, len(slots)) if index != source] or [source]
+            victim = min(spare, key=lambda index: (slots[index].length > 0, slots[index].used_at))
+            if victim == source:
+                cache.swap(victim, seat)
+                slots[seat].length = shared
+            else:
+                cache.swap(victim, seat)
+                origin = victim if source == seat else source
+                cache.copy(origin, seat, shared)
+        slot = slots[seat]
+        slot.length = shared
+        room = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
+        slot.owner = _Live(request, Draws(request.sampling.seed), room, cached=shared)
+        self._n_live += 1
+
+    def _release(self, index: int) -> None:
+        """Keep a finished slot's tokens for the next turn and close the gap that it leaves among the live slots."""
+        slot = self._cache.slots[index]
+        slot.owner = None
+        slot.used_at = next(self._clock)
+        self._n_live -= 1
+        self._cache.swap(index, self._n_live)
+
+    # -- forwards ------------------------------------------------------------------------------------------------------
+
+    def _forward_last(self, n: int) -> None:
+        """Run one forward over the last sampled token of the first ``n`` slots."""
+        slots = self._cache.slots[:n]
+        tokens = torch.tensor([[slot.owner.ids[-1]] for slot in slots])
+        positions = torch.tensor([[slot.length] for slot in slots])
+        for slot in slots:
+            slot.extend(ids_array([slot.owner.ids[-1]]))
+        self._sample(slots, self._forward(0, n, tokens, positions))
+
+    def _forward_prompts(self, low: int, high: int) -> None:
+        """Compute the missing part of the prompts in slots ``[low, high)``, a chunk at a time, with pads in front."""
+        while True:
+            slots = self._cache.slots[low:high]
+            missing = [slot.owner.request.prompt_ids[slot.length : slot.length + CHUNK] for slot in slots]
+            width = max(len(chunk) for chunk in missing)
+            tokens = torch.zeros((len(slots), width), dtype=torch.long)
+            positions = torch.full((len(slots), width), -1, dtype=torch.long)
+            for row, (slot, chunk) in enumerate(zip(slots, missing, strict=True)):
+                if len(chunk):
+                    tokens[row, width - len(chunk) :] = torch.from_numpy(chunk.astype(np.int64))
+                    positions[row, width - len(chunk) :] = torch.arange(slot.length, slot.length + len(chunk))
+                    slot.extend(chunk)
+            logits = self._forward(low, high, tokens, positions)
+            ready = [
+                row
+                for row, slot in enumerate(slots)
+                if len(missing[row]) and slot.length == len(slot.owner.request.prompt_ids)
+            ]
+            if ready:
+                self._sample([slots[row] for row in ready], logits[ready])
+            if all(slot.length == len(slot.owner.request.prompt_ids) for slot in slots):
+                return
+
+    def _forward(self, low: int, high: int, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """The logits ``[n, V]`` after the last token of each row."""
+        length = max(slot.length for slot in self._cache.slots[low:high])
+        self._cache.begin(low, high, positions, length)
+        hidden = torch.arange(length) > positions[:, :, None]
+        mask = torch.zeros(hidden.shape).masked_fill_(hidden, torch.finfo(torch.float32).min)
+        out = self._model(
+            input_ids=tokens,
+            position_ids=positions.clamp(min=0),
+            attention_mask=mask[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+    def _sample(self, slots: list[Slot], logits: torch.Tensor) -> None:
+        live = [slot.owner for slot in slots]
+        drawn = draw(logits, [one.request.sampling for one in live], [one.draws for one in live])
+        for one, token in zip(live, drawn, strict=True):
+            one.ids.append(token.id)
+            one.drawn.append(token)
+
+    def _finished(self, live: _Live) -> Generation | None:
+        sampling = live.request.sampling
+        text = self._stops.completed(live.ids, sampling.stop)
+        stopped = live.ids[-1] in sampling.stop_token_ids or bool(text)
+        if not stopped and len(live.ids) < live.room:
+            return None
+        finish, stop = ("stop", text or live.ids[-1]) if stopped else ("length", None)
+        logprobs = [one.logprob for one in live.drawn]
+        generation = Generation.of(live.request.request_id, live.ids, logprobs, finish, stop, live.cached)
+        return replace(generation, **_beside(live.drawn)) if sampling.alternatives else generation
+
+
+def _beside(drawn: list[Drawn]) -> dict[str, Any]:
+    """The fields of a generation that hold the alternatives and the entropy."""
+    found = [one.alternatives for one in drawn if one.alternatives is not None]
+    return {
+        "alternative_ids": ids_array([value for ids, _ in found for value in ids]),
+        "alternative_logprobs": np.array([value for _, values in found for value in values], dtype=np.float32),
+        "entropy": np.array([one.entropy for one in drawn], dtype=np.float32),
+    }
+
+
+def _refuse_other_attention(config: Any) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise EngineError(
+            "The transformers engine serves only models with full attention; this one has "
+            f"{', '.join(sorted(kinds))}. Serve it with the vllm engine."
+        )
+    if getattr(config, "attn_logit_softcapping", None):
+        raise EngineError("The transformers engine does not support capped attention scores. Serve it with vllm.")

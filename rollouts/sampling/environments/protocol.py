@@ -1,0 +1,82 @@
+"""What an environment is to the loop: a source of tasks, and an episode for each trajectory that answers and scores."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Protocol
+
+
+class EnvironmentUnavailable(ValueError):
+    """The environment cannot be used here. The message says why and what would help."""
+
+
+def import_package(name: str) -> ModuleType:
+    """The optional package of a module. Raises :class:`EnvironmentUnavailable` when it is not installed."""
+    package = name.partition(".")[0]
+    try:
+        found = importlib.import_module(package)
+        importlib.import_module(name)
+        return found
+    except ImportError as error:
+        raise EnvironmentUnavailable(
+            f"The {package} environments need the package {error.name}, which is not installed here; "
+            "pip install --no-deps -r rollouts/sampling/environments/requirements.txt installs it."
+        ) from error
+
+
+@dataclass(frozen=True)
+class Task:
+    """One prompt."""
+
+    messages: list[dict[str, Any]]
+    """The chat messages that the episode starts with. The user wrote the last one."""
+    tools: list[dict[str, Any]] | None
+    """Function schemas as the chat template takes them; ``None`` when there are none."""
+    answer: str | None
+    """The right answer; ``None`` when the task has no single one."""
+    index: int
+    """The place among the tasks of one call of ``tasks``, counted from 0."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """JSON that the environment needs to start the episode, also in another process. Often empty."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the environment returns after an assistant turn."""
+
+    messages: list[dict[str, Any]]
+    """New messages to append (tool or user); empty when the episode is done."""
+    done: bool
+    reward: float | None = None
+    """Set when the episode is done."""
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    """The parts of the reward by name; empty while the episode is not done."""
+    stop_reason: str = ""
+    """Why the episode ended; empty while it is not done."""
+
+
+class Episode(Protocol):
+    """The environment's half of one trajectory. It remembers what has happened so far."""
+
+    def step(self, message: Mapping[str, Any]) -> Outcome:
+        """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``), even a malformed one."""
+        ...
+
+    def truncated(self, reason: str) -> Outcome:
+        """Score an episode that the loop ends (out of tokens or turns). ``reason`` becomes the stop reason."""
+        ...
+
+
+class Environment(Protocol):
+    """A source of tasks and episodes."""
+
+    name: str
+
+    def tasks(self, n: int, seed: int) -> list[Task]:
+        """Returns the ``n`` tasks of a seed. A longer list starts with the shorter one."""
+        ...
+
+    def start(self, task: Task) -> Episode: ...

@@ -1,0 +1,118 @@
+"""SkyRL-Gym: its text environments, with observations as messages. The package is imported when an episode starts."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from rollouts.sampling.environments.arithmetic import random_problem
+from rollouts.sampling.environments.prompts import Prompt, PromptsEnvironment
+from rollouts.sampling.environments.protocol import EnvironmentUnavailable, Outcome, Task, import_package
+
+
+@dataclass(frozen=True)
+class _Offered:
+    instruction: str
+    """Text after the question."""
+    extras: str
+    """The key under which SkyRL-Gym looks for the right answer."""
+
+
+OFFERED: dict[str, _Offered] = {
+    "gsm8k": _Offered('Think step by step and write the final number behind "####".', "reward_spec"),
+    "gsm8k_multi_turn": _Offered(
+        'Think step by step and end every turn with your number so far behind "####".', "reward_spec"
+    ),
+    "aime": _Offered('Think step by step. The last line is "Answer: " and the number.', "reward_model"),
+}
+
+_EXECUTES = "it executes code that the model writes, on the machine of the worker."
+WITHHELD: dict[str, str] = {
+    "lcb": _EXECUTES,
+    "search": "it sends what the model writes to a network address.",
+    "searchcode": "it executes code that the model writes and sends queries to a network address.",
+    "text2sql": "it executes SQL that the model writes, on database files that the package lacks.",
+    "rlm": _EXECUTES,
+}
+"""Environments of the package that are not offered, and why."""
+
+
+def load_package() -> ModuleType:
+    """Import the package. Raises :class:`EnvironmentUnavailable` when it is not installed."""
+    return import_package("skyrl_gym")
+
+
+class SkyRLGymEpisode:
+    """One of the package's environments. A trajectory's reward is the sum of its turns' rewards, which are kept too."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._rewards: list[float] = []
+
+    def step(self, message: Mapping[str, Any]) -> Outcome:
+        out = self._env.step(_action(message))
+        self._rewards.append(float(out["reward"]))
+        observations = [dict(one) for one in out["observations"] or ()]
+        if out["done"]:
+            return self._end("done")
+        if not observations:
+            # Without an observation there is nothing to put between two turns of the model.
+            return self._end("no_observation")
+        return Outcome(messages=observations, done=False)
+
+    def truncated(self, reason: str) -> Outcome:
+        return self._end(reason)
+
+    def _end(self, reason: str) -> Outcome:
+        parts = {f"turn_{turn}": reward for turn, reward in enumerate(self._rewards)}
+        for name, value in self._env.get_metrics().items():
+            if isinstance(value, int | float):
+                parts[name] = float(value)
+        self._env.close()
+        return Outcome([], True, reward=sum(self._rewards), reward_parts=parts, stop_reason=reason)
+
+
+def _action(message: Mapping[str, Any]) -> str:
+    """The text of a turn as these environments read it. The thoughts are part of it, as in SkyRL."""
+    content = message.get("content")
+    text = content if isinstance(content, str) else ""
+    thoughts = message.get("reasoning_content")
+    return f"<think>{thoughts}</think>{text}" if isinstance(thoughts, str) and thoughts else text
+
+
+class SkyRLGymEnvironment:
+    """The package has no tasks. They come from a file of prompts; without one, arithmetic with whole answers."""
+
+    def __init__(self, env: str, prompts: Sequence[Prompt] = ()) -> None:
+        self.name = f"skyrl_gym:{env}"
+        self._env, self._prompts = env, prompts
+
+    def tasks(self, n: int, seed: int) -> list[Task]:
+        """Raises :class:`EnvironmentUnavailable` without the package, or when a prompt has no answer."""
+        load_package()
+        if self._prompts:
+            if any(prompt.answer is None for prompt in self._prompts):
+                raise EnvironmentUnavailable(
+                    f'{self.name} scores every prompt, and a line of the file has no "answer".'
+                )
+            return PromptsEnvironment(self._prompts).tasks(n, seed)
+        rng = random.Random(f"skyrl gym tasks {seed}")
+        return [self._task(rng, index) for index in range(n)]
+
+    def _task(self, rng: random.Random, index: int) -> Task:
+        while True:
+            problem = random_problem(rng)
+            if re.fullmatch(r"-?\d+", problem.answer):
+                content = f"{problem.question} {OFFERED[self._env].instruction}"
+                return Task([{"role": "user", "content": content}], None, problem.answer, index)
+
+    def start(self, task: Task) -> SkyRLGymEpisode:
+        # The environment looks in "extra_info" for a number of turns. Empty = its default.
+        extras = {OFFERED[self._env].extras: {"ground_truth": task.answer}, "extra_info": {}}
+        env = load_package().make(self._env, extras=extras)
+        env.init([dict(message) for message in task.messages])
+        return SkyRLGymEpisode(env)

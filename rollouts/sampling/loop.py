@@ -1,0 +1,413 @@
+"""The TITO loop: many trajectories at once, each a small state machine between the engine and its environment.
+
+A completion joins the stream verbatim. It is parsed only to route the turn; the parsed message is never encoded. A
+completion that hits a limit ends its trajectory as it is: nothing is added to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, replace
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.strategies import Strategy, StrategyRefused
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Message, Request, Step
+from rollout_inspector.text.replies.parsing import Parse, answering, with_call_ids
+from rollouts.sampling.engines import EngineError, Generation, GenerationRequest, Sampling, reason
+from rollouts.sampling.engines.owner import EngineClosed, EngineInfo, EngineLost, EngineOwner
+from rollouts.sampling.environments import Environment, Episode, Outcome, Task
+from rollouts.sampling.environments.answers import Answers
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+"""How often the loop checks whether it should stop."""
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutJob:
+    """A trajectory to make, or to continue."""
+
+    key: Any
+    """The caller's name for the trajectory."""
+    task: Task
+    seed: int | None = None
+    steps: tuple[Step, ...] = ()
+    """Steps that an earlier attempt has stored. They are taken over, not sampled again."""
+
+
+@dataclass(frozen=True)
+class RolloutLimits:
+    sampling: Sampling
+    """Its ``seed`` is ignored: the seed of each step follows from the job's seed."""
+    max_turns: int = 8
+    environment_seconds: float = 30.0
+    """How long the environment may take to answer one turn."""
+    max_live: int = 64
+    """Trajectories under way at once."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """How the caller takes part. All are called in the loop's thread."""
+
+    more: Callable[[int, bool], Sequence[RolloutJob] | None]
+    """Returns up to so many further jobs; None = no more. Waits for the first job only if the bool is True."""
+    on_steps: Callable[[Sequence[tuple[RolloutJob, int, Step]]], None]
+    """Takes steps as soon as they are sampled: (job, step index, step)."""
+    on_done: Callable[[Sequence[TrajectoryEnd]], None]
+    should_stop: Callable[[], bool]
+    """Called at least every ``POLL_SECONDS``."""
+
+
+@dataclass(frozen=True)
+class BatchEnd:
+    """Why ``run_batch`` returned."""
+
+    stopped: tuple[RolloutJob, ...] = ()
+    """Jobs that were under way when the loop was told to stop or lost its engine. They can be taken up again."""
+    error: str = ""
+    """Set when there is no engine any more: a sentence with the reason."""
+
+
+@dataclass(eq=False)
+class _Live:
+    job: RolloutJob
+    strategy: Strategy
+    episode: Episode
+    messages: list[Message]
+    prompt_ids: Ids
+    n_steps: int = 0
+    n_calls: int = 0
+    request_id: str = ""
+    deadline: float = 0.0
+    """When the environment must have answered; 0 = no answer is due."""
+
+
+def step_seed(seed: int | None, index: int) -> int | None:
+    """The seed of a trajectory's step. A trajectory that is taken up again continues as it would have."""
+    if seed is None:
+        return None
+    return int.from_bytes(hashlib.sha256(f"{seed} {index}".encode()).digest()[:4], "big") >> 1
+
+
+def run_batch(
+    engine: EngineOwner,
+    environment: Environment,
+    new_strategy: Callable[[], Strategy],
+    parse: Parse,
+    limits: RolloutLimits,
+    callbacks: Callbacks,
+    template_kwargs: Mapping[str, Any] | None = None,
+    policy_version: str = "",
+    call_ids: bool = False,
+) -> BatchEnd:
+    """Run jobs until there are no more. A fault of one trajectory ends that trajectory alone; only callbacks may raise.
+
+    ``call_ids``: add an id to every parsed call, and the same id to its answer, for templates that need ids.
+    """
+    try:
+        info = _engine_info(engine, callbacks.should_stop)
+    except EngineClosed:
+        return BatchEnd()
+    except EngineError as error:
+        return BatchEnd(error=str(error))
+    if info is None:
+        return BatchEnd()
+    kwargs = dict(template_kwargs or {})
+    return _Batch(
+        engine, info, environment, new_strategy, parse, limits, callbacks, kwargs, policy_version, call_ids
+    ).run()
+
+
+def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> EngineInfo | None:
+    """What the engine is, once it is loaded. None when told to stop first; the loading goes on for the next run."""
+    asked = engine.ask_info()
+    while not should_stop():
+        try:
+            return asked.result(POLL_SECONDS)
+        except TimeoutError:
+            if asked.done():
+                raise
+    return None
+
+
+def _said_of(fault: BaseException) -> str:
+    return f"It broke off on an error of the program: {reason(fault)}."
+
+
+_numbers = count()
+"""Numbers the batches, so that request names in this process are unique. An abort then never ends another request."""
+
+
+@dataclass(eq=False)
+class _Batch:
+    engine: EngineOwner
+    info: EngineInfo
+    environment: Environment
+    new_strategy: Callable[[], Strategy]
+    parse: Parse
+    limits: RolloutLimits
+    callbacks: Callbacks
+    template_kwargs: dict[str, Any]
+    policy_version: str
+    call_ids: bool
+
+    def __post_init__(self) -> None:
+        self._number = next(_numbers)
+        self._live: set[_Live] = set()
+        self._events: SimpleQueue[tuple[_Live, Callable[[], None]]] = SimpleQueue()
+        self._answers = Answers()
+        self._steps: list[tuple[RolloutJob, int, Step]] = []
+        self._done: list[TrajectoryEnd] = []
+        self._exhausted = False
+        self._closing = False
+        self._lost = ""  # why there is no engine any more
+
+    def run(self) -> BatchEnd:
+        stopped: tuple[RolloutJob, ...] = ()
+        next_poll = 0.0
+        try:
+            while True:
+                if time.monotonic() >= next_poll:
+                    if self._closing or self.callbacks.should_stop():
+                        stopped = tuple(live.job for live in self._live)
+                        break
+                    self._fail_overdue()
+                    next_poll = time.monotonic() + POLL_SECONDS
+                self._take_jobs()
+                self._flush()
+                if self._live:
+                    self._handle_events(next_poll)
+                elif self._exhausted or self._closing:
+                    break
+            self._flush()
+            return BatchEnd(stopped, self._lost)
+        finally:
+            self.engine.abort([live.request_id for live in self._live if live.request_id])
+            self._answers.close()
+
+    def _handle_events(self, until: float) -> None:
+        """Wait for the first event, then take all that are there."""
+        try:
+            self._handle(*self._events.get(timeout=max(0.0, until - time.monotonic())))
+            while True:
+                self._handle(*self._events.get_nowait())
+        except Empty:
+            pass
+
+    def _handle(self, live: _Live, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:  # a panic of native code is no Exception
+            log.exception("trajectory failed key=%s", live.job.key)
+            self._end(live, error=_said_of(fault))
+
+    def _take_jobs(self) -> None:
+        free = self.limits.max_live - len(self._live)
+        if not free or self._exhausted or self._closing:
+            return
+        jobs = self.callbacks.more(free, not self._live)
+        self._exhausted = jobs is None
+        for job in jobs or ():
+            self._start(job)
+
+    def _flush(self) -> None:
+        """Pass on what has finished: steps before the trajectories they belong to."""
+        if self._steps:
+            steps, self._steps = self._steps, []
+            self.callbacks.on_steps(steps)
+        if self._done:
+            done, self._done = self._done, []
+            self.callbacks.on_done(done)
+
+    # -- one trajectory ------------------------------------------------------------------------------------------------
+
+    def _start(self, job: RolloutJob) -> None:
+        strategy = self.new_strategy()
+        try:
+            prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
+        except (StrategyRefused, RenderFailed) as error:
+            self._done.append(TrajectoryEnd.of_refusal(job.key, error))
+            return
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as fault:
+            log.exception("trajectory failed key=%s", job.key)
+            self._done.append(TrajectoryEnd(job.key, error=_said_of(fault)))
+            return
+        try:
+            episode = self.environment.start(job.task)
+        except Exception as error:
+            self._done.append(
+                TrajectoryEnd(job.key, error=f"The environment could not start the task: {reason(error)}.")
+            )
+            return
+        live = _Live(job, strategy, episode, list(job.task.messages), np.array(prompt))
+        self._live.add(live)
+        self._handle(live, lambda: self._next_turn(live))
+
+    def _next_turn(self, live: _Live) -> None:
+        """Sample the next step, or take it over from an earlier attempt."""
+        if live.n_steps < len(live.job.steps):
+            stored = live.job.steps[live.n_steps]
+            if not np.array_equal(stored.prompt_ids, live.prompt_ids):
+                self._end(live, error=f"Step {live.n_steps} cannot be taken up again: its prompt has changed.")
+                return
+            self._completed(live, stored.completion_ids, stored.logprobs, stored.finish_reason)
+            return
+        if len(live.prompt_ids) >= self.info.max_model_len:
+            self._truncate(live, "length")
+            return
+        live.request_id = f"{live.job.key}.{live.n_steps}.{self._number}"
+        sampling = replace(self.limits.sampling, seed=step_seed(live.job.seed, live.n_steps))
+        try:
+            future = self.engine.submit(GenerationRequest(live.request_id, live.prompt_ids, sampling))
+        except EngineClosed:
+            self._closing = True
+            return
+        future.add_done_callback(lambda done: self._events.put((live, lambda: self._generated(live, done))))
+
+    def _generated(self, live: _Live, future: Future[Generation]) -> None:
+        live.request_id = ""
+        try:
+            generation = future.result()
+        except (CancelledError, EngineClosed):
+            self._closing = True
+            return
+        except EngineLost as error:
+            self._closing, self._lost = True, str(error)
+            return
+        except EngineError as error:  # RequestRefused, and an answer that cannot leave the engine's process
+            self._end(live, error=str(error))
+            return
+        reply = self._reply(live, generation.completion_ids)
+        self._steps.append((live.job, live.n_steps, self._step(live, generation, reply)))
+        self._completed(live, generation.completion_ids, generation.logprobs, generation.finish_reason, reply)
+
+    def _reply(self, live: _Live, ids: Ids) -> Message:
+        """A completion as a message. If the prompt ends inside that message, its earlier calls do not count."""
+        before = NO_IDS if live.strategy.continues_message else live.prompt_ids
+        reply = self.parse(before, ids, live.job.task.tools)
+        if not self.call_ids:
+            return reply
+        # Ids follow from the seed if there is one, so that a repeated run renders the same ids.
+        return with_call_ids(reply, live.job.key if live.job.seed is None else live.job.seed, live.n_calls)
+
+    def _step(self, live: _Live, generation: Generation, reply: Message) -> Step:
+        sampling, info, task = self.limits.sampling, self.info, live.job.task
+        return Step(
+            prompt_ids=live.prompt_ids,
+            completion_ids=generation.completion_ids,
+            logprobs=generation.logprobs,
+            logprobs_mode=info.logprobs_mode,
+            finish_reason=generation.finish_reason,
+            stop_reason=generation.stop_reason,
+            request=Request(
+                tuple(live.messages), None if task.tools is None else tuple(task.tools), self.template_kwargs
+            ),
+            reply=reply,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            engine=f"{info.name} {info.version}",
+            policy_version=self.policy_version,
+            entropy=generation.entropy,
+            alternative_ids=generation.alternative_ids,
+            alternative_logprobs=generation.alternative_logprobs,
+            delta_origin=live.strategy.delta_origin,
+        )
+
+    def _completed(
+        self, live: _Live, ids: Ids, logprobs: Floats | None, finish_reason: str, reply: Message | None = None
+    ) -> None:
+        """Let the stream grow by a completion, then ask the environment. A truncated completion ends the trajectory."""
+        if reply is None:
+            reply = self._reply(live, ids)
+        live.messages.append(reply)
+        live.n_steps += 1
+        calls = reply.get("tool_calls")
+        live.n_calls += len(calls) if isinstance(calls, list) else 0
+        try:
+            live.strategy.sampled(ids, logprobs, reply)
+        except (StrategyRefused, RenderFailed) as error:
+            self._refuse(live, error)
+            return
+        if finish_reason == "length":
+            self._truncate(live, "length")
+            return
+        live.deadline = time.monotonic() + self.limits.environment_seconds
+        self._answers.ask(
+            lambda: live.episode.step(reply),
+            lambda outcome: self._events.put((live, lambda: self._answered(live, outcome))),
+        )
+
+    def _answered(self, live: _Live, outcome: Outcome | Exception) -> None:
+        if live not in self._live:
+            return  # it took too long and was given up
+        live.deadline = 0.0
+        if isinstance(outcome, Exception):
+            self._end(live, error=f"The environment failed: {reason(outcome)}.")
+        elif outcome.done:
+            self._end(live, outcome)
+        elif live.n_steps >= self.limits.max_turns:
+            self._truncate(live, "max_turns")
+        else:
+            messages = answering(live.messages[-1], outcome.messages) if self.call_ids else outcome.messages
+            try:
+                live.prompt_ids = np.array(live.strategy.observe(messages))
+            except (StrategyRefused, RenderFailed) as error:
+                self._refuse(live, error)
+                return
+            live.messages.extend(messages)
+            self._next_turn(live)
+
+    def _truncate(self, live: _Live, why: str) -> None:
+        try:
+            outcome = live.episode.truncated(why)
+        except Exception as error:
+            self._end(live, error=f"The environment failed: {reason(error)}.")
+            return
+        self._end(live, outcome)
+
+    def _fail_overdue(self) -> None:
+        now = time.monotonic()
+        for live in [one for one in self._live if one.deadline and one.deadline < now]:
+            self._answers.spawn()
+            self._end(live, error=f"The environment did not answer within {self.limits.environment_seconds:g} seconds.")
+
+    def _refuse(self, live: _Live, error: Exception) -> None:
+        self._live.discard(live)
+        self._done.append(TrajectoryEnd.of_refusal(live.job.key, error))
+
+    def _end(self, live: _Live, outcome: Outcome | None = None, error: str = "") -> None:
+        self._live.discard(live)
+        if outcome is None:
+            self._done.append(TrajectoryEnd(live.job.key, error=error))
+            return
+        try:
+            rows = None if live.strategy.rows_follow_from_steps else tuple(live.strategy.rows())
+        except (StrategyRefused, RenderFailed) as refusal:
+            self._refuse(live, refusal)
+            return
+        self._done.append(
+            TrajectoryEnd(
+                live.job.key,
+                reward=outcome.reward,
+                reward_parts=dict(outcome.reward_parts),
+                stop_reason=outcome.stop_reason,
+                rows=rows,
+            )
+        )

@@ -1,0 +1,192 @@
+"""The files that all machines share: the only door to Django's default storage, which is a folder or a bucket.
+
+A key names a file, such as ``exports/abc/run.jsonl``. What a key names never changes: it is put once, or again with the
+same content. So a copy on a machine's own disk is as good as the original.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from django.core.files import File
+from django.core.files.storage import default_storage
+
+from rollouts.store.files import cache
+from rollouts.store.files.values import PutFile, StorageDown, StoredFile
+
+_PART = re.compile(r"[\w+=@-][\w+=@. -]{0,199}")
+MAX_KEY = 600
+"""Characters. S3 takes 1,024 bytes, the prefix of the bucket included."""
+
+
+def checked(key: str) -> str:
+    """The key. Raises ``ValueError`` for one that could leave its folder, or that a storage would refuse."""
+    parts = key.split("/")
+    if len(key) > MAX_KEY or not all(_PART.fullmatch(part) and len(part.encode()) < 256 for part in parts):
+        raise ValueError(f"{key[:80]!r} cannot name a file: parts of letters, digits and ._-+=@ go between slashes.")
+    return key
+
+
+def put(key: str, source: Path | IO[bytes] | File, *, move: bool = False) -> None:
+    """Store a file from its first byte on, whole or not at all. ``move``: the storage may take the source away.
+
+    Raises :class:`StorageDown`, or ``OSError`` when a disk is full.
+    """
+    checked(key)
+    with _talking():
+        if isinstance(source, Path):
+            with source.open("rb") as opened:
+                _save(key, opened, str(source) if move else None)
+            if move:
+                source.unlink(missing_ok=True)
+        else:
+            temporary = getattr(source, "temporary_file_path", None)
+            _save(key, source, temporary() if move and temporary else None)
+
+
+def _save(key: str, source: Any, path: str | None) -> None:
+    content = PutFile(getattr(source, "file", source))
+    content.path = path
+    content.seek(0)
+    default_storage.save(key, content)
+
+
+def open_file(key: str) -> IO[bytes]:
+    """The file as a seekable stream of bytes; of a bucket only what is read travels. The caller closes it.
+
+    Raises ``FileNotFoundError`` or :class:`StorageDown`, here or while it is read.
+    """
+    with _talking():
+        opened: IO[bytes] = _backend().reader(checked(key))
+        return opened
+
+
+def read_range(key: str, start: int, stop: int) -> bytes:
+    """The bytes [start, stop) of a file; fewer where the file ends earlier.
+
+    Raises ``FileNotFoundError`` or :class:`StorageDown`.
+    """
+    if stop <= start:
+        return b""
+    with _talking():
+        data: bytes = _backend().read_range(checked(key), start, stop)
+        return data
+
+
+def size(key: str) -> int:
+    """Bytes. Raises ``FileNotFoundError`` or :class:`StorageDown`."""
+    with _talking():
+        return default_storage.size(checked(key))
+
+
+def exists(key: str) -> bool:
+    """Raises :class:`StorageDown`."""
+    with _talking():
+        return default_storage.exists(checked(key))
+
+
+def delete(key: str) -> None:
+    """Remove a file; one that is not there is fine. Raises :class:`StorageDown`."""
+    with _talking():
+        default_storage.delete(checked(key))
+
+
+def delete_all(prefix: str) -> None:
+    """Remove every file below a folder such as ``uploads/abc/``. Raises :class:`StorageDown`."""
+    _checked_prefix(prefix)
+    with _talking():
+        _backend().delete_all(prefix)
+
+
+def listed(prefix: str) -> Iterator[StoredFile]:
+    """The files below a folder such as ``uploads/abc/``, or all with ``""``, in the order of their keys.
+
+    Raises :class:`StorageDown`.
+    """
+    if prefix:
+        _checked_prefix(prefix)
+    with _talking():
+        yield from _backend().stored(prefix)
+
+
+@contextmanager
+def local_path(key: str) -> Iterator[Path]:
+    """The file on this machine: itself if the storage is a folder, else a copy in the cache, fetched once.
+
+    The copy stays while the context is open. Raises ``FileNotFoundError``, :class:`StorageDown`, or ``OSError``
+    when the disk is full.
+    """
+    if (folder := _folder()) is not None:
+        if not (path := folder / checked(key)).is_file():
+            raise FileNotFoundError(f"The file storage holds no {key}.")
+        yield path
+        return
+    entry, _, name = checked(key).rpartition("/")
+    with cache.used(key, lambda: [StoredFile(key, size(key))], entry, _fetch) as copy:
+        yield copy / name
+
+
+def local_folder(prefix: str, last: str) -> Path:
+    """The files of a folder such as ``tokenizers/abc/`` on this machine; they stay there while this process lives.
+
+    ``last``: the name of the file that is put last, so that the folder is whole where it is there.
+    Raises ``FileNotFoundError`` if it is not, :class:`StorageDown`, or ``OSError`` when the disk is full.
+    """
+    _checked_prefix(prefix)
+    if (folder := _folder()) is not None:
+        if not (folder / prefix / last).is_file():
+            raise FileNotFoundError(f"The file storage holds no {prefix}{last}.")
+        return folder / prefix
+
+    def wanted() -> list[StoredFile]:
+        found = list(listed(prefix))
+        if not any(one.key == prefix + last for one in found):
+            raise FileNotFoundError(f"The file storage holds no {prefix}{last}.")
+        return found
+
+    return cache.held(prefix, wanted, prefix.rstrip("/"), _fetch)
+
+
+def remove_drafts(seconds: float) -> None:
+    """Remove what processes that are gone left half-written in a folder that long ago. A bucket keeps no such thing."""
+    if (folder := _folder()) is not None:
+        from rollouts.store.files.folder import remove_drafts
+
+        remove_drafts(folder, seconds)
+
+
+def _fetch(key: str, target: Path) -> None:
+    with _talking():
+        _backend().fetch(key, target)
+
+
+def _backend() -> Any:
+    """The storage itself, with the methods that Django's storages lack."""
+    return default_storage
+
+
+def _folder() -> Path | None:
+    """Where the files lie, if the storage is a folder of this machine."""
+    folder: Path | None = _backend().folder
+    return folder
+
+
+def _checked_prefix(prefix: str) -> None:
+    if not prefix.endswith("/"):
+        raise ValueError(f"{prefix!r} does not end with a slash.")
+    checked(prefix[:-1])
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Turns what a storage raises into the errors that this module promises."""
+    try:
+        yield
+    except Exception as error:
+        if (meant := _backend().meant(error)) is error:
+            raise
+        raise meant from error

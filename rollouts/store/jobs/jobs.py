@@ -1,0 +1,231 @@
+"""Jobs: the attempt says which worker holds a job, and the heartbeat says that the worker lives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from django.db import Error, transaction
+from django.db.models import Exists, F, OuterRef, Q
+from django.utils import timezone
+
+from rollouts.store.jobs.activity import is_silent
+from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, TemplateCheck
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.text import without_paths
+
+TELL_SECONDS = 0.5
+"""How often progress is written at most."""
+SEND_AGAIN_SECONDS = 45
+"""A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
+
+
+SHARED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.IMPORT)
+"""The kinds whose large jobs are cut into shards."""
+
+
+OF_ENGINES = (Job.Kind.RESCORE,)
+"""The kinds that only a worker of a model does. Workers of the queue ``default`` leave them."""
+
+
+_WRITTEN_DOWN = {
+    Job.Kind.EXPORT: Action.EXPORTED,
+    Job.Kind.DIAGNOSE: Action.DIAGNOSED,
+    Job.Kind.REPLAY: Action.REPLAYED,
+    Job.Kind.REPLAY_TRAJECTORY: Action.REPLAYED,
+    Job.Kind.CHECK_TEMPLATE: Action.CHECKED,
+    Job.Kind.REPAIR_TEMPLATE: Action.CHECKED,
+    Job.Kind.AUDIT_PARSERS: Action.PARSERS_AUDITED,
+    Job.Kind.LOSS_WEIGHTS: Action.WEIGHED,
+    Job.Kind.RESCORE: Action.RESCORED,
+    Job.Kind.GAP: Action.GAP_READ,
+}
+"""The kinds that people ask for, and what the audit log says then. Who asks for an import says so there."""
+
+
+Subject = Run | Replay | TemplateCheck | ParserAudit
+_COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
+
+
+class JobLost(Exception):
+    """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
+
+
+class JobFailed(Exception):
+    """The job cannot be done; the message is a sentence that says why."""
+
+
+def ask_job(
+    subject: Subject, kind: str, options: Mapping[str, Any] | None = None, user: Any = None
+) -> tuple[Job, bool]:
+    """The job of a kind for its subject, and whether a worker has to be sent for it.
+
+    A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
+    asked for; else it fails and a new job begins.
+    """
+    job, is_new = _ask_job(subject, kind, dict(options or {}), user)
+    if is_new and (action := _WRITTEN_DOWN.get(Job.Kind(kind))) is not None:
+        asked = "".join(f", {name} {value}" for name, value in job.options.items())
+        of = subject.trajectory if isinstance(subject, Replay | ParserAudit) else subject
+        record(action, of, detail=f"job {job.code}{asked}")
+    return job, is_new
+
+
+def _ask_job(subject: Subject, kind: str, wanted: dict[str, Any], user: Any) -> tuple[Job, bool]:
+    column = _COLUMNS[type(subject)]
+    of_subject = Job.objects.filter(**{column: subject})
+    owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    # All others have one job in all, a run one of each kind.
+    active = of_subject.filter(Q(kind=kind) if column == "run" else Q(), status__in=ACTIVE)
+    with transaction.atomic():
+        list(active.select_for_update().order_by("pk"))  # before the subject, as every worker of the job does
+        type(subject).objects.select_for_update().get(pk=subject.pk)  # two presses at once queue here
+        held = active.first()
+        if held is not None and not is_silent(held):
+            return held, False
+        if held is not None and (held.kind, held.options) == (kind, wanted):
+            held.heartbeat_at, held.status, held.cancel_requested = timezone.now(), Job.Status.QUEUED, False
+            held.save(update_fields=["heartbeat_at", "status", "cancel_requested"])
+            return held, True
+        if held is not None:
+            close_shards(held)
+            held.status, held.error, held.finished_at = Job.Status.FAILED, "Its worker was lost.", timezone.now()
+            held.save(update_fields=["status", "error", "finished_at"])
+        if column != "run":
+            of_subject.delete()
+        return Job.objects.create(**{column: subject}, kind=kind, options=wanted, created_by=owner), True
+
+
+def take_job(pk: int, force: bool = False) -> Job | None:
+    """The job for the worker that takes it now; None when another worker has it, or it has ended.
+
+    ``force``: take it from a worker that lives, too; what that worker does afterwards changes nothing.
+    """
+    job = Job.objects.filter(pk=pk, status__in=ACTIVE).first()
+    if job is None or (job.status == Job.Status.RUNNING and not is_silent(job) and not force):
+        return None
+    ours = Job.objects.filter(pk=pk, status=job.status, attempt=job.attempt).update(
+        status=Job.Status.RUNNING, attempt=F("attempt") + 1, heartbeat_at=timezone.now()
+    )
+    return Job.objects.get(pk=pk) if ours else None
+
+
+def touch_job(job: Job) -> None:
+    """Say that the worker lives; nothing changes when it does not hold the job any more."""
+    ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING)
+    ours.update(heartbeat_at=timezone.now())
+
+
+def beat_job(job: Job, **fields: Any) -> None:
+    """Write the heartbeat and the progress of a job. Raises :class:`JobLost` if the work is to stop."""
+    ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING, cancel_requested=False)
+    if not ours.update(heartbeat_at=timezone.now(), **fields):
+        raise JobLost
+    for name, value in fields.items():
+        setattr(job, name, value)
+
+
+class Beat:
+    """:func:`beat_job` for one job, as its handler calls it. ``tell`` is called with the job each time."""
+
+    def __init__(self, job: Job, tell: Callable[[Job], object] = lambda _: None) -> None:
+        self.job, self._tell, self._last = job, tell, time.monotonic()
+
+    def __call__(self, **fields: Any) -> None:
+        self._last = time.monotonic()
+        beat_job(self.job, **fields)
+        self._tell(self.job)
+
+    def now_and_then(self, **fields: Any) -> None:
+        """The same, unless the last call was a moment ago."""
+        if time.monotonic() - self._last >= TELL_SECONDS:
+            self(**fields)
+
+
+def end_job(job: Job, status: str, error: str = "", held: Collection[str] = ACTIVE, **fields: Any) -> bool:
+    """End a job. Returns False, and changes nothing, if it has ended or another worker holds it.
+
+    ``held``: the states in which it is ended; a job that was queued again waits for another worker. Its shards go.
+    Those of an import that failed stay for *Resume*.
+    """
+    ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=held)
+    if not ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields):
+        return False
+    if job.kind in SHARED and job.whole_id is None:
+        close_shards(job)
+        if (job.kind, status) != (Job.Kind.IMPORT, Job.Status.FAILED):
+            job.shards.all().delete()
+    return True
+
+
+def close_shards(job: Job) -> None:
+    """End the shards of a job that have not ended. What their workers do afterwards changes nothing.
+
+    It waits for a worker that is storing something in this moment.
+    """
+    job.shards.filter(status__in=ACTIVE).update(
+        status=Job.Status.CANCELLED, attempt=F("attempt") + 1, finished_at=timezone.now()
+    )
+
+
+def has_open_shards() -> Exists:
+    """The condition of a query for jobs: a part of the job waits, or a worker does it."""
+    return Exists(Job.objects.filter(whole=OuterRef("pk"), status__in=ACTIVE))
+
+
+def note_outage(job: Job, sentence: str) -> None:
+    """Say why the work broke off. The job stays as it is: a worker takes it up when it has been silent for a while."""
+    with suppress(Error):  # the database may be what failed
+        Job.objects.filter(pk=job.pk, attempt=job.attempt, status=Job.Status.RUNNING).update(
+            error=without_paths(sentence)
+        )
+
+
+def cancel_job(job: Job) -> None:
+    """Ask a job to stop. A job without a worker ends at once; a worker sees the flag at its next :class:`Beat`."""
+    with transaction.atomic():
+        held = Job.objects.select_for_update().get(pk=job.pk)
+        if stops := held.status in ACTIVE:
+            held.cancel_requested = True
+            parted = held.kind in SHARED and held.shards.filter(status__in=ACTIVE).exists()
+            if parted:
+                close_shards(held)
+                held.shards.all().delete()
+            if held.status == Job.Status.QUEUED or is_silent(held) or parted:
+                held.status, held.finished_at = Job.Status.CANCELLED, timezone.now()
+            held.save(update_fields=["cancel_requested", "status", "finished_at"])
+    job.refresh_from_db()
+    if stops:
+        record(Action.CANCELLED, job)
+
+
+def adopt_jobs() -> list[Job]:
+    """Returns jobs that have lost their worker or their message, as they were. Only one caller gets each job.
+
+    A job whose shards are under way has no worker of its own. It lives as long as somebody calls this.
+    """
+    now = timezone.now()
+    Job.objects.filter(has_open_shards(), status=Job.Status.RUNNING).update(heartbeat_at=now)
+    old = Q(status=Job.Status.QUEUED, heartbeat_at__lt=now - timedelta(seconds=SEND_AGAIN_SECONDS))
+    running = Q(status=Job.Status.RUNNING)
+    lost = [job for job in Job.objects.filter(old | running).order_by("pk") if is_silent(job) or job.status == "queued"]
+    # The caller that changes the heartbeat has the job.
+    seen = (Job.objects.filter(pk=job.pk, status=job.status, heartbeat_at=job.heartbeat_at) for job in lost)
+    return [job for job, same in zip(lost, seen, strict=True) if same.update(heartbeat_at=now, status="queued")]
+
+
+def return_job(job: Job) -> None:
+    """A job of :func:`adopt_jobs` could not be sent: the next look finds it again."""
+    Job.objects.filter(pk=job.pk, status=Job.Status.QUEUED, attempt=job.attempt).update(
+        status=job.status, heartbeat_at=job.heartbeat_at
+    )
+
+
+def files_in_use() -> dict[str, str]:
+    """Codes of the exports whose files are still offered, or are being written: then with the attempt that writes."""
+    alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
+    found = Job.objects.filter(alive, kind=Job.Kind.EXPORT).values_list("code", "status", "attempt")
+    return {code: str(attempt) if status in ACTIVE else "" for code, status, attempt in found}

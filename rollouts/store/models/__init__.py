@@ -1,0 +1,94 @@
+"""The tables, a module for each noun. Import them from here.
+
+A step stores only the tokens that it adds; ``shared_length < parent_length`` means a break.
+Arrays lie in tables of their own (``StepTokens``, ``RowTokens``) or in a segment, a file that a ``TokenSegment`` names.
+So no list of rows or steps reads them.
+"""
+
+from rollouts.store.models.alarms import Alarm, AlarmRule, ProjectAlarms
+from rollouts.store.models.chat_templates import ChatTemplate, ProjectTemplate, template_name
+from rollouts.store.models.codes import ALPHABET, code_of_number, new_code
+from rollouts.store.models.comments import Comment
+from rollouts.store.models.contents import Content
+from rollouts.store.models.findings import StoredFinding
+from rollouts.store.models.jobs import Job
+from rollouts.store.models.muted import MutedKind
+from rollouts.store.models.parser_audits import ParserAudit
+from rollouts.store.models.people import (
+    DEFAULT_PROJECT,
+    ApiToken,
+    AuditEvent,
+    ExternalIdentity,
+    Invitation,
+    LoginSession,
+    Membership,
+    Project,
+    Role,
+    ShareLink,
+    default_project,
+)
+from rollouts.store.models.replays import Replay, ReplayRows
+from rollouts.store.models.retokenized import Retokenized
+from rollouts.store.models.rows import RowColumn, RowTokens, StoredRow
+from rollouts.store.models.runs import Rejection, Run, RunFigures, RunTag
+from rollouts.store.models.scored_columns import RowScores, ScoredColumn
+from rollouts.store.models.seen import Seen
+from rollouts.store.models.steps import StepTokens, StoredStep
+from rollouts.store.models.template_checks import TemplateCheck
+from rollouts.store.models.token_segments import TokenSegment
+from rollouts.store.models.tokenizers import Tokenizer
+from rollouts.store.models.training_steps import PolicyVersionFigures, PushedFigures, TrainingStepFigures
+from rollouts.store.models.trajectories import StoredTrajectory
+from rollouts.store.models.work_status import ACTIVE, WorkStatus
+
+__all__ = [
+    "ACTIVE",
+    "ALPHABET",
+    "DEFAULT_PROJECT",
+    "Alarm",
+    "AlarmRule",
+    "ApiToken",
+    "AuditEvent",
+    "ChatTemplate",
+    "Comment",
+    "Content",
+    "ExternalIdentity",
+    "Invitation",
+    "Job",
+    "LoginSession",
+    "Membership",
+    "MutedKind",
+    "ParserAudit",
+    "PolicyVersionFigures",
+    "Project",
+    "ProjectAlarms",
+    "ProjectTemplate",
+    "Rejection",
+    "Replay",
+    "ReplayRows",
+    "Retokenized",
+    "Role",
+    "RowColumn",
+    "RowScores",
+    "RowTokens",
+    "Run",
+    "RunFigures",
+    "RunTag",
+    "ScoredColumn",
+    "Seen",
+    "ShareLink",
+    "StepTokens",
+    "StoredFinding",
+    "StoredRow",
+    "StoredStep",
+    "StoredTrajectory",
+    "TemplateCheck",
+    "TokenSegment",
+    "Tokenizer",
+    "TrainingStepFigures",
+    "WorkStatus",
+    "code_of_number",
+    "default_project",
+    "new_code",
+    "template_name",
+]

@@ -1,0 +1,88 @@
+"""API tokens, by which programs work. The token is shown once; only its hash is kept."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+from django.utils import timezone
+
+from rollouts.store import models
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.share_writes import token_hash
+
+PREFIX = "ri_"
+"""Prefix by which a token is recognised in a log or a repository."""
+LAST_USE_EVERY = timedelta(minutes=1)
+MAX_CHARACTERS = 200
+
+
+def create_api_token(
+    user: Any,
+    name: str = "",
+    *,
+    project: models.Project | None = None,
+    scopes: Iterable[str] = (models.ApiToken.Scope.PUSH,),
+    days: float | None = None,
+) -> tuple[models.ApiToken, str]:
+    """Make a token that works as this user in a project. Returns the record and the token itself.
+
+    ``project``: the default one when it is None. ``days``: how long it works; None = until it is revoked.
+    """
+    token = PREFIX + secrets.token_urlsafe(32)
+    record = models.ApiToken.objects.create(
+        token_sha256=token_hash(token),
+        hint=token[:8],
+        name=name.strip()[:200] or "unnamed",
+        created_by=user,
+        project_id=project.pk if project is not None else models.default_project(),
+        scopes=[models.ApiToken.Scope(scope).value for scope in scopes],
+        expires_at=None if days is None else timezone.now() + timedelta(days=days),
+    )
+    audit.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
+    return record, token
+
+
+def token_state(record: models.ApiToken) -> str:
+    """``live``, ``revoked`` or ``expired``."""
+    if record.revoked_at is not None:
+        return "revoked"
+    return "expired" if record.expires_at is not None and record.expires_at <= timezone.now() else "live"
+
+
+def find_api_token(token: str) -> models.ApiToken | None:
+    """The record of a valid token with its maker and project; None = it is refused, and ``token_fault`` says why."""
+    if not token or len(token) > MAX_CHARACTERS:
+        return None
+    now = timezone.now()
+    makers_role = models.Membership.objects.filter(project=OuterRef("project"), user=OuterRef("created_by"))
+    live = models.ApiToken.objects.filter(
+        Q(expires_at=None) | Q(expires_at__gt=now),
+        Q(created_by__is_superuser=True) | Exists(makers_role),
+        revoked_at=None,
+        created_by__is_active=True,
+    )
+    record = live.select_related("created_by", "project").filter(token_sha256=token_hash(token)).first()
+    # Once a minute at most: a trainer that pushes every second must not cost a write each time.
+    if record is not None and (record.last_used_at is None or record.last_used_at < now - LAST_USE_EVERY):
+        models.ApiToken.objects.filter(
+            Q(last_used_at=None) | Q(last_used_at__lt=now - LAST_USE_EVERY), pk=record.pk
+        ).update(last_used_at=now)
+    return record
+
+
+def token_fault(token: str) -> str:
+    """Why a token is refused, in a sentence. Who holds the token may know that much."""
+    record = models.ApiToken.objects.filter(token_sha256=token_hash(token[:MAX_CHARACTERS])).first()
+    if record is None or record.revoked_at is not None:
+        return "This API token is unknown or was revoked. Make a new one on the page /tokens."
+    if token_state(record) == "expired":
+        return f"This API token expired on {record.expires_at:%Y-%m-%d}. Make a new one on the page /tokens."
+    return (
+        "The person who made this API token may no longer work in its project. A member makes a new one on the page "
+        "/tokens."
+    )

@@ -1,0 +1,37 @@
+"""The run that holds the gallery, and what of it the pages show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from django.db.models import F, Q
+
+from rollouts.store.models import Project, Run, StoredFinding, StoredTrajectory
+from rollouts.store.people.access import Access
+
+KEY = "gallery"
+"""In the settings of a run: the version of the bundle that it was made from."""
+TRAINING_KEY = "training_run"
+"""In the settings of a run: which bundled run of training it holds, as a hash of its file."""
+
+
+def find_gallery(version: str, of: Project | Access) -> Run | None:
+    """The newest run of a project, or of those that may be seen, that was made from this version. One query."""
+    found = Run.objects.filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
+    found = found.filter(project=of) if isinstance(of, Project) else of.limit(found)
+    return found.order_by("-created_at", "-pk").first()
+
+
+def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
+    """The trajectories of the gallery, in its order. One query."""
+    return list(run.trajectories.order_by("index"))
+
+
+def gallery_evidence(run: Run, others: Collection[str]) -> dict[str, str]:
+    """Name of a trajectory -> the evidence of its gravest finding of the kind that it is called after. One query.
+
+    ``others``: names of trajectories that are called after no kind; of these all findings count.
+    """
+    shown = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
+    found = StoredFinding.objects.filter(shown, run=run).order_by("-severity", "-pk")
+    return dict(found.values_list("trajectory__external_id", "evidence"))

@@ -1,0 +1,175 @@
+"""Projects, who is in them with which role, and invitations. A refusal raises ``PeopleRefused`` with a sentence."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.auth import get_user_model
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
+from django.utils import timezone
+
+from rollouts.store.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
+from rollouts.store.people.access import access_of
+from rollouts.store.people.share_writes import token_hash
+from rollouts.store.text import storable_text
+
+MAX_NAME = 100
+MAX_INVITATION_DAYS = 90
+
+
+class PeopleRefused(Exception):
+    """A change of projects, members or accounts that is refused, with a sentence for its reader."""
+
+
+def make_project(name: str, admin: Any = None) -> Project:
+    """Make a project. ``admin`` becomes its first admin; an admin of the server needs no role."""
+    with transaction.atomic():
+        project = _named(Project(), name)
+        if admin is not None:
+            Membership.objects.create(project=project, user=admin, role=Role.ADMIN)
+    return project
+
+
+def rename_project(project: Project, name: str) -> Project:
+    """Give a project another name."""
+    return _named(project, name)
+
+
+def _named(project: Project, name: str) -> Project:
+    before, project.name = project.name, " ".join(storable_text(name).split())
+    problem = ""
+    if not project.name:
+        problem = "Write a name for the project."
+    elif len(project.name) > MAX_NAME:
+        problem = f"Write at most {MAX_NAME} characters; these are {len(project.name)}."
+    else:
+        try:
+            with transaction.atomic():
+                project.save()
+            return project
+        except IntegrityError:
+            problem = f"There is a project “{project.name}” already, or there was one a moment ago. Take another name."
+    project.name = before
+    raise PeopleRefused(problem)
+
+
+def delete_project(project: Project) -> None:
+    """Delete an empty project with its roles, invitations, API tokens and share links. The first project stays."""
+    if project.code == DEFAULT_PROJECT:
+        raise PeopleRefused("This project takes what names no other one, so that it stays. Rename it instead.")
+    try:
+        Project.objects.get(pk=project.pk).delete()
+    except ProtectedError as error:
+        held = ", one ".join(sorted({str(one._meta.verbose_name) for one in error.protected_objects}))
+        raise PeopleRefused(
+            f"The project “{project.name}” is not empty: it holds at least one {held}. Delete these first."
+        ) from None
+
+
+def set_role(project: Project, user: Any, role: Role) -> Membership:
+    """Give a user a role in a project. The last admin of a project stays one."""
+    with transaction.atomic():
+        _lock(project)
+        if role != Role.ADMIN:
+            _keep_an_admin(project, user)
+        return Membership.objects.update_or_create(project=project, user=user, defaults={"role": role})[0]
+
+
+def remove_member(project: Project, user: Any) -> None:
+    """Take a user out of a project. The last admin of a project stays in it."""
+    with transaction.atomic():
+        _lock(project)
+        _keep_an_admin(project, user)
+        Membership.objects.filter(project=project, user=user).delete()
+
+
+def _lock(project: Project) -> None:
+    """Let one change of a project's members wait for another, so that two admins cannot remove each other at once."""
+    Project.objects.select_for_update().get(pk=project.pk)
+
+
+def _keep_an_admin(project: Project, user: Any) -> None:
+    admins = Membership.objects.filter(project=project, role=Role.ADMIN)
+    if admins.filter(user=user).exists() and not admins.exclude(user=user).filter(user__is_active=True).exists():
+        raise PeopleRefused("This is the last admin of the project. Make somebody else an admin first.")
+
+
+def invite(project: Project, role: Role, by: Any, days: int, note: str = "") -> tuple[Invitation, str]:
+    """Make a link by which one person joins with this role. Returns the record and the token, which is not kept."""
+    token = secrets.token_urlsafe(24)
+    record = Invitation.objects.create(
+        token_sha256=token_hash(token),
+        hint=token[:6],
+        project=project,
+        role=role,
+        note=storable_text(note)[:200],
+        created_by=by,
+        expires_at=timezone.now() + timedelta(days=min(max(days, 1), MAX_INVITATION_DAYS)),
+    )
+    return record, token
+
+
+def invitation_fault(record: Invitation) -> str:
+    """Why an invitation lets nobody in, in a sentence; empty when it does."""
+    if record.used_at is not None:
+        return "This invitation was used. Each one is for one person: ask for another."
+    if record.revoked_at is not None:
+        return "This invitation was revoked. Ask the person who sent it."
+    if record.expires_at <= timezone.now():
+        return "This invitation has expired. Ask the person who sent it for another."
+    maker = record.created_by
+    if not maker.is_active:
+        return "The account of the person who made this invitation is closed. Ask another admin of the project."
+    known = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
+    if not (access_of(maker).may(record.project_id, Role.ADMIN) if known is None else known):
+        return "The person who made this invitation is no longer an admin of the project. Ask one who is."
+    return ""
+
+
+def revoke_invitation(record: Invitation) -> None:
+    """From now on the invitation lets nobody in. One that was used stays as it is."""
+    Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None).update(revoked_at=timezone.now())
+
+
+def join(record: Invitation, user: Any) -> Membership:
+    """Use an invitation: the user gets its role, unless the user has a higher one. Once, whoever asks at once.
+
+    Raises ``PeopleRefused`` when the invitation is over.
+    """
+    with transaction.atomic():
+        # Under the lock, because somebody may take the maker's role away in this moment.
+        _lock(record.project)
+        if fault := invitation_fault(Invitation.objects.select_related("created_by").get(pk=record.pk)):
+            raise PeopleRefused(fault)
+        now = timezone.now()
+        taken = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
+        if not taken.update(used_at=now, used_by=user):
+            record.refresh_from_db()
+            raise PeopleRefused(invitation_fault(record) or "This invitation is over.")
+        held = Membership.objects.filter(project=record.project, user=user).first()
+        order = list(Role)
+        if held is not None and order.index(Role(held.role)) >= order.index(Role(record.role)):
+            return held
+        return Membership.objects.update_or_create(project=record.project, user=user, defaults={"role": record.role})[0]
+
+
+def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool | None = None) -> None:
+    """Open or close an account, or say whether it is an admin of the server. The last one stays.
+
+    A closed account can neither log in nor use what it has: its sessions and API tokens are refused from now on.
+    """
+    accounts = get_user_model().objects
+    with transaction.atomic():
+        admins = list(accounts.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk"))
+        if (is_active is False or is_superuser is False) and [one.pk for one in admins] == [user.pk]:
+            raise PeopleRefused("This is the last admin of the server. Make somebody else one first.")
+        changes: dict[str, bool] = {}
+        if is_active is not None:
+            changes["is_active"] = is_active
+        if is_superuser is not None:
+            changes |= {"is_superuser": is_superuser, "is_staff": is_superuser}
+        accounts.filter(pk=user.pk).update(**changes)
+    user.refresh_from_db()

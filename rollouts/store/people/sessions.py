@@ -1,0 +1,47 @@
+"""The sessions that an account is logged in with, so that its owner sees and ends them. Django keeps the sessions."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib.sessions.models import Session
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from rollouts.store.models import LoginSession
+from rollouts.store.text import storable_text
+
+NOTED_EVERY = timedelta(minutes=10)
+"""How often the last use of a session is written: a reader of pages must not cost a write for each page."""
+
+
+def note_session(session_key: str, user: Any, device: str, address: str) -> bool:
+    """Write down that a session is in use. Returns False when the session has ended meanwhile."""
+    seen = {
+        "user": user,
+        "device": storable_text(device)[:200],
+        "address": address[:45],
+        "last_used_at": timezone.now(),
+    }
+    try:
+        with transaction.atomic():
+            LoginSession.objects.update_or_create(session_id=session_key, defaults=seen)
+    except IntegrityError:  # logged out in another tab
+        return False
+    return True
+
+
+def end_sessions(user: Any, key: int | None = None, but: str | None = None) -> int:
+    """End sessions of a user: the one with the key ``key``, or all; never that of Django called ``but``.
+
+    Returns how many ended.
+    """
+    found = LoginSession.objects.filter(user=user)
+    if key is not None:
+        found = found.filter(pk=key)
+    if but is not None:
+        found = found.exclude(session_id=but)
+    ended = [str(one) for one in found.values_list("session_id", flat=True)]
+    Session.objects.filter(session_key__in=ended).delete()
+    return len(ended)

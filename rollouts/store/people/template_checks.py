@@ -1,0 +1,65 @@
+"""Chat-template checks, and the request of a stored run that a check is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db.models import QuerySet
+
+from rollouts.store.models import Run, StoredStep, StoredTrajectory, TemplateCheck
+from rollouts.store.people.access import Access
+from rollouts.store.runs.runs import find_run
+
+
+def _checks() -> QuerySet[TemplateCheck]:
+    return TemplateCheck.objects.select_related("project", "tokenizer", "chat_template", "job")
+
+
+def find_check(code: str, report: bool = True) -> TemplateCheck | None:
+    """A check with its tokenizer and template. ``report``: also read that long column. One query."""
+    found = _checks().filter(code=code)
+    return (found if report else found.defer("report")).first()
+
+
+def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, TemplateCheck]:
+    """Code -> check, for each code that exists, without tokenizer and template. One query."""
+    found = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
+    return {check.code: check for check in (found if report else found.defer("report", "question"))}
+
+
+def recent_checks(access: Access, limit: int, project_code: str = "") -> list[TemplateCheck]:
+    """The newest checks that may be seen first, without reports and template texts; of one project with a code.
+
+    One query.
+    """
+    found = access.limit(_checks())
+    if project_code:
+        found = found.filter(project__code=project_code)
+    return list(found.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
+
+
+@dataclass(frozen=True)
+class StoredRequest:
+    """The stored parts of one request of a run."""
+
+    run: Run
+    """With its project, its tokenizer and both chat templates."""
+    step: StoredStep | None
+    """With tools and template kwargs; None when the trajectory has no step at that index."""
+
+
+def find_request(access: Access, trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
+    """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries.
+
+    None when the run does not exist either, or may not be seen.
+    """
+    visible = access.limit(StoredTrajectory.objects.all(), "run__project")
+    trajectory = visible.filter(code=trajectory_code).first() if trajectory_code else None
+    run = find_run(templates=True, **({"pk": trajectory.run_id} if trajectory else {"code": run_code}))
+    if run is None or access.role_in(run.project_id) is None:
+        return None
+    trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
+    steps = StoredStep.objects.select_related("tools", "template_kwargs")
+    step = steps.filter(trajectory=trajectory, index=index).first() if trajectory else None
+    return StoredRequest(run, step)

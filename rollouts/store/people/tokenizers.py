@@ -1,0 +1,218 @@
+"""Registering tokenizers and chat templates."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+import zipfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
+from rollout_inspector.text.tokenizers.files import WANTED
+from rollout_inspector.text.tokenizers.kept_tables import FORMAT, TABLE_FILES
+from rollout_inspector.text.tokenizers.validate import check_file
+from rollouts.store import files, models
+from rollouts.store.people import activity_log as audit
+from rollouts.store.people.activity_log import Action
+from rollouts.store.people.projects import key_of
+from rollouts.store.people.registered_tokenizers import tokenizers_of
+
+
+def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
+    """A registered tokenizer, from this machine's copy of its files.
+
+    Raises :class:`rollout_inspector.text.tokenizers.TokenizerUnusable` with a sentence, or :class:`rollouts.store.files.StorageDown`.
+    """
+    return tokenizers.load(files_of(files_sha256))
+
+
+def files_of(files_sha256: str) -> Path:
+    """The folder of a registered tokenizer's files on this machine. Raises what :func:`load_tokenizer` raises."""
+    try:
+        return files.local_folder(_prefix(files_sha256), "tokenizer.json")
+    except (FileNotFoundError, ValueError):  # ValueError: a tokenizer whose files were never found
+        raise TokenizerUnusable(
+            "The files of this tokenizer are not in the file storage. Register the same tokenizer again."
+        ) from None
+
+
+@lru_cache(maxsize=32)
+def byte_table(files_sha256: str) -> ByteTable:
+    """The bytes of a registered tokenizer's tokens, memory-mapped. Raises what :func:`load_tokenizer` raises."""
+    try:
+        folder = files.local_folder(_table_prefix(files_sha256), TABLE_FILES[-1])
+    except FileNotFoundError:
+        _keep_table(files_sha256, load_tokenizer(files_sha256).table)
+        folder = files.local_folder(_table_prefix(files_sha256), TABLE_FILES[-1])
+    return tokenizers.open_table(folder)
+
+
+def byte_table_of(run: models.Run) -> ByteTable | None:
+    """The bytes of the tokens of a run; None when the run has no tokenizer or the tokenizer's files are gone."""
+    if run.tokenizer is not None:
+        with suppress(OSError, ValueError):
+            return byte_table(run.tokenizer.files_sha256)
+    return None
+
+
+def _prefix(files_sha256: str) -> str:
+    return f"tokenizers/{files_sha256}/"
+
+
+def _table_prefix(files_sha256: str) -> str:
+    return f"byte_tables/{files_sha256}-{FORMAT}/"
+
+
+def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:
+    """Keep a chat template under the hash of its bytes, and the name that a project has for it.
+
+    One that the project knows keeps its name unless it had none. ``project``: None = the default one.
+    """
+    if "\0" in text:
+        raise ValueError("A chat template cannot hold the character U+0000.")
+    key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+    template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
+    known, created = models.ProjectTemplate.objects.get_or_create(
+        project_id=key_of(project), chat_template=template, defaults={"label": label[:200]}
+    )
+    if label and not created and not known.label:
+        known.label = label[:200]
+        known.save(update_fields=["label"])
+    return template
+
+
+def register_tokenizer(
+    path: str | Path,
+    name: str | None = None,
+    source: str = "",
+    revision: str = "",
+    project: models.Project | None = None,
+) -> models.Tokenizer:
+    """Store a tokenizer's JSON and chat template and its byte table, and give it a name in a project.
+
+    The files are named by their contents. Without a ``name`` it is the folder's name, with a suffix when another
+    tokenizer of the project has it; a ``name`` that another one has raises ``ValueError``. If the same is registered
+    there already, it is returned. ``project``: None = the default one.
+    Raises :class:`rollout_inspector.text.tokenizers.TokenizerUnusable` (a ``ValueError``) when the folder holds no usable tokenizer.
+    """
+    path = Path(path).expanduser()
+    with tempfile.TemporaryDirectory(prefix="inspector-tokenizer-") as scratch:
+        if path.is_file() and path.name != "tokenizer.json":
+            is_zip = zipfile.is_zipfile(path)
+            folder = tokenizers.unpack_zip(path, Path(scratch) / "unpacked") if is_zip else _single(path, scratch)
+        else:
+            folder = path.parent if path.is_file() else path
+        loaded = tokenizers.examined(folder)
+        files_sha256 = _keep(folder)
+        loaded.close()  # the process of the copy is started when somebody asks for it
+    if not files.exists(_table_prefix(files_sha256) + TABLE_FILES[-1]):
+        _keep_table(files_sha256, loaded.table)
+    named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
+    label = name or (named.stem if named.is_file() else named.name)
+    template = register_chat_template(loaded.chat_template, label, project) if loaded.chat_template else None
+    of_project = {"project_id": key_of(project)}
+    fields = {
+        "sha256": loaded.sha256,
+        "files_sha256": files_sha256,
+        "source": (source or named.name)[:500],
+        "revision": revision[:100],
+        "vocab_size": loaded.vocab_size,
+        "encoder": loaded.encoder,
+        "chat_template": template,
+    }
+    wanted = (name or named.name).strip()[:180] or "tokenizer"
+    for candidate in (wanted, f"{wanted} ({files_sha256[:8]})"):
+        try:
+            with transaction.atomic():
+                record, created = models.Tokenizer.objects.get_or_create(name=candidate, **of_project, defaults=fields)
+        except IntegrityError:
+            record, created = models.Tokenizer.objects.get(name=candidate, **of_project), False
+        if created:
+            audit.record(Action.TOKENIZER_ADDED, record, detail=record.source)
+        if record.files_sha256 == files_sha256:
+            return record
+        if name is not None:
+            raise ValueError(f"Another tokenizer is registered as {name!r} already. Choose another name.")
+    raise ValueError(f"Another tokenizer is registered as {wanted!r} already. Choose a name.")
+
+
+def find_tokenizer(named: str, project: models.Project | None = None) -> models.Tokenizer:
+    """A tokenizer by its registered name, a folder or file, or a hub id (``org/name@revision``) where that is allowed.
+
+    What is not registered in the project yet is. For commands alone: who calls one may read any folder of this machine.
+    ``project``: None = the default one. Raises ``ValueError`` with a sentence.
+    """
+    known = tokenizers_of(key_of(project))
+    registered = known.filter(name=named).first()
+    if registered is not None:
+        return registered
+    if Path(named).expanduser().exists():
+        return register_tokenizer(named, project=project)
+    hub_id, _, revision = named.partition("@")
+    if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
+        return hub_tokenizer(hub_id, revision or "main", project)
+    names = ", ".join(known.values_list("name", flat=True)[:10]) or "none yet"
+    raise ValueError(
+        f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
+    )
+
+
+def hub_tokenizer(hub_id: str, revision: str, project: models.Project | None = None) -> models.Tokenizer:
+    """The tokenizer of a model on the hub at one revision. It is registered as ``org/name@revision``.
+
+    ``project``: None = the default one. Raises ``ValueError`` with a sentence. The id is never taken for a path.
+    """
+    name = f"{hub_id}@{revision}"
+    if (registered := tokenizers_of(key_of(project)).filter(name=name, source=hub_id).first()) is not None:
+        return registered
+    folder = tokenizers.from_hub(hub_id, revision, Path(settings.INSPECTOR_DATA) / "hub", settings.HUB_ALLOWED)
+    return register_tokenizer(folder, name=name, source=hub_id, revision=revision, project=project)
+
+
+def _single(path: Path, scratch: str) -> Path:
+    """A tokenizer.json that was uploaded under another name. Raises :class:`tokenizers.TokenizerUnusable`."""
+    if problems := check_file(path):
+        raise TokenizerUnusable(" ".join(problems))
+    folder = Path(scratch) / path.stem
+    folder.mkdir()
+    shutil.copyfile(path, folder / "tokenizer.json")
+    return folder
+
+
+def is_stored(tokenizer: models.Tokenizer, folder: Path) -> bool:
+    """Whether the files of a folder are those of a registered tokenizer, and lie in the storage."""
+    digest = _digest(folder)
+    return tokenizer.files_sha256 == digest and files.exists(f"{_prefix(digest)}tokenizer.json")
+
+
+def _digest(folder: Path) -> str:
+    """A hash of the wanted files of a folder."""
+    digest = hashlib.sha256()
+    for name in WANTED:
+        if (folder / name).is_file():
+            digest.update(f"{name}\0".encode() + hashlib.sha256((folder / name).read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _keep(folder: Path) -> str:
+    """Store the wanted files under a hash of their contents, tokenizer.json last. Returns the hash."""
+    digest = _digest(folder)
+    if not files.exists(f"{_prefix(digest)}tokenizer.json"):
+        names = [name for name in WANTED if (folder / name).is_file()]
+        for name in sorted(names, key="tokenizer.json".__eq__):
+            files.put(_prefix(digest) + name, folder / name)
+    return digest
+
+
+def _keep_table(files_sha256: str, table: ByteTable) -> None:
+    with tempfile.TemporaryDirectory(prefix="inspector-table-") as scratch:
+        tokenizers.write_table(table, Path(scratch))
+        for name in TABLE_FILES:
+            files.put(_table_prefix(files_sha256) + name, Path(scratch, name))

@@ -1,0 +1,238 @@
+"""The figures of a run: its summary, and the cost of its findings. A large run stores them when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Floor
+
+from rollout_inspector.diagnose.finding import Severity
+from rollouts.store.models import Run, RunFigures, StoredFinding, StoredTrajectory
+from rollouts.store.runs.runs import NOT_INFO, RunSummary, run_summary, summary_from
+
+VERSION = 5
+"""Goes up when the rules of counting change."""
+LARGE = 5_000
+"""With more trajectories, counting is too slow for a page."""
+SLICES = 20
+"""Equal stretches of a run."""
+MAX_STEPS = 40
+
+
+@dataclass(frozen=True)
+class KindCost:
+    """The findings of one kind, added up over a run."""
+
+    kind: str
+    findings: int
+    trajectories: int
+    trained_tokens_lost: int | None
+    """In the stored rows. None = not known of some finding."""
+    trained_tokens_wrong: int | None
+    """In the stored rows. None = not known of some finding."""
+    rows_more: int
+    prompt_tokens_repaid: int
+    lost_in_one_row: int
+    """What would be lost if a row went on over each break."""
+    severity: str
+    """The worst severity of these findings."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens lost and wrong, as far as they are known."""
+        return (self.trained_tokens_lost or 0) + (self.trained_tokens_wrong or 0)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The places of the findings, of one kind or of all kinds."""
+
+    by_step: list[tuple[int, int]]
+    """(step, trajectories with a finding at it), for the first steps."""
+    steps_beyond: int
+    """The number of later steps with findings, which are left out."""
+    along: list[int]
+    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
+
+
+@dataclass(frozen=True)
+class TrainedTotals:
+    """What the rows of a run train, counted over trajectories that have steps. No token counts twice."""
+
+    sampled: int
+    trained: int
+    lost: int | None
+    """Sampled, and trained in no row as they were sampled. None = not known of some trajectory."""
+    unknown: int = 0
+    """Trajectories of which it is not known what their rows lose."""
+
+    @property
+    def foreign(self) -> int | None:
+        """Trained, and not sampled as they stand or trained once more."""
+        return None if self.lost is None else self.trained - (self.sampled - self.lost)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What the findings of a run cost."""
+
+    kinds: list[KindCost]
+    spread: Spread
+    totals: TrainedTotals
+
+
+def is_large(run: Run) -> bool:
+    return run.n_trajectories > LARGE
+
+
+def state_of(run: Run) -> str:
+    """A hash of all totals of a run. Figures with another hash are stale."""
+    totals = (
+        VERSION, run.status, run.n_trajectories, run.n_finished, run.n_failed, run.n_steps, run.n_tokens, run.n_rewards,
+        run.reward_sum, sorted(run.finding_counts.items()), run.diagnosis_version,
+    )
+    return hashlib.sha256(repr(totals).encode()).hexdigest()
+
+
+def count(run: Run) -> dict[str, Any]:
+    """All figures, as a JSON object."""
+    kinds = run_kinds(run)
+    spreads = {kind: asdict(run_spread(run, kind)) for kind in ("", *(one.kind for one in kinds))}
+    body = {
+        "summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads,
+        "totals": asdict(run_totals(run)),
+    }
+    return dict(json.loads(json.dumps(body)))
+
+
+def stored_figures(run: Run) -> dict[str, Any] | None:
+    """The figures that were counted at the end of a large run; None for a small run, or when the run has changed."""
+    held = RunFigures.objects.filter(run=run).first() if is_large(run) else None
+    return held.body if held is not None and held.state == state_of(run) else None
+
+
+def summary_in(body: dict[str, Any]) -> RunSummary:
+    return summary_from(body["summary"])
+
+
+def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
+    """Key of a run -> worst severity -> the number of its trajectories that have it. At most two queries.
+
+    A large run without stored figures is left out.
+    """
+    diagnosed = [run for run in runs if any(run.finding_counts.values())]
+    counts: dict[int, dict[str, int]] = {}
+    large = {run.pk: run for run in diagnosed if is_large(run)}
+    if large:
+        for found in RunFigures.objects.filter(run__in=large):
+            if found.state == state_of(large[found.run_id]):
+                counts[found.run_id] = summary_in(found.body).severities
+    small = [run.pk for run in diagnosed if run.pk not in large]
+    if small:
+        held = StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity="")
+        for run, severity, n in held.values_list("run", "worst_severity").annotate(n=Count("pk")):
+            counts.setdefault(run, {})[severity] = n
+    return {
+        run: {one.value: held[one] for one in Severity if held.get(one)} for run, held in counts.items() if any(held)
+    }
+
+
+def cost_in(body: dict[str, Any], kind: str) -> RunCost:
+    held = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
+    spread = Spread([(step, n) for step, n in held["by_step"]], held["steps_beyond"], held["along"])
+    return RunCost([KindCost(**one) for one in body["kinds"]], spread, TrainedTotals(**body["totals"]))
+
+
+def run_cost(run: Run, kind: str = "") -> RunCost:
+    """The cost of all kinds, and the places of the findings of one kind (empty = of all). Five queries."""
+    return RunCost(run_kinds(run), run_spread(run, kind), run_totals(run))
+
+
+def run_totals(run: Run) -> TrainedTotals:
+    """What the rows of the ended trajectories train. One query."""
+    found = StoredTrajectory.objects.filter(run=run, n_rows__gt=0, n_steps__gt=0)
+    sums = found.aggregate(
+        sampled=Sum("n_sampled", default=0), trained=Sum("n_trained", default=0), lost=Sum("n_lost", default=0),
+        unknown=Count("pk", filter=Q(n_lost=None)),
+    )
+    return TrainedTotals(**sums | {"lost": None} if sums["unknown"] else sums)
+
+
+def run_kinds(run: Run) -> list[KindCost]:
+    """The cost of each kind of a run, the one that costs most tokens first. Two queries."""
+    rows = (
+        StoredFinding.objects.filter(run=run)
+        .values("kind")
+        .annotate(
+            findings=Count("pk"),
+            trajectories=Count("trajectory", distinct=True),
+            prompt_tokens_repaid=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0),
+            lost_in_one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
+            **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
+            **{f"sum_{name}": Sum(name, filter=NOT_INFO, default=0) for name in _UNSURE},
+            **{f"unknown_{name}": Count("pk", filter=NOT_INFO & Q(**{name: None})) for name in _UNSURE},
+        )
+        .order_by("-trajectories", "kind")
+    )
+    # The additional rows of a trajectory count once for each kind.
+    more: Counter[str] = Counter()
+    several = StoredFinding.objects.filter(NOT_INFO, run=run, rows__gt=1)
+    for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
+        more[kind] += n - 1
+    found = []
+    for row in rows:
+        held: dict[str, Any] = dict(row)
+        for name in _UNSURE:
+            total, unknown = held.pop(f"sum_{name}"), held.pop(f"unknown_{name}")
+            held[name] = None if unknown else total
+        counts = {severity.value: held.pop(severity.value) for severity in Severity}
+        worst = next(severity for severity, n in counts.items() if n)
+        found.append(KindCost(**held, rows_more=more[held["kind"]], severity=worst))
+    order = [severity.value for severity in Severity]
+    return sorted(
+        found, key=lambda one: (-one.tokens, -one.lost_in_one_row, order.index(one.severity), -one.trajectories)
+    )
+
+
+def worst_severities(run: Run) -> dict[str, str]:
+    """Kind -> the worst severity of its findings in a run. One query. A large run has none until it is counted."""
+    if is_large(run):
+        body = stored_figures(run)
+        return {one["kind"]: one["severity"] for one in body["kinds"]} if body else {}
+    held = set(StoredFinding.objects.filter(run=run).order_by().values_list("kind", "severity").distinct())
+    return {kind: severity.value for severity in reversed(Severity) for kind, found in held if found == severity}
+
+
+_UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")
+"""Costs that are not known of every finding."""
+
+
+def run_spread(run: Run, kind: str = "") -> Spread:
+    """The places of the findings of a kind (empty = of all kinds). Two queries."""
+    found = StoredFinding.objects.filter(run=run)
+    if kind:
+        found = found.filter(kind=kind)
+    rows = list(
+        found.filter(step_index__isnull=False)
+        .values_list("step_index")
+        .annotate(n=Count("trajectory", distinct=True))
+        .order_by("step_index")
+    )
+    return Spread(rows[:MAX_STEPS], max(len(rows) - MAX_STEPS, 0), _along(found, run.n_trajectories))
+
+
+def slice_size(total: int) -> int:
+    """Trajectories in each of the equal stretches."""
+    return max(-(-total // SLICES), 1)
+
+
+def _along(found: QuerySet[StoredFinding], total: int) -> list[int]:
+    place = Cast(Floor(F("trajectory__index") / Value(float(slice_size(total)))), IntegerField())
+    counts = dict(found.values_list(place).annotate(n=Count("trajectory", distinct=True)))
+    return [counts.get(number, 0) for number in range(SLICES)]

@@ -1,0 +1,49 @@
+"""The causes of the gap between trainer and sampler that the stored reports of runs name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from rollouts.store.models import Job, Run
+
+
+class NamedCause(NamedTuple):
+    """A cause of :data:`rollout_inspector.diagnose.gap.cause_kinds.CAUSES` in a run."""
+
+    cause: str
+    """Its name."""
+    from_step: int | None
+    """The first training step that shows it; None = the run has no training steps."""
+
+
+class StoredReport(NamedTuple):
+    """What says whether a report is still of the run as it is."""
+
+    key: str
+    """The hash of what it depends on."""
+    finished: int
+    """Trajectories that the run had finished then; 0 = an older version did not say."""
+    trainer: str
+    """The column that stood for the trainer; empty = as recorded."""
+
+
+def newest_report(run: Run) -> StoredReport | None:
+    """The newest report of a run; None without one. One query."""
+    done = run.jobs.filter(kind=Job.Kind.GAP, status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
+    for key, finished, compared in done.values_list("report__key", "report__finished", "report__compared")[:1]:
+        return StoredReport(key, finished or 0, (compared or ["", ""])[1])
+    return None
+
+
+def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
+    """Key of a run -> the causes that its newest report names, in the order of the rules. One query.
+
+    A report of two other columns than the recorded ones does not speak of sampler and trainer, and is left out.
+    """
+    done = Job.objects.filter(run__in=[run.pk for run in runs], kind=Job.Kind.GAP, status=Job.Status.DONE)
+    found: dict[int, list[NamedCause]] = {}
+    for key, causes, compared in done.order_by("pk").values_list("run_id", "report__causes", "report__compared"):
+        if key is not None and causes is not None and not (compared or ["", ""])[1]:
+            found[key] = [NamedCause(one["cause"], one["from_step"]) for one in causes]
+    return found

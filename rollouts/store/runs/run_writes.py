@@ -1,0 +1,184 @@
+"""Runs: made, cancelled, deleted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Count, F, Q, Sum
+from django.utils import timezone
+
+from rollouts.store import models
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.people.projects import key_of
+from rollouts.store.runs.figure_writes import take_figures
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories import contents
+from rollouts.store.trajectories.launched_trajectories import cancel_remaining
+from rollouts.store.trajectories.token_segments import delete_segments_of, delete_unused, segments_of
+
+DELETE_ATTEMPTS = 5
+
+
+def create_run(
+    kind: str, name: str, user: Any = None, project: models.Project | None = None, **fields: Any
+) -> models.Run:
+    """A queued run. ``user`` may be anonymous or None. ``project``: None = the default one."""
+    owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    fields.setdefault("token_store", settings.INSPECTOR_TOKENS)
+    return models.Run.objects.create(kind=kind, name=name[:200], created_by=owner, project_id=key_of(project), **fields)
+
+
+def start_run(run: models.Run) -> None:
+    """The work has begun."""
+    now = timezone.now()
+    run.status, run.started_at, run.heartbeat_at, run.error = models.Run.Status.RUNNING, run.started_at or now, now, ""
+    run.save(update_fields=["status", "started_at", "heartbeat_at", "error"])
+
+
+def end_run(run: models.Run, status: str, error: str = "") -> None:
+    """The work is over, one way or another."""
+    run.status, run.error, run.finished_at = status, without_paths(error), timezone.now()
+    run.save(update_fields=["status", "error", "finished_at"])
+    take_figures(run)
+
+
+def end_active_run(run: models.Run, status: str, error: str = "") -> None:
+    """End a run; nothing changes if it has ended already."""
+    active = models.Run.objects.filter(pk=run.pk, status__in=models.ACTIVE)
+    if active.update(status=status, error=without_paths(error), finished_at=timezone.now()):
+        take_figures(run)
+
+
+def fail_run(run: models.Run, error: str) -> None:
+    """End a launched run with a reason; trajectories that were not made fail for the same reason."""
+    failed = run.trajectories.filter(status__in=models.ACTIVE).update(
+        status=models.StoredTrajectory.Status.FAILED, error=without_paths(error), finished_at=timezone.now(),
+        lease_until=None,
+    )
+    models.Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
+    end_active_run(run, models.Run.Status.FAILED, error)
+
+
+def reopen_run(run: models.Run) -> None:
+    """A run that failed is queued again."""
+    run.status, run.error, run.finished_at, run.cancel_requested = models.Run.Status.QUEUED, "", None, False
+    run.save(update_fields=["status", "error", "finished_at", "cancel_requested"])
+
+
+def beat(run: models.Run, **fields: Any) -> bool:
+    """Write the heartbeat and the progress of a run. Returns True if somebody asked the run to stop."""
+    models.Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now(), **fields)
+    return is_cancelled(run)
+
+
+def is_cancelled(run: models.Run) -> bool:
+    """Whether somebody asked a run to stop, or deleted it."""
+    wanted = models.Run.objects.filter(pk=run.pk).values_list("cancel_requested", flat=True).first()
+    return wanted is None or wanted
+
+
+def cancel_run(run: models.Run) -> None:
+    """Ask a run to stop. One that nobody has begun, or whose worker is lost, stops at once.
+
+    Workers see the flag within two seconds. The job of an import ends its run, so here an import is only asked.
+    """
+    Status = models.Run.Status
+    with transaction.atomic():
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        if is_active(held):
+            held.cancel_requested = True
+            imports = held.jobs.filter(kind=models.Job.Kind.IMPORT, status__in=models.ACTIVE)
+            if (held.status == Status.QUEUED or is_silent(held)) and not imports.exists():
+                held.status, held.finished_at = Status.CANCELLED, timezone.now()
+                cancel_remaining(held)
+            held.save(update_fields=["cancel_requested", "status", "finished_at"])
+    run.refresh_from_db()
+
+
+def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
+    """Set the tokenizer of a run, and the tokenizer's chat template if the run has none."""
+    run.tokenizer = tokenizer
+    run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
+    run.save(update_fields=["tokenizer", "chat_template"])
+
+
+def delete_run(run: models.Run) -> None:
+    """Remove a run and everything that only it refers to."""
+    for_run = models.StoredTrajectory.objects.filter(run=run)
+    for attempt in range(DELETE_ATTEMPTS):
+        try:
+            while keys := list(for_run.values_list("pk", flat=True)[:200]):
+                delete_trajectories(keys)
+            models.Run.objects.get(pk=run.pk).delete()
+            delete_segments_of(run.code)
+            return
+        except models.Run.DoesNotExist:  # somebody else deleted it at the same time
+            return
+        except IntegrityError:  # a worker stored something in the same moment
+            if attempt == DELETE_ATTEMPTS - 1:
+                raise
+            time.sleep(0.5)
+
+
+def delete_trajectories(keys: list[int]) -> None:
+    """Remove trajectories and what belongs to them, table by table, without loading them. Totals stay as they are."""
+    with transaction.atomic():
+        bodies, segments = contents.keys_of(keys), segments_of(keys)
+        in_steps = {"step__trajectory__in": keys}
+        in_rows = {"row__trajectory__in": keys}
+        querysets: list[Any] = [
+            models.ShareLink.objects.filter(trajectory__in=keys),
+            models.Comment.objects.filter(trajectory__in=keys),
+            models.Seen.objects.filter(trajectory__in=keys),
+            models.StoredFinding.objects.filter(trajectory__in=keys),
+            models.Retokenized.objects.filter(trajectory__in=keys),
+            models.RowScores.objects.filter(trajectory__in=keys),
+            models.ReplayRows.objects.filter(replay__trajectory__in=keys),
+            models.Job.objects.filter(replay__trajectory__in=keys),
+            models.Replay.objects.filter(trajectory__in=keys),
+            models.Job.objects.filter(parser_audit__trajectory__in=keys),
+            models.ParserAudit.objects.filter(trajectory__in=keys),
+            models.RowColumn.objects.filter(**in_rows),
+            models.RowTokens.objects.filter(**in_rows),
+            models.StoredRow.objects.filter(trajectory__in=keys),
+            models.StepTokens.objects.filter(**in_steps),
+            models.StoredStep.objects.filter(trajectory__in=keys),
+            models.StoredTrajectory.objects.filter(pk__in=keys),
+        ]
+        for queryset in querysets:
+            queryset._raw_delete(queryset.db)
+        contents.delete_unused(bodies)
+        delete_unused(segments)
+
+
+def recount(run: models.Run) -> None:
+    """Count the totals of a run again, after trajectories were removed."""
+    with transaction.atomic():
+        # What another worker stores meanwhile is counted here, or is added after this.
+        models.Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
+        values = _totals(run)
+        models.Run.objects.filter(pk=run.pk).update(**values)
+    for name, value in values.items():
+        setattr(run, name, value)
+
+
+def _totals(run: models.Run) -> dict[str, Any]:
+    Status = models.StoredTrajectory.Status
+    totals: dict[str, Any] = run.trajectories.aggregate(
+        n_trajectories=Count("pk"),
+        n_finished=Count("pk", filter=Q(status=Status.DONE)),
+        n_failed=Count("pk", filter=Q(status=Status.FAILED)),
+        n_steps=Sum("n_steps"),
+        n_rows=Sum("n_rows"),
+        n_tokens=Sum("n_tokens"),
+        n_sampled=Sum("n_sampled"),
+        n_rewards=Count("reward"),
+        reward_sum=Sum("reward"),
+    )
+    values = {name: value or 0 for name, value in totals.items()}
+    counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
+    values["finding_counts"] = dict(counts)
+    return values

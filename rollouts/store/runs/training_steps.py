@@ -1,0 +1,278 @@
+"""Figures of a run by training step: counted from the tables, and as they are stored."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
+
+from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.diagnose.gap.figures import GapFigures, added, effective_share
+from rollout_inspector.formats.training_step import MAX_STEP
+from rollout_inspector.streams.batches import batched
+from rollouts.store.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
+from rollouts.store.models.training_steps import CountedFigures
+from rollouts.store.runs.runs import NOT_INFO
+
+PARAMETERS = 500
+"""Training steps that one query names."""
+NOT_DECIDABLE = "not_decidable"
+"""A kind that is no fault, but a check that the source does not allow. It is counted like the others."""
+TRUNCATED = "length"
+"""The reason of a completion that was cut by its length."""
+
+
+def count_training_steps(run: Run, steps: Collection[int] | None = None) -> list[TrainingStepFigures]:
+    """The figures of these training steps (None = of all), not stored. A step without trajectories is left out.
+
+    Five queries for each :data:`PARAMETERS` steps, or five for all.
+    """
+    parts: Iterable[Sequence[int] | None] = [None] if steps is None else batched(sorted(set(steps)), PARAMETERS)
+    return [figures for part in parts for figures in _counted(run, part)]
+
+
+def _counted(run: Run, steps: Sequence[int] | None) -> Iterator[TrainingStepFigures]:
+    held = StoredTrajectory.objects.filter(run=run, **_of(steps)).order_by()
+    of_kinds, repaid = _findings(run, steps)
+    for step, fields in figures_by(held, "training_step", of_kinds, repaid, _truncated(run, steps)):
+        yield TrainingStepFigures(run=run, training_step=step, **fields)
+
+
+def figures_by(
+    held: QuerySet[StoredTrajectory], axis: str, of_kinds: Mapping[Any, dict[str, int]], repaid: Mapping[Any, int],
+    truncated: Mapping[Any, int],
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each value of a column of trajectories, in order, and the columns of its figures. Three queries.
+
+    ``of_kinds``: value -> kind -> trajectories that have it. ``repaid``: value -> prompt tokens computed again.
+    ``truncated``: value -> trajectories that were cut; a value without finish reasons is left out.
+    """
+    totals: Any = held.values(axis).annotate(
+        n_trajectories=Count("pk"), n_broken=Count("pk", filter=Q(worst_severity=Severity.ERROR)),
+        first=Min("index"), last=Max("index"), unknown=Count("pk", filter=Q(n_lost=None)),
+        n_rewards=Count("reward"), rewards=Sum("reward", default=0.0),
+        **{f"sum_{name}": Sum(name, default=0) for name in _SUMMED},
+    )
+    groups = _groups(held, axis)
+    gaps = _gaps(held, axis)
+    for total in totals.order_by(axis):
+        key = total[axis]
+        n_groups, n_same = groups.get(key, (0, 0))
+        yield key, {
+            "first_index": total["first"], "last_index": total["last"],
+            "n_trajectories": total["n_trajectories"], "n_broken": total["n_broken"],
+            "n_rewards": total["n_rewards"], "reward_sum": total["rewards"],
+            **{name: total[f"sum_{name}"] for name in _SUMMED if name != "n_lost"},
+            "n_lost": None if total["unknown"] else total["sum_n_lost"], "n_repaid": repaid.get(key, 0),
+            "n_truncated": truncated.get(key), "n_groups": n_groups, "n_same_reward": n_same,
+            "finding_counts": of_kinds.get(key, {}), "gap": gap_value(gaps[key]) if key in gaps else None,
+        }
+
+
+_SUMMED = ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained", "n_lost")
+
+
+def _of(steps: Sequence[int] | None, prefix: str = "") -> dict[str, Any]:
+    """The condition on trajectories, or on what belongs to them."""
+    return {f"{prefix}training_step__isnull": False} if steps is None else {f"{prefix}training_step__in": steps}
+
+
+def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str, int]], dict[int, int]]:
+    """Step -> kind -> trajectories that have it; and step -> prompt tokens that were computed again."""
+    if steps is None:
+        found = StoredFinding.objects.filter(run=run, trajectory__training_step__isnull=False).order_by()
+    else:  # by the keys of the few trajectories: else a database reads all findings of the run
+        held = StoredTrajectory.objects.filter(run=run, training_step__in=steps)
+        found = StoredFinding.objects.filter(trajectory__in=held.values("pk")).order_by()
+    kinds: dict[int, dict[str, int]] = defaultdict(dict)
+    repaid: dict[int, int] = defaultdict(int)
+    lines = found.values_list("trajectory__training_step", "kind").annotate(
+        n=Count("trajectory", distinct=True), again=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0)
+    )
+    for step, kind, n, again in lines:
+        kinds[step][kind] = n
+        repaid[step] += again
+    return kinds, repaid
+
+
+def _truncated(run: Run, steps: Sequence[int] | None) -> dict[int, int]:
+    """Step -> trajectories with a completion that was cut by its length. A step without finish reasons is left out."""
+    told = StoredStep.objects.filter(trajectory__run=run, **_of(steps, "trajectory__")).exclude(finish_reason="")
+    cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
+    return dict(told.order_by().values_list("trajectory__training_step").annotate(n=cut))
+
+
+def _groups(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, tuple[int, int]]:
+    """Value of a column -> groups with at least two rewards, and those of them whose rewards are all equal."""
+    scored: Any = held.exclude(group="").filter(reward__isnull=False).values_list(axis, "group", "reward")
+    seen: dict[tuple[Any, str], tuple[int, bool, float]] = {}
+    for key, group, reward in scored.iterator(10_000):
+        n, same, first = seen.get((key, group), (0, True, reward))
+        seen[key, group] = n + 1, same and reward == first, first
+    found: dict[Any, tuple[int, int]] = {}
+    for (key, _), (n, same, _) in seen.items():
+        groups, equal = found.get(key, (0, 0))
+        if n > 1:
+            found[key] = groups + 1, equal + same
+    return found
+
+
+def _gaps(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, GapFigures]:
+    """Value of a column -> the gap over its trajectories."""
+    found: dict[Any, list[GapFigures]] = defaultdict(list)
+    values: Any = held.exclude(gap=None).values_list(axis, "gap")
+    for key, value in values.iterator(2_000):
+        found[key].append(GapFigures.from_json(value))
+        if len(found[key]) == 200:
+            found[key] = [added(found[key])]
+    return {key: added(figures) for key, figures in found.items()}
+
+
+def gap_value(gap: GapFigures) -> dict[str, float | int | None]:
+    """The figures of a gap as pages and commands show them."""
+    return {
+        "tokens": gap.tokens, "mean_abs": gap.mean_abs, "k3": gap.mean_k3, "median": gap.size_quantile(0.5),
+        "p99": gap.size_quantile(0.99), "largest": gap.largest, "low": gap.quantile(0.01), "high": gap.quantile(0.99),
+        "ess": effective_share(gap),
+    }
+
+
+def has_training_steps(run: Run) -> bool:
+    """Whether a trajectory of the run has a training step. One query, which an index answers."""
+    return StoredTrajectory.objects.filter(run=run, training_step__isnull=False).order_by().exists()
+
+
+def runs_beside(run: Run, limit: int) -> list[Run]:
+    """The newest other runs of the project that have training steps. One query."""
+    counted = TrainingStepFigures.objects.filter(run=OuterRef("pk"))
+    others = Run.objects.filter(Exists(counted), project=run.project_id).exclude(pk=run.pk)
+    return list(others.order_by("-created_at", "-pk").only("pk", "code", "name", "project")[:limit])
+
+
+def without_training_step(run: Run) -> int:
+    """Trajectories of the run that have no training step. One query."""
+    counted = TrainingStepFigures.objects.filter(run=run).aggregate(n=Sum(F("n_trajectories"), default=0))
+    return max(run.n_trajectories - int(counted["n"]), 0)
+
+
+def stored_after(run: Run, key: int) -> QuerySet[StoredTrajectory]:
+    """The trajectories of a pushed run that were stored after the one with this key, in that order.
+
+    Keys and positions of a pushed run grow together, and an index leads to positions. One query, and one later.
+    """
+    last = StoredTrajectory.objects.filter(pk=key, run=run).values_list("index", flat=True).first() if key else None
+    found = StoredTrajectory.objects.filter(run=run, pk__gt=key).order_by("index")
+    return found if last is None else found.filter(index__gt=last)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiguresLine:
+    """The figures of some trajectories. A share is of these, from 0 to 1."""
+
+    trajectories: int
+    """Stored trajectories."""
+    broken: int
+    """Trajectories with a finding of severity error."""
+    findings: dict[str, int]
+    """Kind -> trajectories that have such a finding."""
+    tokens_per_trajectory: float
+    """Mean number of stored tokens."""
+    sampled: int
+    """Tokens that the engine sampled."""
+    lost: int | None
+    """Sampled tokens that no row trains as they were sampled; None = not known of some trajectory."""
+    repaid: int | None
+    """Prompt tokens that were computed again because of breaks; None = no engine call is recorded."""
+    rows_per_call: float | None
+    """Training rows for each engine call; None without calls."""
+    truncated: int | None
+    """Trajectories with a completion that was cut by its length; None = no finish reason is recorded."""
+    reward_mean: float | None
+    """Of the trajectories that have a reward; None without one."""
+    groups: int
+    """Groups with at least two rewards."""
+    same_reward: int
+    """Groups of these whose rewards are all equal: they teach nothing."""
+    gap: dict[str, float | int | None] | None
+    """The gap between trainer and sampler; None = no row has the log-probabilities of both."""
+    first: int | None
+    """Position of the first of these trajectories in the run; None = an older version counted them."""
+    last: int | None
+    """Position of the last one."""
+
+    @staticmethod
+    def columns(held: CountedFigures) -> dict[str, Any]:
+        """The fields of this class from what is stored."""
+        n, n_steps, n_rewards = held.n_trajectories, held.n_steps, held.n_rewards
+        return {
+            "trajectories": n,
+            "broken": held.n_broken,
+            "findings": held.finding_counts,
+            "tokens_per_trajectory": held.n_tokens / n if n else 0.0,
+            "sampled": held.n_sampled,
+            "lost": held.n_lost,
+            "repaid": held.n_repaid if n_steps else None,
+            "rows_per_call": held.n_rows / n_steps if n_steps else None,
+            "truncated": held.n_truncated,
+            "reward_mean": held.reward_sum / n_rewards if n_rewards else None,
+            "groups": held.n_groups,
+            "same_reward": held.n_same_reward,
+            "gap": held.gap,
+            "first": held.first_index,
+            "last": held.last_index,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingStepLine(FiguresLine):
+    """The figures of one training step."""
+
+    training_step: int
+    """The step of the trainer."""
+
+    @classmethod
+    def of(cls, held: TrainingStepFigures) -> TrainingStepLine:
+        return cls(training_step=held.training_step, **cls.columns(held))
+
+
+@dataclass(frozen=True)
+class OverTraining:
+    """A run by training step."""
+
+    steps: list[TrainingStepLine]
+    """In order. A step without trajectories is left out."""
+    began: dict[str, int]
+    """Kind of a finding -> the first training step that has it, the earliest first."""
+
+
+def over_training(run: Run, least: int | None = None, most: int | None = None) -> OverTraining:
+    """The stored figures of a run by training step. ``began`` looks at all steps, whatever part is asked for."""
+    stored = list(TrainingStepFigures.objects.filter(run=run).order_by("training_step"))
+    low, high = -1 if least is None else least, MAX_STEP if most is None else most
+    lines = [TrainingStepLine.of(one) for one in stored if low <= one.training_step <= high]
+    return OverTraining(lines, began(stored))
+
+
+def training_steps_of(
+    runs: Sequence[Run], least: int | None = None, most: int | None = None
+) -> dict[int, list[TrainingStepLine]]:
+    """Key of a run -> its stored figures by training step, in order. One query."""
+    low, high = -1 if least is None else least, MAX_STEP if most is None else most
+    held = TrainingStepFigures.objects.filter(run__in=runs, training_step__gte=low, training_step__lte=high)
+    found: dict[int, list[TrainingStepLine]] = {run.pk: [] for run in runs}
+    for one in held.order_by("run", "training_step"):
+        found[one.run_id].append(TrainingStepLine.of(one))
+    return found
+
+
+def began(figures: Sequence[TrainingStepFigures]) -> dict[str, int]:
+    """Kind of a finding -> the first training step that has it."""
+    first: dict[str, int] = {}
+    for one in figures:
+        for kind, n in one.finding_counts.items():
+            if n:
+                first.setdefault(kind, one.training_step)
+    return dict(sorted(first.items(), key=lambda item: (item[1], item[0])))

@@ -1,0 +1,95 @@
+"""Reads the arrays of steps and rows from wherever they lie.
+
+A query that says where the arrays are also reads those that are in the database: one statement sees one state, so that
+arrays may be moved meanwhile. A segment stays readable for a while after its arrays have gone elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from django.db.models import FilteredRelation, Q, QuerySet
+
+from rollouts.store.models import RowTokens, StepTokens, StoredRow, StoredStep
+from rollouts.store.token_arrays.items import ALTERNATIVES, COLUMNS, ROW_ARRAYS, STEP_ARRAYS
+
+Where = tuple[str, int]
+"""The key of a segment and the row of the file."""
+
+
+PLAIN_ARRAYS = tuple(name for name in STEP_ARRAYS if name not in ALTERNATIVES)
+"""The arrays of a step, without the alternatives of its tokens."""
+
+
+def steps_with_tokens(steps: QuerySet[StoredStep], names: Collection[str] = PLAIN_ARRAYS) -> list[StoredStep]:
+    """The steps of a query; each has its arrays ``names`` as ``tokens``. One query."""
+    left_out = [f"tokens__{name}" for name in STEP_ARRAYS if name not in names]
+    return attach_steps(steps.select_related("tokens", "segment").defer(*left_out), names)
+
+
+def attach_steps(steps: Iterable[StoredStep], names: Collection[str] = tuple(STEP_ARRAYS)) -> list[StoredStep]:
+    """The same steps, selected with ``tokens`` and ``segment``; those in segments get their ``tokens`` from there.
+
+    An array that is not among ``names`` is None there.
+    """
+    found = list(steps)
+    placed = [step for step in found if step.segment_id is not None]
+    for step, arrays in zip(placed, read_places([_where(step) for step in placed], names), strict=True):
+        values: dict[str, Any] = {**dict.fromkeys(STEP_ARRAYS), **arrays}
+        step.tokens = StepTokens(step_id=step.pk, **values)
+    return found
+
+
+def rows_with_tokens(rows: QuerySet[StoredRow]) -> list[StoredRow]:
+    """The rows of a query that have arrays of their own; each has them as ``tokens``. One query."""
+    found = list(rows.select_related("tokens", "segment"))
+    placed = [row for row in found if row.segment_id is not None]
+    for row, arrays in zip(placed, read_places([_where(row) for row in placed], tuple(ROW_ARRAYS)), strict=True):
+        values: dict[str, Any] = dict(arrays)
+        row.tokens = RowTokens(row_id=row.pk, **values)
+    return found
+
+
+def columns_of_rows(rows: QuerySet[StoredRow], names: Collection[str] | None = None) -> dict[int, dict[str, Any]]:
+    """The trainer's columns of the rows of a query, by the row's key and by name; ``names``: only these. One query."""
+    held = "columns"
+    if names is not None:
+        rows = rows.annotate(wanted=FilteredRelation("columns", condition=Q(columns__name__in=list(names))))
+        held = "wanted"
+    found: dict[int, dict[str, Any]] = defaultdict(dict)
+    placed: dict[int, Where] = {}
+    values = rows.order_by("pk", f"{held}__name").values_list(
+        "pk", "segment__key", "segment_offset", f"{held}__name", f"{held}__values"
+    )
+    for row, key, offset, name, array in values:
+        if key is not None:
+            placed[row] = key, offset
+        elif name is not None:
+            found[row][name] = array
+    for row, arrays in zip(placed, read_places(list(placed.values()), [COLUMNS]), strict=True):
+        found[row] = {name: one for name, one in arrays[COLUMNS].items() if names is None or name in names}
+    return found
+
+
+def read_places(places: Sequence[Where], names: Collection[str]) -> list[Mapping[str, Any]]:
+    """The arrays ``names`` at each place, in the order of the places."""
+    if not places:
+        return []
+    # Pyarrow takes 40 MB of memory, and installations without segments do without it.
+    from rollouts.store.token_arrays.group_cache import read_arrays
+
+    by_key: dict[str, list[int]] = defaultdict(list)
+    for n, (key, _) in enumerate(places):
+        by_key[key].append(n)
+    found: list[Any] = [None] * len(places)
+    for key, numbers in by_key.items():
+        for n, arrays in zip(numbers, read_arrays(key, [places[n][1] for n in numbers], list(names)), strict=True):
+            found[n] = arrays
+    return found
+
+
+def _where(one: StoredStep | StoredRow) -> Where:
+    assert one.segment is not None and one.segment_offset is not None
+    return one.segment.key, one.segment_offset

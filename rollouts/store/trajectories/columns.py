@@ -1,0 +1,163 @@
+"""The columns of log-probabilities of a run: what was recorded, and what engines scored later. Any two can be compared.
+
+A page that compares two columns asks :func:`columns_of` for their names, and reads them by :func:`load_compared`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from django.db.models import Count, QuerySet
+
+from rollout_inspector.diagnose.gap.columns import SAMPLER, SCORED, column_of, compared_row, recorded_columns, rows_of
+from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.trajectory import Floats, Row, Trajectory
+from rollouts.store.models import RowScores, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.trajectories.retokenized import checksum
+from rollouts.store.trajectories.trajectories import load_trajectories
+
+BATCH = 20
+"""Trajectories that are loaded at once."""
+SAMPLED_TRAJECTORIES = 5
+"""Trajectories of a run that are read to learn which columns its source recorded."""
+
+
+@dataclass(frozen=True)
+class LogprobColumn:
+    """A column of log-probabilities of a run."""
+
+    name: str
+    """For addresses and :func:`load_compared`: ``sampler``, a trainer's column, or ``scored:CODE``."""
+    title: str
+    """For people."""
+    model: str = ""
+    """Of a scored column: the served model."""
+    engine: str = ""
+    """Of a scored column: the engine and its version."""
+    weights: str = ""
+    """Of a scored column: a digest of the weights; empty = not known."""
+    temperature: float | None = None
+    """Of a scored column: the one that it was made at; None = it was recorded."""
+    made_at: datetime | None = None
+    """When an engine made it; None = it was recorded."""
+
+
+def columns_of(run: Run) -> list[LogprobColumn]:
+    """The columns of a run that can be compared: the sampler's, the trainer's, then the scored ones by their age.
+
+    What was recorded is looked for in the first :data:`SAMPLED_TRAJECTORIES` finished trajectories. Scored columns that
+    are not whole are left out. A fixed number of queries.
+    """
+    done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
+    rows = [row for value in load_trajectories(list(done[:SAMPLED_TRAJECTORIES])) for row in rows_of(value)]
+    found = [LogprobColumn(name, _title(name)) for name in recorded_columns(rows)]
+    return found + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
+
+
+def _title(name: str) -> str:
+    return "sampler, as recorded" if name == SAMPLER else f"trainer, {name}"
+
+
+def scored_value(column: ScoredColumn) -> LogprobColumn:
+    """A scored column as a value."""
+    engine = f"{column.engine} {column.engine_version}".strip()
+    return LogprobColumn(
+        f"{SCORED}{column.code}", str(column), column.model, engine, column.weights, column.temperature,
+        column.finished_at,
+    )
+
+
+def scored_columns(run: Run) -> list[ScoredColumn]:
+    """The columns that engines made of a run, the oldest first, those included that are not whole. One query."""
+    return list(run.scored_columns.select_related("created_by").order_by("pk"))
+
+
+def find_scored_column(run: Run, code: str) -> ScoredColumn | None:
+    """A column of a run by its code. One query."""
+    return run.scored_columns.filter(code=code[:16].replace("\0", "")).first()
+
+
+def load_compared(
+    trajectories: Sequence[StoredTrajectory], sampler: str = SAMPLER, trainer: str = ""
+) -> Iterator[Trajectory]:
+    """The values of some trajectories of one run, whose ``rows`` hold two columns to compare.
+
+    ``sampler`` and ``trainer`` are names of :func:`columns_of`; an empty ``trainer`` leaves the recorded columns. Each
+    row has the first as its ``logprobs`` and the second as its trainer's column, None where the trajectory lacks it.
+    So :func:`rollout_inspector.diagnose.gap.figures.gap_of_rows` compares any two. The rows of a trajectory that has steps alone
+    follow from them. A fixed number of queries for all of them; an unknown name compares nothing.
+    """
+    named = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
+    scores = _scores(trajectories, list(named))
+    for record, value in zip(trajectories, load_trajectories(trajectories), strict=True):
+        rows = rows_of(value)
+        held = {name: _values(scores.get((record.pk, code)), rows) for code, name in named.items()}
+
+        def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = held) -> Floats | None:
+            return held[name][index] if name in held else column_of(row, name)
+
+        yield replace(
+            value,
+            rows=tuple(
+                compared_row(row, column(row, n, sampler), column(row, n, trainer))
+                if trainer
+                else replace(row, logprobs=column(row, n, sampler))
+                for n, row in enumerate(rows)
+            ),
+        )
+
+
+def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:
+    """How far two columns of a run lie apart: the second minus the first, over the tokens under the loss mask.
+
+    It reads every finished trajectory, so a page asks it of small runs alone.
+    """
+    done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
+    total = GapFigures()
+    for batch in batched(done.iterator(BATCH), BATCH):
+        found = (gap_of_rows(value.rows) for value in load_compared(batch, sampler, trainer))
+        total = added([total, *(one for one in found if one is not None)])
+    return total
+
+
+def _scores(trajectories: Sequence[StoredTrajectory], codes: Sequence[str]) -> dict[tuple[int, str], RowScores]:
+    if not codes:
+        return {}
+    held = RowScores.objects.filter(
+        trajectory__in=[one.pk for one in trajectories], column__code__in=codes, column__finished_at__isnull=False
+    ).select_related("column")
+    return {(one.trajectory_id, one.column.code): one for one in held}
+
+
+def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
+    """The scores ``[T]`` of each row. None where none are stored, or where they were stored for other ids."""
+    if held is None:
+        return [None] * len(rows)
+    marks = [tuple(pair) for pair in held.rows.reshape(-1, 2).tolist()]
+    found: list[Floats | None] = [None] * len(rows)
+    start = 0
+    for n, (length, mark) in enumerate(marks):
+        if n < len(rows) and (length, mark) == mark_of(rows[n]):
+            found[n] = held.values[start : start + length]
+        start += length
+    return found
+
+
+def mark_of(row: Row) -> tuple[int, int]:
+    """By what stored scores know the row again that they belong to: its number of ids, and their checksum."""
+    return len(row.ids), checksum(np.asarray(row.ids))
+
+
+def not_scored(column: ScoredColumn, found: QuerySet[StoredTrajectory]) -> QuerySet[StoredTrajectory]:
+    """Those of a query that have no scores in a column."""
+    return found.exclude(pk__in=RowScores.objects.filter(column=column).values("trajectory"))
+
+
+def count_scored(column: ScoredColumn) -> int:
+    """How many trajectories have scores in a column. One query."""
+    return int(column.scores.aggregate(n=Count("pk"))["n"])

@@ -1,0 +1,94 @@
+"""Writing findings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from django.db import transaction
+
+from rollout_inspector.diagnose import VERSION
+from rollout_inspector.diagnose.finding import Finding
+from rollouts.store import models
+from rollouts.store.bulk import bare, insert_whole, reserve_keys
+from rollouts.store.text import storable_text
+
+
+def worst_severity(severities: Iterable[str]) -> str:
+    """The worst severity of some findings; empty = there are none."""
+    order = ("error", "warning", "info")
+    return min((str(severity) for severity in severities), key=order.index, default="")
+
+
+def set_findings(record: models.StoredTrajectory, findings: Sequence[Finding]) -> None:
+    """Set what a trajectory says of its findings."""
+    record.n_findings = len(findings)
+    record.worst_severity = worst_severity(finding.severity for finding in findings)
+
+
+def note_diagnosed(run: models.Run) -> None:
+    """Note that the current version of the diagnosis has diagnosed every trajectory of the run."""
+    run.diagnosis_version = VERSION
+    run.save(update_fields=["diagnosis_version"])
+
+
+def add_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> Counter[str]:
+    """Insert findings, inside a transaction. Returns the number of each kind. The caller updates the totals.
+
+    Pass every trajectory that was diagnosed, also those without findings.
+    """
+    keys = reserve_keys(models.StoredFinding, sum(len(findings) for _, findings in found))
+    records = [
+        bare(
+            models.StoredFinding,
+            id=next(keys),
+            trajectory_id=trajectory.pk,
+            run_id=run.pk,
+            step_index=finding.step,
+            row_index=finding.row,
+            axis=finding.axis,
+            kind=finding.kind,
+            severity=finding.severity,
+            start=finding.start,
+            stop=finding.stop,
+            expected_ids=finding.expected_ids,
+            actual_ids=finding.actual_ids,
+            expected_text=storable_text(finding.expected_text),
+            actual_text=storable_text(finding.actual_text),
+            message_index=finding.message_index,
+            evidence=storable_text(finding.evidence),
+            remedy=storable_text(finding.remedy),
+            missing=storable_text(finding.missing)[:200],
+            places=[edge for place in finding.places for edge in place] or None,
+            version=VERSION,
+            **vars(finding.cost),  # each field is a column of its name
+        )
+        for trajectory, findings in found
+        for finding in findings
+    ]
+    insert_whole(records)
+    if run.diagnosis_version is None:
+        models.Run.objects.filter(pk=run.pk, diagnosis_version=None).update(diagnosis_version=VERSION)
+        run.diagnosis_version = VERSION
+    return Counter(record.kind for record in records)
+
+
+def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTrajectory, Sequence[Finding]]]) -> None:
+    """Put new findings in place of the old ones of these trajectories, and correct all totals.
+
+    The outcomes of the checks are those that ``checks`` of each trajectory holds, and the gap is its ``gap``.
+    """
+    with transaction.atomic():
+        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        old = models.StoredFinding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
+        counts = Counter(held.finding_counts)
+        counts.subtract(Counter(old.values_list("kind", flat=True)))
+        old.delete()
+        counts.update(add_findings(run, found))
+        for trajectory, findings in found:
+            set_findings(trajectory, findings)
+        models.StoredTrajectory.objects.bulk_update(
+            [t for t, _ in found], ["n_findings", "worst_severity", "n_lost", "checks", "gap"], batch_size=200
+        )
+        run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
+        models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)

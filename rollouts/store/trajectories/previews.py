@@ -1,0 +1,56 @@
+"""The lines of trajectories for lists: made when steps are stored, and later for those that an older version stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rollout_inspector.streams.preview import MAX_LINE, Pieces, Preview, preview_of
+from rollout_inspector.streams.trajectory import Ids, Row, Step
+from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.store import models
+from rollouts.store.people.tokenizers import byte_table_of
+from rollouts.store.text import storable_text
+from rollouts.store.trajectories.trajectories import load_trajectories
+
+BATCH = 20
+"""Trajectories of an older version that are loaded at once."""
+
+
+def stored_preview(steps: Sequence[Step], rows: Sequence[Row] = (), table: ByteTable | None = None) -> Preview:
+    """The lines as the columns ``prompt_line`` and ``answer_line`` hold them."""
+    found = preview_of(steps, rows, None if table is None else pieces_of(table))
+    return Preview(*(storable_text(line)[:MAX_LINE] for line in found))
+
+
+def pieces_of(table: ByteTable) -> Pieces:
+    """Turns ids into texts, cut at control tokens."""
+
+    def pieces(ids: Ids) -> list[str]:
+        whole, ends = table.joined(ids)
+        known = (ids >= 0) & (ids < table.vocab_size)
+        control = np.flatnonzero(np.asarray(table.special).take(np.where(known, ids, 0)) & known)
+        # The bytes between two control tokens, and those behind the last one.
+        starts = [0, *ends[control].tolist()]
+        stops = [*(ends[control - 1] * (control > 0)).tolist(), len(whole)]
+        return [whole[a:b].decode("utf-8", "replace") for a, b in zip(starts, stops, strict=True) if b > a]
+
+    return pieces
+
+
+def fill_previews(seconds: float, now: Callable[[], float] = time.monotonic) -> int:
+    """Write the lines of finished trajectories that have none, for so many seconds at most. Returns their number."""
+    stop, n = now() + seconds, 0
+    lacking = models.StoredTrajectory.objects.filter(prompt_line=None, status=models.StoredTrajectory.Status.DONE)
+    while now() < stop:
+        records = list(lacking.select_related("run__tokenizer").order_by("pk")[:BATCH])
+        if not records:
+            break
+        for record, value in zip(records, load_trajectories(records), strict=True):
+            found = stored_preview(value.steps, value.rows, byte_table_of(record.run))
+            record.prompt_line, record.answer_line = found
+        models.StoredTrajectory.objects.bulk_update(records, ["prompt_line", "answer_line"])
+        n += len(records)
+    return n

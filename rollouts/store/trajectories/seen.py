@@ -1,0 +1,25 @@
+"""What a user has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.db.models import QuerySet
+
+from rollouts.store.models import Run, Seen, StoredTrajectory
+
+
+def is_seen(trajectory: StoredTrajectory, reader: int) -> bool:
+    """Whether the user with this key has seen a trajectory. One query."""
+    return Seen.objects.filter(user=reader, trajectory=trajectory).exists()
+
+
+def seen_among(trajectories: Sequence[StoredTrajectory], reader: int) -> set[int]:
+    """The keys of those that the user has seen. One query."""
+    held = Seen.objects.filter(user=reader, trajectory__in=[one.pk for one in trajectories])
+    return set(held.values_list("trajectory", flat=True))
+
+
+def seen_in_run(run: Run, reader: int) -> QuerySet[Seen]:
+    """What the user has seen of a run."""
+    return Seen.objects.filter(user=reader, trajectory__run=run)

@@ -1,0 +1,62 @@
+"""The steps of stored trajectories, decoded from the tokens and messages that each step adds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+from rollout_inspector.formats.containers.json_text import canonical_json
+from rollout_inspector.streams.coding import StepCodec, StepExtent
+from rollout_inspector.streams.trajectory import Link, Request, Step
+from rollouts.store import models
+from rollouts.store.token_arrays.reading import read_places
+
+
+class StoredSteps(StepCodec):
+    """The stored steps of one trajectory: ids, links and messages. The codec appends new steps."""
+
+    def __init__(self) -> None:
+        super().__init__(canonical_json)
+        self.keys: list[int] = []
+        """The primary key of each step."""
+        self.links: list[Link] = []
+
+
+def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -> dict[int, StoredSteps]:
+    """The steps of some trajectories with ids and messages; other fields are empty. One query."""
+    found: dict[int, StoredSteps] = {key: StoredSteps() for key in trajectory_keys}
+    positions: dict[int | None, int | None] = {None: None}
+    columns = (
+        "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "segment__key", "segment_offset",
+        "tokens__delta_ids", "tokens__completion_ids", "messages_shared",
+    )
+    rows = models.StoredStep.objects.filter(trajectory__in=trajectory_keys).order_by("trajectory_id", "index")
+    held = list(rows.values_list(*columns, *(["messages_new__body"] if with_messages else [])))
+    in_segments = iter(read_places([row[5:7] for row in held if row[5] is not None], ("delta_ids", "completion_ids")))
+    for key, trajectory, parent_key, shared, parent_length, segment, _, delta, completion, *said in held:
+        if segment is not None:
+            arrays = next(in_segments)
+            delta, completion = arrays["delta_ids"], arrays["completion_ids"]
+        steps, parent = found[trajectory], positions[parent_key]
+        positions[key] = len(steps.keys)
+        n_shared, body = said if with_messages else (0, None)
+        request = None if body is None else Request(steps.messages(parent, n_shared, json.loads(body)))
+        prompt = steps.prompt_ids(parent, shared, delta)
+        steps.steps.append(Step(prompt_ids=prompt, completion_ids=completion, request=request))
+        steps.links.append(Link(parent, shared, parent_length))
+        steps.keys.append(key)
+    return found
+
+
+def step_extents(trajectory_key: int) -> tuple[list[int], list[StepExtent]]:
+    """The primary key of each step of a trajectory, and the lengths of its parts. Reads no array."""
+    columns = ("pk", "parent_id", "shared_length", "prompt_length", "completion_length")
+    positions: dict[int | None, int | None] = {None: None}
+    keys, extents = list[int](), list[StepExtent]()
+    for key, parent, *lengths in (
+        models.StoredStep.objects.filter(trajectory=trajectory_key).order_by("index").values_list(*columns)
+    ):
+        positions[key] = len(keys)
+        keys.append(key)
+        extents.append(StepExtent(positions[parent], *lengths))
+    return keys, extents

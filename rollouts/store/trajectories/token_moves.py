@@ -1,0 +1,176 @@
+"""Moves stored arrays from one store to the other, and replaces them, while they are read.
+
+Arrays are put into their new place first; then one short transaction lets their steps and rows name it. What changed
+meanwhile stays as it is. A segment that nothing names any more stays readable until the sweep removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from django.db import transaction
+from django.db.models import Q
+
+from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.store import models
+from rollouts.store.bulk import bare, change_whole, insert_whole
+from rollouts.store.token_arrays import STORES, Place, TokenItem, TokenStore
+from rollouts.store.token_arrays.items import STEP_ARRAYS, row_item, step_item
+from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
+from rollouts.store.trajectories.token_encoding import derive_origins
+from rollouts.store.trajectories.token_segments import mark_unused
+
+
+class _Arrays(NamedTuple):
+    """A step or row as it was read, with its arrays."""
+
+    owner: models.StoredStep | models.StoredRow
+    item: TokenItem
+
+
+def move_arrays(run: models.Run, trajectories: Sequence[models.StoredTrajectory], store: TokenStore) -> int:
+    """Move the arrays of trajectories that are not in a store yet. Returns how many steps and rows were moved.
+
+    Call it outside a transaction.
+    """
+    found = _read(trajectories, Q(segment__isnull=store.slug == "segments"))
+    return _replace(trajectories, found, store.put(run, [one.item for one in found]))
+
+
+def fill_origins(
+    trajectories: Sequence[models.StoredTrajectory], values: Sequence[Trajectory], token_table: ByteTable
+) -> int:
+    """Find the origin of tokens between completions where it is not known yet. Returns how many steps gained it.
+
+    For trajectories that were stored before a tokenizer was chosen. ``values[i]`` is ``trajectories[i]`` as loaded.
+    Call it outside a transaction.
+    """
+    lacking = {
+        trajectory.pk: value
+        for trajectory, value in zip(trajectories, values, strict=True)
+        if any(step.delta_origin is None for step in value.steps[1:])
+    }
+    if not lacking:
+        return 0
+    asked = models.StoredStep.objects.filter(trajectory__in=lacking, parent__isnull=False)
+    stored = steps_with_tokens(asked.order_by("trajectory_id", "index"))
+    filled = derive_origins(
+        [(one.tokens, lacking[one.trajectory_id].steps[one.index], one.messages_shared) for one in stored], token_table
+    )
+    in_segments = {one.pk for one in stored if one.segment_id is not None}
+    with transaction.atomic():
+        _lock(models.StoredStep, lacking)
+        inserted = [(tokens.delta_origin, tokens.pk) for tokens in filled if tokens.pk not in in_segments]
+        change_whole(models.StepTokens, ("delta_origin",), inserted)
+    if len(inserted) < len(filled):
+        origins = {tokens.pk: tokens.delta_origin for tokens in filled}
+        _put_again([one for one in trajectories if one.pk in lacking], origins)
+    return len(filled)
+
+
+def _put_again(trajectories: Sequence[models.StoredTrajectory], origins: Mapping[int, Any]) -> None:
+    """Put trajectories elsewhere with these origins of their steps, because segments never change.
+
+    A small batch goes into the database, from where it is gathered with others.
+    """
+    found = []
+    for owner, item in _read(trajectories, Q(segment__isnull=False)):
+        if item.step is not None and owner.pk in origins:
+            item = item._replace(arrays={**item.arrays, "delta_origin": origins[owner.pk]})
+        found.append(_Arrays(owner, item))
+    segments, items = STORES["segments"], [one.item for one in found]
+    store = segments if sum(item.n_tokens for item in items) >= segments.min_tokens else STORES["database"]
+    run = models.Run.objects.get(pk=trajectories[0].run_id)
+    _replace(trajectories, found, store.put(run, items))
+
+
+def _read(trajectories: Sequence[models.StoredTrajectory], where: Q) -> list[_Arrays]:
+    """The arrays of trajectories, those of one trajectory together, so that a page reads few ranges of a segment."""
+    codes = {trajectory.pk: trajectory.code for trajectory in trajectories}
+    chosen = Q(trajectory__in=codes) & where
+    steps = steps_with_tokens(models.StoredStep.objects.filter(chosen).order_by("trajectory_id", "index"), STEP_ARRAYS)
+    # Other rows are the streams of steps.
+    rows = rows_with_tokens(models.StoredRow.objects.filter(chosen, last_step=None).order_by("trajectory_id", "index"))
+    columns = columns_of_rows(models.StoredRow.objects.filter(chosen, last_step=None)) if rows else {}
+    found = [_Arrays(one, step_item(codes[one.trajectory_id], one.index, one.tokens)) for one in steps]
+    found += [
+        _Arrays(one, row_item(codes[one.trajectory_id], one.index, one.tokens, columns.get(one.pk, {}))) for one in rows
+    ]
+    return sorted(found, key=lambda one: one.owner.trajectory_id)
+
+
+def _replace(
+    trajectories: Sequence[models.StoredTrajectory], found: Sequence[_Arrays], places: Sequence[Place | None]
+) -> int:
+    """Let steps and rows name their new places. Returns how many did; those that changed since are left as they are."""
+    keys = [trajectory.pk for trajectory in trajectories]
+    if not found:
+        return 0
+    with transaction.atomic():
+        now = {model: _lock(model, keys) for model in (models.StoredStep, models.StoredRow)}
+        filled = set(
+            models.StepTokens.objects.filter(step__trajectory__in=keys, delta_origin__isnull=False).values_list(
+                "pk", flat=True
+            )
+        )
+        moved = [
+            (one, place)
+            for one, place in zip(found, places, strict=True)
+            if now[type(one.owner)].get(one.owner.pk) == (one.owner.segment_id, one.owner.segment_offset)
+            and not (one.owner.pk in filled and one.item.step is not None and one.item.arrays["delta_origin"] is None)
+        ]
+        if not moved:
+            return 0
+        segments = {place.segment.key: place.segment for _, place in moved if place is not None}
+        for segment in segments.values():
+            segment.save(force_insert=True)
+        _insert([one for one, place in moved if place is None])
+        _point(moved)
+        _delete_moved(keys)
+        mark_unused({one.owner.segment_id for one, _ in moved if one.owner.segment_id is not None})
+    return len(moved)
+
+
+def _lock(model: Any, trajectories: Any) -> dict[int, tuple[int | None, int | None]]:
+    """Lock the steps or rows of trajectories. Returns where each one's arrays are."""
+    held = model.objects.filter(trajectory__in=list(trajectories)).select_for_update().order_by("pk")
+    return {pk: (segment, offset) for pk, segment, offset in held.values_list("pk", "segment_id", "segment_offset")}
+
+
+def _insert(found: Sequence[_Arrays]) -> None:
+    """Insert arrays into the database."""
+    insert_whole([bare(models.StepTokens, step_id=o.pk, **item.arrays) for o, item in found if item.step is not None])
+    rows = [(owner.pk, item) for owner, item in found if item.step is None]
+    insert_whole([bare(models.RowTokens, row_id=key, **item.arrays) for key, item in rows])
+    models.RowColumn.objects.bulk_create(
+        models.RowColumn(row_id=key, name=name, values=values)
+        for key, item in rows
+        for name, values in (item.columns or {}).items()
+    )
+
+
+def _point(moved: Sequence[tuple[_Arrays, Place | None]]) -> None:
+    """Write into steps and rows where their arrays are."""
+    steps, rows = [], []
+    for (owner, item), place in moved:
+        where = (None, None) if place is None else (place.segment.pk, place.offset)
+        if item.step is not None:
+            has_origin = None if place is None else item.arrays["delta_origin"] is not None
+            steps.append((*where, has_origin, owner.pk))
+        else:
+            rows.append((*where, None if place is None else sorted(item.columns or ()), owner.pk))
+    change_whole(models.StoredStep, ("segment_id", "segment_offset", "has_origin"), steps)
+    change_whole(models.StoredRow, ("segment_id", "segment_offset", "column_names"), rows)
+
+
+def _delete_moved(keys: Sequence[int]) -> None:
+    """Delete the arrays of steps and rows that name a segment."""
+    in_rows = {"row__trajectory__in": keys, "row__segment__isnull": False}
+    for queryset in (
+        models.StepTokens.objects.filter(step__trajectory__in=keys, step__segment__isnull=False),
+        models.RowColumn.objects.filter(**in_rows),
+        models.RowTokens.objects.filter(**in_rows),
+    ):
+        queryset._raw_delete(queryset.db)  # type: ignore[attr-defined]

@@ -1,0 +1,141 @@
+"""Stored trajectories as values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from rollout_inspector.formats.containers.json_text import canonical_json
+from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.coding import (
+    ARRAYS,
+    BODIES,
+    COLUMNS,
+    REQUEST_FIELDS,
+    StepCodec,
+    StepField,
+    stream_pieces,
+)
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, Row, Step, Trajectory
+from rollouts.store import models
+from rollouts.store.token_arrays.items import STEP_ARRAYS
+from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
+from rollouts.store.trajectories.streams import step_extents
+
+
+def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
+    """The stored value, with identical arrays. Five queries for a trajectory of every length.
+
+    ``rows`` holds the rows that a trainer or a strategy wrote, without the rows that follow from the steps.
+    """
+    return next(load_trajectories([trajectory]))
+
+
+def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterator[Trajectory]:
+    """The values of several trajectories, in their order. The number of queries is fixed."""
+    keys = [trajectory.pk for trajectory in trajectories]
+    steps: dict[int, list[models.StoredStep]] = {key: [] for key in keys}
+    for step in steps_with_tokens(models.StoredStep.objects.filter(trajectory__in=keys).order_by("index"), STEP_ARRAYS):
+        steps[step.trajectory_id].append(step)
+    rows: dict[int, list[models.StoredRow]] = {key: [] for key in keys}
+    own = models.StoredRow.objects.filter(trajectory__in=keys, last_step=None)
+    for row in rows_with_tokens(own.order_by("index")):
+        rows[row.trajectory_id].append(row)
+    columns = columns_of_rows(own) if any(rows.values()) else {}
+    wanted = {trajectory.extra_id for trajectory in trajectories}
+    wanted.update(body for held in steps.values() for step in held for body in _BODY_KEYS(step))
+    wanted.update(row.extra_id for held in rows.values() for row in held)
+    bodies = _Bodies(wanted)
+    for trajectory in trajectories:
+        yield Trajectory(
+            external_id=trajectory.external_id,
+            steps=tuple(_steps(steps[trajectory.pk], bodies)),
+            rows=tuple(_row(row, columns.get(row.pk, {}), bodies) for row in rows[trajectory.pk]),
+            reward=trajectory.reward,
+            reward_parts=trajectory.reward_parts,
+            stop_reason=trajectory.stop_reason,
+            group=trajectory.group,
+            tokenizer=trajectory.tokenizer_name,
+            training_step=trajectory.training_step,
+            extra=bodies[trajectory.extra_id] or {},
+        )
+
+
+class _Bodies:
+    """Stored JSON values by key, each decoded once."""
+
+    def __init__(self, keys: set[str | None]) -> None:
+        ordered = sorted(key for key in keys if key)
+        self._texts: dict[str, str] = {}
+        # SQLite takes a bounded number of parameters in one query.
+        for batch in batched(ordered, 900):
+            self._texts.update(models.Content.objects.filter(pk__in=batch).values_list("pk", "body"))
+        self._values: dict[str, Any] = {}
+
+    def __getitem__(self, key: str | None) -> Any:
+        if key is None:
+            return None
+        if key not in self._values:
+            self._values[key] = json.loads(self._texts[key])
+        return self._values[key]
+
+
+BODY_COLUMNS = ("messages_new_id", *(one.column for one in (*BODIES, *REQUEST_FIELDS)))
+"""The columns of a stored step that hold keys of ``Content``."""
+_BODY_KEYS = attrgetter(*BODY_COLUMNS)
+
+
+def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:
+    codec = StepCodec(canonical_json)
+    positions: dict[int | None, int | None] = {None: None}
+    for n, step in enumerate(stored):
+        parent = positions[step.parent_id]
+        positions[step.pk] = n
+        held, arrays = vars(step), vars(step.tokens)
+        request = None
+        if step.messages_new_id is not None:
+            messages = codec.messages(parent, step.messages_shared, bodies[step.messages_new_id])
+            request = Request(messages, **_values(REQUEST_FIELDS, held, bodies))
+        fields = {name: held[name] for name in COLUMNS}
+        fields |= {name: arrays[name] for name in ARRAYS}
+        fields |= _values(BODIES, held, bodies)
+        prompt = codec.prompt_ids(parent, step.shared_length, arrays["delta_ids"])
+        codec.steps.append(Step(prompt_ids=prompt, delta_origin=arrays["delta_origin"], request=request, **fields))
+    return codec.steps
+
+
+def _values(fields: Sequence[StepField], held: Mapping[str, Any], bodies: _Bodies) -> dict[str, Any]:
+    """The values of the JSON bodies that a stored step has."""
+    values = {}
+    for name, kind, _, column in fields:
+        key = held[column]
+        if key is not None:
+            values[name] = tuple(bodies[key]) if kind == "tools" else bodies[key]
+    return values
+
+
+def _row(row: models.StoredRow, columns: Mapping[str, Floats], bodies: _Bodies) -> Row:
+    tokens = row.tokens
+    return Row(
+        ids=tokens.ids,
+        loss_mask=tokens.loss_mask,
+        logprobs=tokens.logprobs,
+        origin=tokens.origin,
+        columns=columns,
+        step_indices=tuple(row.step_indices),
+        extra=bodies[row.extra_id] or {},
+    )
+
+
+def load_step_prompt(step: models.StoredStep) -> Ids:
+    """The prompt ids ``[P]`` of one step, with those of its parents. Two queries."""
+    keys, extents = step_extents(step.trajectory_id)
+    pieces = stream_pieces(extents, step.index, whole=False)
+    held = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
+    tokens = {one.index: one.tokens for one in steps_with_tokens(held)} if pieces else {}
+    found = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
+    return np.concatenate(found) if found else NO_IDS

@@ -1,0 +1,280 @@
+"""The trajectories of a run as a list: filters, orders, parts, neighbours.
+
+A run may have hundreds of thousands. So the keys are found first, in an index that also holds the columns of the
+filters, and only then the trajectories are read. A list is read in stretches, each of which is one range of an index.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q, QuerySet
+
+from rollout_inspector.diagnose.finding import Severity
+from rollouts.store import models
+from rollouts.store.runs.muted import rules_of
+from rollouts.store.trajectories.seen import seen_in_run
+
+SORTS = (
+    "index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings", "n_rows", "-n_rows",
+)
+"""The orders of a list of trajectories; a minus sign means descending."""
+
+MAX_COUNTED = 10_000
+"""What passes a filter is counted so far: it bounds what a page of a large run costs."""
+
+
+@dataclass(frozen=True)
+class TrajectoryFilters:
+    """Which trajectories of a run are listed. An empty value filters nothing."""
+
+    kind: str = ""
+    """Only trajectories that have a finding of this kind."""
+    severity: str = ""
+    """Only trajectories that have a finding of this severity."""
+    reward_min: float | None = None
+    reward_max: float | None = None
+    """Both bounds are inclusive. A trajectory without a reward passes neither bound."""
+    tokens_min: int | None = None
+    tokens_max: int | None = None
+    """Bounds of the number of tokens, inclusive."""
+    training_min: int | None = None
+    training_max: int | None = None
+    """Bounds of the training step, inclusive. A trajectory without one passes neither bound."""
+    policy_version: str = ""
+    """Only trajectories whose first step this policy version sampled."""
+    stop_reason: str = ""
+    group: str = ""
+    status: str = ""
+    text: str = ""
+    """A part of the external id, in upper or lower case."""
+    step: int | None = None
+    """Only trajectories that have a finding at this step, which also has the ``kind`` and ``severity``."""
+    first: int | None = None
+    last: int | None = None
+    """Bounds of the position in the run, inclusive."""
+    flawed: bool = False
+    """Only trajectories that have a finding."""
+    comments: str = ""
+    """``open``: only trajectories with a comment that nobody has resolved; ``any``: with a comment."""
+    seen: str = ""
+    """``yes``: only trajectories that the ``reader`` has seen; ``no``: only others."""
+    reader: int | None = None
+    """The key of the user of ``seen``; None without it."""
+    muted: str = ""
+    """``hide``: muted findings count as none, in every other filter by findings too."""
+    hide_queued: bool = False
+    """Leave out queued trajectories."""
+
+    @property
+    def pass_all(self) -> bool:
+        """Nothing is filtered out."""
+        return all(getattr(self, one.name) == one.default for one in fields(TrajectoryFilters))
+
+
+@dataclass(frozen=True)
+class ListPart:
+    """Part of a list."""
+
+    items: list[models.StoredTrajectory]
+    next_cursor: str
+    """The value of ``after`` for the next part; empty on the last part."""
+
+
+def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
+    """The trajectories that pass the filter, in no order."""
+    columns = {
+        "index__gte": filters.first,
+        "index__lte": filters.last,
+        "reward__gte": filters.reward_min,
+        "reward__lte": filters.reward_max,
+        "n_tokens__gte": filters.tokens_min,
+        "n_tokens__lte": filters.tokens_max,
+        "training_step__gte": filters.training_min,
+        "training_step__lte": filters.training_max,
+        "stop_reason": filters.stop_reason,
+        "group": filters.group,
+        "status": filters.status,
+        "external_id__icontains": filters.text.replace("\0", ""),
+    }
+    of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
+    found = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
+    wanted = _without_empty(of_finding)
+    findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **wanted)
+    if filters.muted == "hide":
+        met = Exists(findings.exclude(kind__in=rules_of(run).order_by().values("kind")))
+        found = found.filter(met if filters.flawed or wanted else Q(n_findings=0) | met)
+    elif wanted == {"severity": Severity.ERROR}:  # there is no worse one, so that the trajectory itself tells
+        found = found.filter(worst_severity=Severity.ERROR)
+    elif wanted:
+        found = found.filter(Exists(findings))
+    # Trajectories that cannot have such a finding are left out before findings are looked for.
+    if filters.flawed or wanted:
+        found = found.filter(n_findings__gt=0)
+    if filters.step is not None:
+        found = found.filter(n_steps__gt=filters.step)
+    if filters.policy_version:
+        first = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), index=0)
+        found = found.filter(Exists(first.filter(policy_version=filters.policy_version)))
+    if filters.comments:
+        # People write few comments: those of the run are found first.
+        said = models.Comment.objects.filter(trajectory__run=run)
+        said = said.filter(resolved_at=None) if filters.comments == "open" else said
+        found = found.filter(pk__in=said.values("trajectory"))
+    if filters.seen and filters.reader is not None:
+        seen = Q(pk__in=seen_in_run(run, filters.reader).values("trajectory"))
+        found = found.filter(seen if filters.seen == "yes" else ~seen)
+    if filters.hide_queued:
+        found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
+    return found
+
+
+def _without_empty(conditions: dict[str, Any]) -> dict[str, Any]:
+    return {column: value for column, value in conditions.items() if value not in ("", None)}
+
+
+def list_trajectories(
+    run: models.Run,
+    filters: TrajectoryFilters | None = None,
+    sort: str = "index",
+    after: str = "",
+    limit: int = 50,
+) -> ListPart:
+    """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
+
+    Trajectories without a reward are last in both orders. One query for each stretch that the part touches: one in run
+    order, at most three in another one.
+    """
+    if sort not in SORTS:
+        sort = "index"
+    found = filter_trajectories(run, filters or TrajectoryFilters())
+    items = _take(found, _stretches(sort, _read_cursor(after, sort)), limit + 1)
+    more = len(items) > limit
+    items = items[:limit]
+    return ListPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
+
+
+def neighbours(
+    trajectory: models.StoredTrajectory, filters: TrajectoryFilters | None = None, sort: str = "index"
+) -> tuple[models.StoredTrajectory | None, models.StoredTrajectory | None]:
+    """The trajectories before and after it, in the order of a list, among those that pass.
+
+    Two queries in run order, at most six in another one.
+    """
+    found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
+    if sort not in SORTS:
+        sort = "index"
+    place = getattr(trajectory, sort.removeprefix("-")), trajectory.index
+    before = _take(found, _stretches_before(sort, place), 1)
+    after = _take(found, _stretches(sort, place), 1)
+    return before[0] if before else None, after[0] if after else None
+
+
+def count_trajectories(run: models.Run, filters: TrajectoryFilters, most: int = MAX_COUNTED) -> int:
+    """The number of trajectories that pass, or ``most + 1`` where there are more than ``most``.
+
+    At most one query; none where the totals of the run tell it.
+    """
+    if filters.pass_all:
+        return run.n_trajectories
+    return _count(filter_trajectories(run, filters), most)
+
+
+def count_before(
+    trajectory: models.StoredTrajectory, filters: TrajectoryFilters, sort: str, most: int = MAX_COUNTED
+) -> int:
+    """The number of trajectories before it in a list, or ``most + 1`` where there are more. At most two queries."""
+    sort = sort if sort in SORTS else "index"
+    if filters.pass_all and sort == "index":
+        return trajectory.index
+    found = filter_trajectories(trajectory.run, filters)
+    n = 0
+    for condition, _ in _stretches_before(sort, (getattr(trajectory, sort.removeprefix("-")), trajectory.index)):
+        n += _count(found.filter(condition), most - n) if n <= most else 0
+    return n
+
+
+def passes(trajectory: models.StoredTrajectory, filters: TrajectoryFilters) -> bool:
+    """Whether a trajectory passes. At most one query."""
+    return filters.pass_all or filter_trajectories(trajectory.run, filters).filter(pk=trajectory.pk).exists()
+
+
+def _count(found: QuerySet[models.StoredTrajectory], most: int) -> int:
+    return found.order_by().values("pk")[: most + 1].count()
+
+
+Place = tuple[float | None, int]
+"""The value of the column that a list is sorted by, None = no reward, and the index of a trajectory."""
+Stretch = tuple[Q, tuple[str, ...]]
+"""A condition, and the order of the trajectories that meet it."""
+
+
+def _stretches(sort: str, place: Place | None) -> list[Stretch]:
+    """What follows a place of the list, None = the whole list, in order.
+
+    A condition with *or* in it would read every trajectory of an equal value, and no index has those without a reward
+    last in both databases.
+    """
+    column, descending = sort.removeprefix("-"), sort.startswith("-")
+    value, index = place or (None, -1)
+    if column == "index":
+        return [(Q() if place is None else Q(**{f"index__{'lt' if descending else 'gt'}": index}), (sort,))]
+    is_null, known = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__isnull": False})
+    if place is not None and value is None:
+        return [(is_null & Q(index__gt=index), ("index",))]
+    none = [(is_null, ("index",))] if column == "reward" else []
+    if place is None:
+        return [(known if none else Q(), (sort, "index")), *none]
+    further = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
+    return [(Q(**{column: value}, index__gt=index), ("index",)), (further, (sort, "index")), *none]
+
+
+def _stretches_before(sort: str, place: Place) -> list[Stretch]:
+    """What stands before a place of the list, the nearest first."""
+    column, descending = sort.removeprefix("-"), sort.startswith("-")
+    value, index = place
+    back = column if descending else f"-{column}"
+    if column == "index":
+        return [(Q(**{f"index__{'gt' if descending else 'lt'}": index}), (back,))]
+    if value is None:
+        known = Q(**{f"{column}__isnull": False})
+        return [(Q(**{f"{column}__isnull": True}, index__lt=index), ("-index",)), (known, (back, "-index"))]
+    nearer = Q(**{f"{column}__{'gt' if descending else 'lt'}": value})
+    return [(Q(**{column: value}, index__lt=index), ("-index",)), (nearer, (back, "-index"))]
+
+
+def _take(
+    found: QuerySet[models.StoredTrajectory], stretches: Sequence[Stretch], limit: int
+) -> list[models.StoredTrajectory]:
+    """The first trajectories of some stretches. One query for each stretch that is needed."""
+    items: list[models.StoredTrajectory] = []
+    for condition, order in stretches:
+        if len(items) < limit:
+            keys = found.filter(condition).order_by(*order).values("pk")[: limit - len(items)]
+            items += models.StoredTrajectory.objects.filter(pk__in=keys).order_by(*order)
+    return items
+
+
+def _cursor(sort: str, value: Any, index: int) -> str:
+    return urlsafe_b64encode(json.dumps([sort, value, index]).encode()).decode().rstrip("=")
+
+
+def is_cursor(text: str, sort: str) -> bool:
+    """Whether a list of trajectories in this order can go on behind the cursor."""
+    return _read_cursor(text, sort) is not None
+
+
+def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
+    try:
+        made_for, value, index = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        number = None if value is None else float(value)
+        if made_for != sort or not -1 <= int(index) < 2**31 or (number is not None and not math.isfinite(number)):
+            return None
+        return number, int(index)
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return None

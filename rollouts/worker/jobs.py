@@ -1,0 +1,264 @@
+"""Runs jobs of every kind: one task does a job, and a worker takes over jobs that have lost theirs."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery import shared_task, signals
+from django.conf import settings
+from django.db import connection
+
+from rollouts.jobs import (
+    alarm_delivery,
+    diagnosis,
+    gap_reports,
+    loss_weights,
+    parser_audits,
+    rescore,
+    template_checks,
+)
+from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.imports import import_join, import_shards, imports
+from rollouts.jobs.replays import replays, run_replays
+from rollouts.jobs.sending import DO_JOB, queue_of, send_shards, send_task
+from rollouts.jobs.storage import token_moves
+from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.store.jobs.job_lists import waiting_jobs
+from rollouts.store.jobs.job_queue import must_yield, next_engine_job, take_engine_job, take_next_job
+from rollouts.store.jobs.jobs import (
+    OF_ENGINES,
+    TELL_SECONDS,
+    Beat,
+    JobFailed,
+    JobLost,
+    adopt_jobs,
+    end_job,
+    note_outage,
+    return_job,
+    touch_job,
+)
+from rollouts.store.jobs.shards import cut_job, end_shard, is_cut, open_shards, release_shard, retry_shard, tell_whole
+from rollouts.store.models import Job, Run
+from rollouts.store.outages import is_outage, said_of
+from rollouts.store.people.access import EVERYTHING
+from rollouts.store.runs.pushed_figures import COUNT_SECONDS, count_due
+from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat
+from rollouts.worker.run_rollouts import engine_of
+
+log = logging.getLogger(__name__)
+
+SWEEP_SECONDS = 600.0
+"""How often a worker removes files that nobody needs any more."""
+ADOPT_SECONDS = 5.0
+"""How often a worker looks for jobs that have lost their worker."""
+HEARTBEAT_SECONDS = 5.0
+"""How often a worker renews the heartbeat of its job."""
+MAX_ATTEMPTS = 5
+"""A job may kill its workers. After so many lost workers, or so many outages, it fails; so does a shard that breaks off
+so often."""
+
+HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
+    Job.Kind.DIAGNOSE: diagnosis.do_job,
+    Job.Kind.EXPORT: exporting.do_job,
+    Job.Kind.REPLAY: run_replays.do_run_job,
+    Job.Kind.IMPORT: imports.do_job,
+    Job.Kind.DIAGNOSE_PUSHED: diagnosis.do_pushed_job,
+    Job.Kind.MOVE_TOKENS: token_moves.do_job,
+    Job.Kind.REPLAY_TRAJECTORY: replays.do_job,
+    Job.Kind.CHECK_TEMPLATE: template_checks.do_job,
+    Job.Kind.REPAIR_TEMPLATE: template_checks.do_job,
+    Job.Kind.AUDIT_PARSERS: parser_audits.do_job,
+    Job.Kind.LOSS_WEIGHTS: loss_weights.do_job,
+    Job.Kind.DELIVER_ALARMS: alarm_delivery.do_job,
+    Job.Kind.RESCORE: partial(rescore.do_job, engine_of=engine_of),
+    Job.Kind.GAP: gap_reports.do_job,
+}
+"""Kind of job -> its handler, which begins where an earlier worker stopped. A handler ends its job as done, if possible
+in the transaction of its last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
+
+
+class Sharing(NamedTuple):
+    """How a large job of a kind is shared out among workers."""
+
+    cut: Callable[[Job, Beat], Sequence[Mapping[str, Any]]]
+    """The options of each part, in order; empty = the job is small, and its handler does it in one."""
+    do: Callable[[Job, Beat], Mapping[str, Any]]
+    """Does a shard, from the start or from where an earlier worker stopped. Returns columns to store at its end."""
+    join: Callable[[Job, Beat], None]
+    """Puts together what the shards made, and ends the job. It may run again where an earlier worker was lost."""
+
+
+SHARINGS: dict[Job.Kind, Sharing] = {
+    Job.Kind.DIAGNOSE: Sharing(diagnosis.cut, diagnosis.do_shard, diagnosis.join),
+    Job.Kind.EXPORT: Sharing(exporting.cut, exporting.do_shard, exporting.join),
+    Job.Kind.REPLAY: Sharing(run_replays.cut, run_replays.do_shard, run_replays.join),
+    Job.Kind.IMPORT: Sharing(import_shards.cut, import_shards.do_shard, import_join.join),
+}
+"""Kind of job -> how its large jobs are shared out."""
+
+FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
+    Job.Kind.IMPORT: import_join.fail,
+    Job.Kind.DIAGNOSE_PUSHED: diagnosis.fail_pushed_job,
+    Job.Kind.RESCORE: rescore.fail,
+}
+"""Kind of job -> what ends one that could not be done with a sentence, where more than the job ends."""
+
+
+FOLLOWERS: dict[Job.Kind, Callable[[Run, Any], None]] = {
+    Job.Kind.IMPORT: gap_reports.ask_for_gap,
+    Job.Kind.DIAGNOSE: gap_reports.ask_for_gap,
+    Job.Kind.DIAGNOSE_PUSHED: partial(gap_reports.ask_for_gap, grows=True),
+}
+"""Kind of job -> what is asked for the run when one is done, in the name of whoever asked for the job."""
+
+
+class _Yields(JobLost):
+    """The worker of a shard goes back to the queue."""
+
+
+@shared_task(name=DO_JOB)
+def do_job(job_id: int) -> None:
+    """Do a job, or continue a job whose worker is lost. A task that is delivered twice is done once.
+
+    The task says that a job waits. Which job is done follows from what all users have under way.
+    """
+    if Job.objects.filter(pk=job_id, kind__in=OF_ENGINES).exists():
+        # The message went to the queue of a model, whose workers do no other jobs.
+        if (job := take_engine_job(job_id)) is not None:
+            work_on(job)
+            if (waiting := next_engine_job(job)) is not None:
+                send_task(DO_JOB, waiting.pk, queue_of(waiting))
+        return
+    if (job := take_next_job(settings.JOBS_PER_USER, job_id)) is None:
+        return
+    work_on(job, share=True)
+    # A job of this user may have waited for the end of this one: its task has found that it must.
+    if waiting_jobs(EVERYTHING):
+        send_task(DO_JOB, job_id)
+
+
+def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: bool = False) -> None:
+    """Does a job that was taken. ``tell`` is called with the job at each sign of progress.
+
+    ``share``: a large job is only cut, and other workers are sent for its shards. An outage leaves the job as it is,
+    without a heartbeat: a worker takes it up when it has been silent for a while.
+    """
+    try:
+        _work_on(job, tell, share)
+        if job.kind in FOLLOWERS and job.whole_id is None:
+            run = Run.objects.filter(jobs__pk=job.pk, jobs__status=Job.Status.DONE).first()
+            if run is not None:
+                FOLLOWERS[Job.Kind(job.kind)](run, job.created_by)
+    except Exception as error:
+        if not is_outage(error):
+            raise
+        log.warning("job waits for an outage to end job=%s kind=%s", job.code, job.kind, exc_info=True)
+        if not connection.in_atomic_block:
+            connection.close()  # the next use opens another
+        note_outage(job, said_of(error))
+
+
+def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
+    try:
+        if job.attempt > MAX_ATTEMPTS:
+            raise JobFailed(_too_many_attempts(job))
+        with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
+            if job.whole_id is not None:
+                _do_shard(job, tell)
+            elif not (job.kind in SHARINGS and _shared(job, SHARINGS[Job.Kind(job.kind)], Beat(job, tell), share)):
+                HANDLERS[Job.Kind(job.kind)](job, Beat(job, tell))
+    except JobLost:
+        if job.whole_id is None:
+            # Nothing changes if another worker has the job, or is to have it because this one was silent.
+            end_job(job, Job.Status.CANCELLED, held=(Job.Status.RUNNING,))
+    except JobFailed as failure:
+        _fail(job, str(failure))
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of native code is no Exception
+        if is_outage(error):
+            raise
+        log.exception("job broke off job=%s kind=%s", job.code, job.kind)
+        sentence = f"It broke off: {type(error).__name__}: {error}"[:2000]
+        # A shard begins again by itself; what the others have read or will read stays.
+        if job.whole_id is None or job.attempt >= MAX_ATTEMPTS or not retry_shard(job, sentence):
+            _fail(job, sentence)
+
+
+def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
+    """Cut a large job, go on with one that was cut, or put its shards together. False = the job is done in one."""
+    if not is_cut(job):
+        if not share or not (parts := sharing.cut(job, beat)):
+            return False
+        cut_job(job, parts)
+    if waiting := open_shards(job):
+        send_shards(waiting)
+        return True
+    failed = job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
+    if failed is not None:
+        raise JobFailed(failed.error)
+    sharing.join(job, beat)
+    return True
+
+
+def _do_shard(shard: Job, tell: Callable[[Job], object]) -> None:
+    told = time.monotonic()
+
+    def go_on(held: Job) -> None:
+        nonlocal told
+        tell(held)
+        if time.monotonic() - told >= TELL_SECONDS:
+            told = time.monotonic()
+            tell_whole(held)
+            if must_yield(held, settings.JOBS_PER_USER):
+                raise _Yields
+
+    try:
+        found = SHARINGS[Job.Kind(shard.kind)].do(shard, Beat(shard, go_on))
+    except _Yields:
+        # Not before the handler has left: the next worker may be there at once, with the same number of the attempt.
+        release_shard(shard)
+        return
+    _end_shard(shard, Job.Status.DONE, "", **found)
+
+
+def _end_shard(shard: Job, status: str, error: str, **fields: Any) -> None:
+    """End a shard. A worker is sent where it was the last one, or where it failed."""
+    if (whole := end_shard(shard, status, error, **fields)) is not None:
+        send_task(DO_JOB, whole.pk)  # if the broker does not answer, the clock sends it
+
+
+def _too_many_attempts(job: Job) -> str:
+    if job.error:
+        return f"It was tried {MAX_ATTEMPTS} times. The last time it broke off: {job.error}"
+    return f"{MAX_ATTEMPTS} workers were lost at it, so it is not tried again by itself."
+
+
+def _fail(job: Job, sentence: str) -> None:
+    if job.whole_id is not None:
+        _end_shard(job, Job.Status.FAILED, sentence)
+    elif job.kind in FAILURES:
+        FAILURES[Job.Kind(job.kind)](job, sentence)
+    else:
+        end_job(job, Job.Status.FAILED, sentence)
+
+
+@signals.worker_ready.connect
+def _adopt_in_background(sender: Any, **_: Any) -> None:
+    """While a worker of the default queue lives, it sends again the jobs that have lost their worker, and sweeps."""
+    if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
+        repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
+        repeat("sweep", SWEEP_SECONDS, leftovers.sweep)
+        repeat("figures", COUNT_SECONDS / 2, count_due)
+        repeat("alarms", alarm_delivery.CLOCK_SECONDS, alarm_delivery.send_due)
+
+
+def _adopt() -> None:
+    for job in adopt_jobs():
+        log.warning("job taken over job=%s kind=%s", job.code, job.kind)
+        if send_task(DO_JOB, job.pk, queue_of(job)):
+            return_job(job)

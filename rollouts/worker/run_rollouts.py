@@ -1,0 +1,383 @@
+"""The work of a launched run: leases trajectories, runs the loop, and saves each step and each end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from celery import shared_task, signals
+from celery.worker.state import active_requests
+
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollouts.jobs import sending, template_checks
+from rollouts.jobs.launch import LaunchSettings, ServedModel, form_from, model_tokenizer, send, served_models
+from rollouts.sampling.engines import EngineError, Sampling, build_engine, engine_spec, reason
+from rollouts.sampling.engines.owner import EngineOwner
+from rollouts.sampling.engines.process import EngineProcess
+from rollouts.sampling.engines.worker import EngineThread
+from rollouts.sampling.environments import ENVIRONMENTS, Task
+from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.store.jobs.activity import is_active
+from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
+from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.runs.run_writes import beat, is_cancelled
+from rollouts.store.runs.runs import find_run
+from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker.batch import StorageBatch
+from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
+from rollouts.worker.lease_prefetch import LeasePrefetcher
+from rollouts.worker.retry import try_again
+from rollouts.worker.run_state import adopt_orphans, begin, hand_back, settle
+from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
+from rollouts.worker.write_behind import Saved, WriteBehind
+
+if TYPE_CHECKING:
+    from rollout_inspector.diagnose.finding import Finding
+    from rollout_inspector.streams.strategies import Context, TemplateRewrites
+    from rollout_inspector.text.tokenizers import LoadedTokenizer
+
+log = logging.getLogger(__name__)
+
+LEASE_SECONDS = 20.0
+"""A lease that was not renewed for so long has run out: another worker may take the trajectory."""
+BEAT_SECONDS = 3.0
+"""How often the heartbeat is written and the leases are renewed."""
+MAX_LIVE = 64
+"""Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""
+RESERVE = 1 / 4
+"""Share of trajectories under way beyond ``max_live``: while their environments answer, the engine's batch is full."""
+
+_engines: dict[tuple[str, str], EngineOwner] = {}
+_engines_lock = threading.Lock()
+_working: set[int] = set()
+"""Keys of the runs that this worker works on."""
+_left: set[int] = set()
+"""Keys of the runs that this worker could not continue, for example because its engine was lost."""
+_at_lock = threading.Lock()
+
+
+@shared_task(name=sending.RUN_ROLLOUTS)
+def run_rollouts(run_id: int) -> None:
+    """Do what is left of a run. Several workers of one run divide its trajectories among them by leases."""
+    if work_on(run_id):
+        ask_for_repair(run_id)
+
+
+def ask_for_repair(run_id: int) -> None:
+    """Send a worker for the check of each template of a refused run, so that its page can offer the repair."""
+    run = Run.objects.select_related("project", "tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+    for template in _templates(run):
+        kwargs = run.settings.get("template_kwargs")
+        check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
+        if to_do:
+            sending.send(check.job)
+
+
+def work_on(run_id: int) -> bool:
+    """The body of the task, also called in process. Returns True if a chat template was refused: a repair is wanted."""
+    run = find_run(templates=True, pk=run_id)
+    if run is None or not is_active(run):
+        return False
+    with _at_lock:
+        if run_id in _working:  # sent twice
+            return False
+        _working.add(run_id)
+        _left.discard(run_id)
+    try:
+        return _work_on(run)
+    finally:
+        with _at_lock:
+            _working.discard(run_id)
+
+
+def _work_on(run: Run) -> bool:
+    begin(run.pk)
+    work = _Work(run)
+    try:
+        end = work.do()
+    except NotStored as error:
+        log.warning("run left run=%s: %s", run.code, error)
+        end = BatchEnd(error=str(error))
+    except Exception as error:
+        log.exception("run left run=%s", run.code)
+        end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
+    held = list(work.leased.values())
+    if shutting_down.is_set():
+        hand_back(run.pk, held)
+        return work.refused
+    if end.error:
+        _left.add(run.pk)
+        try_again(partial(release_trajectories, held))
+    try_again(partial(settle, run.pk, end.error))
+    return work.refused
+
+
+class _Work:
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.form: LaunchSettings = form_from(run.settings)
+        self.leased: dict[int, StoredTrajectory] = {}  # by primary key; under way in this worker
+        self.refused = False  # True = a chat template is not prefix-preserving
+        self._heartbeat = Heartbeat(f"run-{run.pk}", self._beat, BEAT_SECONDS, partial(is_cancelled, run))
+        self._storage = StorageClient(self._is_to_stop)
+        self._lock = threading.Lock()
+
+    def do(self) -> BatchEnd:
+        # From the start: loading a tokenizer may take longer than a run may be silent.
+        with self._heartbeat:
+            return self._do()
+
+    def _is_to_stop(self) -> bool:
+        return self._heartbeat.cancelled.is_set() or shutting_down.is_set()
+
+    def _do(self) -> BatchEnd:
+        from rollout_inspector.streams.strategies import STRATEGIES, start
+        from rollout_inspector.text.chat_templates import wants_call_ids
+        from rollout_inspector.text.replies.call_readers import Way, way_of
+        from rollout_inspector.text.replies.parsing import parser
+        from rollouts.sampling.engines.vllm_engine import tool_call_reader
+
+        run, form = self.run, self.form
+        model = served_models().get(run.model)
+        if model is None:
+            return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
+        assert run.tokenizer is not None and run.chat_template is not None
+        load = partial(load_tokenizer, run.tokenizer.files_sha256)
+        tokenizer = try_again(load, should_stop=self._is_to_stop)
+        context = self.context = _context(run, tokenizer)
+        sampling = Sampling(
+            temperature=form.temperature,
+            top_p=form.top_p,
+            top_k=form.top_k,
+            min_p=form.min_p,
+            max_tokens=form.max_tokens,
+            stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
+            stop=tuple(form.stop),
+            alternatives=form.alternatives,
+        )
+        limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
+        try:
+            if named := str(model.options.get("tool_call_parser", "")):
+                way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+            else:
+                way = way_of(tokenizer, context.renderer)
+        except EngineError as error:
+            return BatchEnd(error=str(error))
+        run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
+        try_again(partial(run.save, update_fields=["settings"]))
+        recorder = WriteBehind(self._write)
+        try:
+            with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
+                end = run_batch(
+                    engine_of(model, run.engine),
+                    ENVIRONMENTS[run.environment](),
+                    lambda: start(STRATEGIES[run.strategy], context),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way.read),
+                    limits,
+                    Callbacks(
+                        prefetcher.more,
+                        recorder.steps,
+                        recorder.done,
+                        lambda: self._is_to_stop() or recorder.error is not None,
+                    ),
+                    form.template_kwargs,
+                    policy_version=run.model,
+                    call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
+                )
+                recorder.close()
+                if recorder.error is not None:
+                    raise recorder.error
+        finally:
+            if recorder.error is None:
+                recorder.close()
+            self._storage.close()
+        return end
+
+    # -- called by the loop and by WriteBehind -------------------------------------------------------------------------
+
+    def _more(self, n: int) -> Sequence[RolloutJob]:
+        leased = try_again(
+            partial(lease_trajectories, self.run, n, LEASE_SECONDS), should_stop=self._is_to_stop
+        )
+        jobs = []
+        for trajectory in leased:
+            with self._lock:
+                self.leased[trajectory.pk] = trajectory
+            # Another attempt may have begun the trajectory: the steps that it stored are not sampled again.
+            steps = try_again(partial(load_trajectory, trajectory)).steps if trajectory.n_steps else ()
+            jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps))
+        return jobs
+
+    def _write(self, steps: Sequence[Saved], ends: Sequence[TrajectoryEnd]) -> None:
+        """Hand a batch to the storage process. The batch is stored when this method returns."""
+        with self._lock:
+            attempts = {end.key: self.leased[end.key].attempt for end in ends}
+        self._storage.write(
+            StorageBatch(
+                self.run.pk,
+                [(job.key, index, step) for job, index, step in steps],
+                [
+                    replace(end, attempt=attempts[end.key], findings=self._refusal(end.refused), refused=None)
+                    for end in ends
+                ],
+            )
+        )
+        with self._lock:
+            for key in attempts:
+                del self.leased[key]
+
+    def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
+        if refused is None:
+            return ()
+        from rollout_inspector.diagnose.refused import finding_of_refusal
+
+        self.refused = True
+        return (finding_of_refusal(self.context.codec, refused),)
+
+    def _beat(self) -> None:
+        beat(self.run)
+        with self._lock:
+            leased = list(self.leased.values())
+        if leased:
+            renew_lease(leased, LEASE_SECONDS)
+
+
+def _templates(run: Run) -> list[ChatTemplate]:
+    """The chat template of the prompts, then the chat template of the rows if it is another one."""
+    return [template for template in (run.chat_template, run.rows_chat_template) if template is not None]
+
+
+def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
+    from rollout_inspector.streams.strategies import Context
+    from rollout_inspector.text.chat_templates import renderer
+    from rollouts.jobs.replays.renderers_package import bridges_of
+
+    # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
+    renderers = [renderer(tokenizer, template.text, run.created_at.isoformat()) for template in _templates(run)]
+    prompts, *rows = (
+        Context(tokenizer, one, tokenizer.stop_ids, bridge=bridges_of(tokenizer, one)) for one in renderers
+    )
+    return replace(prompts, rows=rows[0]) if rows else prompts
+
+
+def _task(trajectory: StoredTrajectory) -> Task:
+    assert trajectory.task is not None
+    return Task(**json.loads(trajectory.task.body))
+
+
+# -- the engines of this worker ----------------------------------------------------------------------------------------
+
+
+def engine_of(model: ServedModel, engine: str) -> EngineOwner:
+    """The owner of this model's engine in this worker. The engine is built when it is first needed."""
+    with _engines_lock:
+        key = (model.name, engine)
+        if key not in _engines:
+            _engines[key] = new_owner(model, engine)
+        return _engines[key]
+
+
+def new_owner(model: ServedModel, engine: str) -> EngineOwner:
+    """An engine that computes gets a process, an engine that waits for a server gets a thread."""
+    path, options = model.engine_arguments(engine)
+    name = f"engine-{model.name}"
+    if engine_spec(engine).is_light:
+        return EngineThread(partial(build_engine, engine, path, **options), name)
+    return EngineProcess(partial(build_engine, engine, path, **{**options, "max_live": max_live(model)}), name)
+
+
+def max_live(model: ServedModel) -> int:
+    """How many completions of a model its engine samples at once."""
+    return int(model.options.get("max_live", MAX_LIVE))
+
+
+def live_trajectories(model: ServedModel, engine: str) -> int:
+    """How many trajectories of one run are under way at once in one worker."""
+    n = max_live(model)
+    # A server has its own batch, whose size this worker does not know.
+    return n if engine_spec(engine).is_light else n + math.ceil(n * RESERVE)
+
+
+def warm_engines() -> dict[tuple[str, str], int]:
+    """(model, engine name) of each engine that this worker keeps warm -> tokens that it has sampled."""
+    with _engines_lock:
+        return {key: owner.tokens for key, owner in _engines.items()}
+
+
+def close_engines() -> None:
+    """Close every engine of this worker and every idle storage process."""
+    with _engines_lock:
+        owners = list(_engines.values())
+        _engines.clear()
+    for owner in owners:
+        owner.close()
+    close_idle()
+
+
+# -- the life of an engine worker --------------------------------------------------------------------------------------
+
+ADOPT_SECONDS = 5.0
+_registered: set[str] = set()
+"""The models whose tokenizers this worker has registered."""
+
+
+@signals.worker_ready.connect
+def _adopt_in_background(sender: Any, **_: Any) -> None:
+    """While this worker lives, it sends again runs that have lost their worker, and helps other runs if it is idle."""
+    queues = queues_of(sender)
+    served = [name for name, model in served_models().items() if model.queue in queues]
+    if not served:
+        return
+
+    def look() -> None:
+        _register_tokenizers(served)
+        # If this worker has no free place, perhaps no worker would take what it sends.
+        if len(active_requests) >= sender.controller.concurrency:
+            return
+        for run in adopt_orphans(served):
+            send(run)
+        if not _working:
+            ask_to_share(served)
+
+    repeat("adopt-runs", ADOPT_SECONDS, look)
+
+
+def _register_tokenizers(models: Collection[str]) -> None:
+    """Register the tokenizers of this worker's models, so that a web server without their folders can launch them."""
+    project = project_or_default()
+    for model in (served_models()[name] for name in models if name not in _registered):
+        if Path(model.path).exists():
+            try:
+                model_tokenizer(model, project)
+            except ValueError as error:
+                log.warning("the tokenizer of the model %s cannot be used: %s", model.name, error)
+        _registered.add(model.name)
+
+
+def ask_to_share(models: Collection[str]) -> Run | None:
+    """Send again the first run that has more queued trajectories than one worker has under way. Returns the run.
+
+    The task may reach a worker that works on the run already and ignores the task. Then the idle worker asks again.
+    """
+    runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
+    for run in runs.exclude(pk__in=_left).order_by("created_at"):
+        queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
+        enough = live_trajectories(served_models()[run.model], run.engine)
+        if len(queued.values_list("pk")[: enough + 1]) > enough:
+            sending.send_task(sending.RUN_ROLLOUTS, run.pk, served_models()[run.model].queue)
+            return run
+    return None
+
+
+@signals.worker_shutdown.connect
+def _close(**_: Any) -> None:
+    close_engines()

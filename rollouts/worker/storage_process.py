@@ -1,0 +1,200 @@
+"""The storage process: it runs beside a worker and diagnoses and stores what the worker samples.
+
+The loop must answer an engine at once, and the diagnosis of a trajectory costs a good part of the time of sampling it.
+So steps and ends go through a pipe to another process in batches: the larger the backlog, the fewer the transactions.
+The process ends with its worker, because the pipe closes. What it has received is stored before it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from django.conf import settings
+from django.db import connection
+
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
+from rollouts.sampling.engines import reason
+from rollouts.store.outages import is_outage, said_of
+from rollouts.worker.batch import Handshake, StorageBatch
+from rollouts.worker.retry import OUTAGE_PAUSES, try_again
+from rollouts.worker.store_batch import RunStorage
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+NICE = 5
+"""On a busy machine the engine and the loop go first, because nobody waits for the storing."""
+DEATH_PAUSES = (0.5, 1.0, 2.0, 4.0)
+"""Seconds before a lost process is replaced once more at the same batch."""
+PREPARE = f"import os; os.nice({NICE}); import django; django.setup(); "
+"""Statements at the start of the process. Models can be imported only after ``setup``."""
+
+
+class StorageProcess:
+    """One storage process. It is not thread-safe, and belongs to one run at a time."""
+
+    def __init__(self) -> None:
+        self._child = PipedProcess(
+            "The process that stores results", __name__, PREPARE, {"OMP_NUM_THREADS": "1"}, cwd=settings.BASE_DIR
+        )
+        names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
+        self._child.send(Handshake({name: connection.settings_dict[name] for name in names}))
+
+    def write(self, batch: StorageBatch) -> None:
+        """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or :class:`NotStored`."""
+        self._child.send(batch)
+        answer = self._child.receive()
+        if answer is not None:
+            raise answer
+
+    def forget(self) -> None:
+        """The run is over: the process frees its memory of the run and closes its connection to the database."""
+        self._child.send(None)
+
+    def close(self) -> None:
+        self._child.close(CLOSE_SECONDS)
+
+
+_idle: list[StorageProcess] = []
+_lock = threading.Lock()
+
+
+def take() -> StorageProcess:
+    """Returns a process without a run, a warm one if possible."""
+    with _lock:
+        if _idle:
+            return _idle.pop()
+    return StorageProcess()
+
+
+def give_back(storage: StorageProcess) -> None:
+    """Keep a process warm for the next run."""
+    try:
+        storage.forget()
+    except ProcessEnded:
+        storage.close()
+        return
+    with _lock:
+        _idle.append(storage)
+
+
+def close_idle() -> None:
+    """End the processes that have no run."""
+    with _lock:
+        stopped, _idle[:] = list(_idle), []
+    for storage in stopped:
+        storage.close()
+
+
+class NotStored(Exception):
+    """A batch could not be stored. The message is a sentence for the run page."""
+
+
+class StorageOutage(NotStored):
+    """An outage of the database or of the disk: it may be stored later."""
+
+
+class StorageClient:
+    """The storage process of one run, taken with the first batch.
+
+    A lost process is replaced, and a database in trouble is asked again, both with pauses and with a limit. A
+    trajectory whose diagnosis ends every process fails, and the others are stored.
+    """
+
+    def __init__(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """``should_stop``: whether the pauses are to end."""
+        self._should_stop = should_stop
+        self._storage: StorageProcess | None = None
+
+    def write(self, batch: StorageBatch) -> None:
+        """Store a batch; returns when it is stored. Raises :class:`NotStored`."""
+        try:
+            try:
+                self._try(batch)
+            except ProcessEnded:
+                self._try(replace(batch, ends=()))
+                for end in batch.ends:
+                    self._write_end(StorageBatch(batch.run, (), (end,)))
+        except ProcessEnded as ended:
+            raise NotStored(f"Results could not be stored. {ended} Press Resume to go on.") from ended
+
+    def _write_end(self, batch: StorageBatch) -> None:
+        try:
+            self._try(batch)
+        except ProcessEnded as ended:
+            (end,) = batch.ends
+            error = f"This trajectory could not be diagnosed: {len(DEATH_PAUSES) + 1} processes ended at it. {ended}"
+            self._try(replace(batch, ends=(TrajectoryEnd(end.key, end.attempt, error=error),)))
+
+    def _try(self, batch: StorageBatch) -> None:
+        def once() -> None:
+            try:
+                self._storage = self._storage or take()
+                self._storage.write(batch)
+            except ProcessEnded:
+                if self._storage is not None:
+                    self._storage.close()
+                    self._storage = None
+                raise
+
+        def with_other_processes() -> None:
+            try_again(once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop)
+
+        try_again(
+            with_other_processes, lambda error: isinstance(error, StorageOutage), OUTAGE_PAUSES, self._should_stop
+        )
+
+    def close(self) -> None:
+        if self._storage is not None:
+            give_back(self._storage)
+            self._storage = None
+
+
+# -- in the process ----------------------------------------------------------------------------------------------------
+
+
+def serve(pipe: Connection) -> None:
+    """Store what comes until the pipe closes."""
+    held: RunStorage | None = None
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            return
+        if isinstance(message, Handshake):
+            connection.close()
+            connection.settings_dict.update(message.database)
+            continue
+        if message is None:
+            held = None
+            connection.close()
+            continue
+        try:
+            if held is None or held.run_id != message.run:
+                held = RunStorage(message.run)
+            held.write(message)
+            answer: NotStored | None = None
+        except Exception as error:
+            connection.close()
+            if is_outage(error):
+                log.warning("batch not stored run=%s: %s", message.run, error)
+                answer = StorageOutage(
+                    f"Results could not be stored. {said_of(error)} Press Resume when it works again."
+                )
+            else:
+                log.exception("batch not stored run=%s", message.run)
+                answer = NotStored(f"Results could not be stored, by an error of the program: {reason(error)}.")
+        try:
+            pipe.send(answer)
+        except OSError:
+            return  # the worker is gone, and what it had sent is stored
+
+
+def main() -> None:
+    """Serve the worker that started this process."""
+    serve(pipe_to_parent())

@@ -1,0 +1,72 @@
+"""Stores a launched run: inserts steps, then diagnoses and ends trajectories, in one transaction each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rollout_inspector.diagnose import Diagnosis
+from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.streams import trajectory as tito
+from rollout_inspector.streams.retokenized import EncodedAgain
+from rollout_inspector.streams.trajectory import Step
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
+from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.worker.batch import StorageBatch
+
+
+class RunStorage:
+    """Stores one run. Steps stay in memory until their trajectory ends, so that they need not be read back."""
+
+    def __init__(self, run_id: int) -> None:
+        self.run_id = run_id
+        self._run = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+        self._steps: dict[int, list[Step]] = {}
+
+    def write(self, batch: StorageBatch) -> None:
+        """Store a batch. A batch that was stored already changes nothing."""
+        save_steps(batch.steps)
+        for key, index, step in batch.steps:
+            held = self._steps.setdefault(key, [])
+            if index == len(held):
+                held.append(step)
+        for end in batch.ends:
+            if end.error:
+                fail_trajectory(end)
+        ends, again = self._diagnosed([end for end in batch.ends if not end.error])
+        ended = finish_trajectories(ends)
+        keep_retokenized(self._run, [(key, again[key]) for key in sorted(ended)])
+        for end in batch.ends:
+            self._steps.pop(end.key, None)
+
+    def _diagnosed(
+        self, ends: Sequence[TrajectoryEnd]
+    ) -> tuple[list[TrajectoryEnd], dict[int, tuple[EncodedAgain, ...]]]:
+        """Returns the ends with their findings, and by key what changes when the text is encoded again.
+
+        It drops the ends of deleted trajectories and of other attempts.
+        """
+        records = StoredTrajectory.objects.defer("extra_id").in_bulk([end.key for end in ends])
+        ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
+        found = [self._diagnosis(records[end.key], end) for end in ours]
+        told = [replace(end, findings=one.findings, checks=one.checks) for end, one in zip(ours, found, strict=True)]
+        return told, {end.key: one.again for end, one in zip(ours, found, strict=True)}
+
+    def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
+        from rollouts.jobs.diagnosis import diagnosis_for
+
+        steps = self._steps.get(end.key, [])
+        if len(steps) != record.n_steps:
+            # An earlier attempt or an earlier process stored the first steps.
+            steps = list(load_trajectory(record).steps)
+        value = tito.Trajectory(
+            external_id=record.external_id,
+            steps=tuple(steps),
+            rows=end.rows or (),
+            reward=end.reward,
+            stop_reason=end.stop_reason,
+            group=record.group,
+        )
+        return diagnosis_for(value, self._run)
