@@ -17,7 +17,7 @@ from inspector.server.file_storage import FOLDER
 from inspector.server.paths import LOCAL_HOSTS
 from rollouts import confinement
 from rollouts.files.values import StorageDown
-from rollouts.selectors.database import database_identity
+from rollouts.selectors.database import database_identity, refusal_of_old_database
 from rollouts.services import storage_mark
 from rollouts.work.launch import served_models
 
@@ -82,6 +82,17 @@ def check_owner_of_files(databases: Sequence[str] | None = None, **_: Any) -> It
         return  # other checks say so
     if said:
         yield Error(said, id="inspector.E011")
+
+
+@register(Tags.database)
+def check_age_of_database(databases: Sequence[str] | None = None, **_: Any) -> Iterable[CheckMessage]:
+    """Before `manage.py migrate`, and by `manage.py check --database default`."""
+    try:
+        sentence = refusal_of_old_database() if databases else ""
+    except DatabaseError:
+        return  # the command says so
+    if sentence:
+        yield Error(sentence, id="inspector.E012")
 
 
 @register()

@@ -16,6 +16,7 @@ from inspector.server.machines import Difference, Machine, describe, differences
 from inspector.server.workers import connect, list_workers
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
+from rollouts.selectors.database import refusal_of_old_database
 from rollouts.selectors.workload import workload
 from rollouts.services import storage_mark
 
@@ -36,6 +37,8 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
+            if sentence := refusal_of_old_database():
+                raise CommandError(sentence)
             if options["adopt_files"]:
                 storage_mark.adopt()
             here = describe("this command", "command")
