@@ -18,7 +18,7 @@ from inspector.server.paths import LOCAL_HOSTS
 from rollout_inspector.text import confinement
 from rollouts.jobs.launch import served_models
 from rollouts.store import storage_mark
-from rollouts.store.database import database_identity
+from rollouts.store.database import database_identity, refusal_of_old_database
 from rollouts.store.files.values import StorageDown
 
 
@@ -82,6 +82,17 @@ def check_owner_of_files(databases: Sequence[str] | None = None, **_: Any) -> It
         return  # other checks say so
     if sentence:
         yield Error(sentence, id="inspector.E011")
+
+
+@register(Tags.database)
+def check_age_of_database(databases: Sequence[str] | None = None, **_: Any) -> Iterable[CheckMessage]:
+    """Before `manage.py migrate`, and by `manage.py check --database default`."""
+    try:
+        sentence = refusal_of_old_database() if databases else ""
+    except DatabaseError:
+        return  # the command says so
+    if sentence:
+        yield Error(sentence, id="inspector.E012")
 
 
 @register()

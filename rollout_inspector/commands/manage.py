@@ -65,12 +65,9 @@ def run_command(arguments: Sequence[str]) -> int:
         sys.unraisablehook = lambda _: None  # an iterator over a closed database cannot be closed again
         sys.exit(128 + signal.SIGPIPE)
     except (OperationalError, ProgrammingError) as error:
-        if not migrations_are_missing():
+        if not (sentence := sentence_of(error)):
             raise
-        sys.exit(
-            f"The database lacks tables or columns of this version ({str(error).splitlines()[0]}). "
-            f"Run `{PROGRAM} migrate` and try again."
-        )
+        sys.exit(sentence)
     return 0
 
 
@@ -83,14 +80,23 @@ def nobody_reads(stream: TextIO | None) -> TypeGuard[TextIO]:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def migrations_are_missing() -> bool:
-    """Whether the database is behind the migrations; False when it cannot even be asked."""
+def sentence_of(error: Exception) -> str:
+    """What to do where the database is not of this version; empty where it is, or cannot even be asked."""
     from django.db import DatabaseError, connection
     from django.db.migrations.executor import MigrationExecutor
 
+    from rollouts.store.database import refusal_of_old_database
+
     try:
         connection.rollback()  # what failed may have left a transaction open
+        if sentence := refusal_of_old_database():
+            return sentence
         executor = MigrationExecutor(connection)
-        return bool(executor.migration_plan(executor.loader.graph.leaf_nodes()))
+        if not executor.migration_plan(executor.loader.graph.leaf_nodes()):
+            return ""
     except DatabaseError:
-        return False
+        return ""
+    return (
+        f"The database lacks tables or columns of this version ({str(error).splitlines()[0]}). "
+        f"Run `{PROGRAM} migrate` and try again."
+    )

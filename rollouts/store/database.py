@@ -6,6 +6,20 @@ import hashlib
 import time
 
 from django.db import DatabaseError, connection, transaction
+from django.db.migrations.recorder import MigrationRecorder
+
+OLD_MIGRATIONS = ("0002_api_token", "0041_pushed_figures")
+"""The first and the last of the migrations whose place ``0001_initial`` took. No later one may have such a name."""
+
+
+def refusal_of_old_database() -> str:
+    """A sentence where migrations of before the first release made the database; empty = they did not."""
+    if ("rollouts", OLD_MIGRATIONS[0]) not in MigrationRecorder(connection).applied_migrations():
+        return ""
+    return (
+        "An older version of this program made the database. Make a backup with that version (`backup PLACE`), and "
+        "restore it with this one into an empty database (`restore PLACE`)."
+    )
 
 
 def database_identity() -> str:

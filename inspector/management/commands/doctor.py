@@ -16,6 +16,7 @@ from inspector.server.machines import Difference, Machine, describe, differences
 from inspector.server.workers import connect, list_workers
 from rollouts.management import TerminalCommand
 from rollouts.store import storage_mark
+from rollouts.store.database import refusal_of_old_database
 from rollouts.store.files.values import StorageDown
 from rollouts.store.jobs.workload import workload
 
@@ -36,6 +37,8 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
+            if sentence := refusal_of_old_database():
+                raise CommandError(sentence)
             if options["adopt_files"]:
                 storage_mark.adopt()
             here = describe("this command", "command")

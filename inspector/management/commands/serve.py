@@ -25,6 +25,7 @@ from inspector.server.running import AlreadyRunning, ServerLock
 from inspector.server.supervisor import Child, Supervisor
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token
+from rollouts.store.database import refusal_of_old_database
 from rollouts.store.people.users import has_server_admin
 
 PORTS_TRIED = 50
@@ -97,6 +98,8 @@ class Command(BaseCommand):
 
     def prepare(self) -> None:
         """Bring the tables of the database and the static files up to date."""
+        if sentence := refusal_of_old_database():
+            raise CommandError(sentence)
         executor = MigrationExecutor(connection)
         plan = executor.migration_plan(executor.loader.graph.leaf_nodes())
         if plan:

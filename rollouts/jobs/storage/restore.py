@@ -20,7 +20,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from rollouts.jobs.storage.backup import Manifest, Part, Unusable, read_manifest
 from rollouts.jobs.storage.backup_tables import fill_table
 from rollouts.store import files, storage_mark
-from rollouts.store.database import database_identity
+from rollouts.store.database import OLD_MIGRATIONS, database_identity
 from rollouts.store.models import Run, TemplateCheck, Tokenizer
 
 
@@ -77,6 +77,8 @@ def _migrations_to_begin_with(manifest: Manifest) -> tuple[MigrationExecutor, li
     """What brings the database to the version of the backup."""
     executor = MigrationExecutor(connection)
     had = {(app, name) for app, name in manifest.migrations}
+    if ("rollouts", OLD_MIGRATIONS[1]) in had:  # the tables that one migration makes today
+        had = {node for node in had if node[0] != "rollouts"} | {("rollouts", "0001_initial")}
     graph = executor.loader.graph
     if unknown := sorted(f"{app}.{name}" for app, name in had if (app, name) not in graph.nodes):
         raise Unusable(
