@@ -154,7 +154,7 @@ def of_versions(made: list[Trajectory], name: Any) -> list[Trajectory]:
 
 def test_the_pages_of_a_run_lead_to_each_other(web: Client, run: Run) -> None:
     here = f"/runs/{run.code}"
-    pages = [here, *(f"{here}/{name}" for name in ("training", "gap", "weights", "columns", "cost", "alarms"))]
+    pages = [here, *(f"{here}/{name}" for name in ("training", "gap", "columns", "cost", "alarms"))]
     for page in pages:
         nav = re.findall(r'<nav class="tabs".*?</nav>', web.get(page).content.decode(), re.DOTALL)
         assert len(nav) == 1 and re.findall(r'href="([^"]*)"', nav[0]) == pages
