@@ -8,8 +8,8 @@ import pytest
 
 from rollouts.chat_templates import check
 from rollouts.tokenizers import load
-from rollouts.tokenizers.worker.definition import read_definition
 from rollouts.tokenizers.worker.encoders import Reference
+from tests.tokenizers.oracles import read_definition
 
 
 @pytest.mark.bench

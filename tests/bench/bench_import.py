@@ -25,12 +25,12 @@ from rollouts.services.bulk import insert_values
 from rollouts.services.contents import Contents
 from rollouts.tokenizers import load
 from rollouts.tokenizers.loaded import LoadedTokenizer
-from rollouts.tokenizers.worker.definition import read_definition
 from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
 from rollouts.work import imports
 from tests.bench.gym_file import rollout, write_gym_file
 from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT
+from tests.tokenizers.oracles import read_definition
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rollouts.tokenizers import load
-from rollouts.tokenizers.worker.definition import read_definition
 from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
 from tests.bench.processes import family, megabytes, sums
+from tests.tokenizers.oracles import read_definition
 
 pytestmark = pytest.mark.bench
 

@@ -9,9 +9,14 @@ from pathlib import Path
 
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import LoadedTokenizer
-from rollouts.tokenizers.worker.definition import Definition, read_definition
+from rollouts.tokenizers.worker.definition import Definition, parse_definition, read_files
 from rollouts.tokenizers.worker.encoders import Reference
 from rollouts.tokenizers.worker.vocabulary import parts
+
+
+def read_definition(folder: Path) -> Definition:
+    """The definition of a tokenizer that is trusted, read in this process."""
+    return parse_definition(read_files(folder))
 
 
 @lru_cache(maxsize=8)
