@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from inspector.web.guesses import guessed_too_often
+from inspector.web.access import guessed_too_often
 from inspector.web.problems import ApiProblem
 from rollouts.models import ApiToken
 from rollouts.selectors.access import access_of_token

@@ -20,8 +20,8 @@ from rollouts.formats import FORMATS
 from rollouts.formats.training_step import checked_rule
 from rollouts.guard.audit_folder import AuditFolder, AuditFolderUnusable
 from rollouts.guard.audit_runners import Done, RunnerMissing, Todo, on_processes, on_ray
-from rollouts.guard.plain_text import line_of
 from rollouts.guard.shard_audit import AuditSettings, cut_files
+from rollouts.guard.text_files import line_of
 
 PROGRESS_SECONDS = 0.5
 LOG_SECONDS = 30.0

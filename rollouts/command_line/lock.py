@@ -9,9 +9,8 @@ from rollouts.command_line.main import refuse
 from rollouts.command_line.named_templates import add_template_options, load_template, name_in_lock
 from rollouts.command_line.tokenizer_options import OptionUnusable
 from rollouts.guard.checked_templates import CheckedTemplate, check_template
-from rollouts.guard.plain_text import line_of
 from rollouts.guard.template_lock import LOCK_TIME, lock_text
-from rollouts.guard.text_files import FileUnusable, check_place, write_whole
+from rollouts.guard.text_files import FileUnusable, check_place, line_of, write_whole
 
 
 def add_options(parser: ArgumentParser) -> None:

@@ -12,9 +12,8 @@ import msgspec
 from rollouts import formats
 from rollouts.chat_templates import cannot_render, renderer
 from rollouts.formats import FileRefused, Rejected, Source
-from rollouts.guard.checked_files import CheckedFiles, check_files, diagnosis_of
+from rollouts.guard.checked_files import CheckedFiles, check_files, codec_of, diagnosis_of
 from rollouts.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
-from rollouts.guard.codec_of import codec_of
 from rollouts.guard.fail_rules import ExitStatus, RuleUnusable, fail_rule, verdict_on
 from rollouts.guard.report_formats import as_text
 from rollouts.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock

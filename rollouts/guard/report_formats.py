@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 from rollouts.guard.checked_files import CheckedFiles, PlacedFinding, title_of
 from rollouts.guard.fail_rules import ExitStatus, FilesVerdict
-from rollouts.guard.plain_text import line_of, plain
+from rollouts.guard.text_files import line_of, plain
 from rollouts.tito.diagnose import KINDS
 from rollouts.tito.diagnose.checks import CHECKS
 from rollouts.tito.diagnose.finding import Severity, cost_sentence

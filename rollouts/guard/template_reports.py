@@ -11,9 +11,9 @@ from typing import Any
 from rollouts.chat_templates.probes.report import Check
 from rollouts.guard.checked_templates import CheckedTemplate
 from rollouts.guard.fail_rules import ExitStatus
-from rollouts.guard.plain_text import line_of
 from rollouts.guard.report_formats import markdown_cell, workflow_data, workflow_property
 from rollouts.guard.template_lock import LockComparison
+from rollouts.guard.text_files import line_of
 
 VERSION = 1
 """Of the JSON report."""

@@ -11,8 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollouts.guard.checked_files import CheckedFiles, FindingPlace, KindCount, PlacedFinding, diagnosis_of, title_of
-from rollouts.guard.codec_of import codec_of
+from rollouts.guard.checked_files import (
+    CheckedFiles,
+    FindingPlace,
+    KindCount,
+    PlacedFinding,
+    codec_of,
+    diagnosis_of,
+    title_of,
+)
 from rollouts.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, RuleUnusable, fail_rule
 from rollouts.guard.known_renders import KnownRenders
 from rollouts.guard.report_formats import REPORTS, finding_text

@@ -1,7 +1,6 @@
 """Everything that writes to the database. Each function is one short transaction unless it says otherwise."""
 
 from rollouts.services.encoded import drop_arrays, encode_trajectories
-from rollouts.services.figures import take_figures
 from rollouts.services.findings import note_diagnosed, replace_findings
 from rollouts.services.jobs import ask_job, cancel_job
 from rollouts.services.launched import (
@@ -30,6 +29,7 @@ from rollouts.services.runs import (
     recount,
     reopen_run,
     start_run,
+    take_figures,
 )
 from rollouts.services.shares import create_share, revoke, token_hash
 from rollouts.services.token_moves import fill_origins, move_arrays

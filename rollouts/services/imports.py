@@ -13,10 +13,9 @@ from django.utils import timezone
 from rollouts import models
 from rollouts.formats import Rejected
 from rollouts.selectors.activity import is_active
-from rollouts.services.figures import take_figures
 from rollouts.services.jobs import JobLost, end_job
 from rollouts.services.rejections import MAX_REJECTIONS, add_rejections
-from rollouts.services.runs import beat, delete_trajectories, recount
+from rollouts.services.runs import beat, delete_trajectories, recount, take_figures
 from rollouts.services.text import without_paths
 
 IMPORTED = "imported"

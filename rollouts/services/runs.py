@@ -11,13 +11,15 @@ from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
 from rollouts import models
+from rollouts.selectors import figures
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services import contents
-from rollouts.services.figures import take_figures
 from rollouts.services.launched import cancel_remaining
+from rollouts.services.policy_versions import take_policy_versions
 from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.services.token_segments import delete_segments_of, delete_unused, segments_of
+from rollouts.services.training_steps import take_training_steps
 
 DELETE_ATTEMPTS = 5
 
@@ -36,6 +38,20 @@ def start_run(run: models.Run) -> None:
     now = timezone.now()
     run.status, run.started_at, run.heartbeat_at, run.error = models.Run.Status.RUNNING, run.started_at or now, now, ""
     run.save(update_fields=["status", "started_at", "heartbeat_at", "error"])
+
+
+def take_figures(run: models.Run) -> None:
+    """Count the figures of training steps and policy versions, and what the pages of a large run show.
+
+    The pages of a small run are counted whenever they are looked at.
+    """
+    take_training_steps(run)
+    take_policy_versions(run)
+    now = models.Run.objects.filter(pk=run.pk).first()  # the caller's totals may be of a while ago
+    if now is not None and figures.is_large(now):
+        models.RunFigures.objects.update_or_create(
+            run=now, defaults={"state": figures.state_of(now), "body": figures.count(now)}
+        )
 
 
 def end_run(run: models.Run, status: str, error: str = "") -> None:

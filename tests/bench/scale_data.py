@@ -26,7 +26,7 @@ from rollouts.models import (
     TemplateCheck,
     Tokenizer,
 )
-from rollouts.services.figures import take_figures
+from rollouts.services.runs import take_figures
 from rollouts.tito.diagnose import KINDS, VERSION
 from rollouts.tito.trajectory import ids_array
 

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from inspector.search import search_page, views
 from rollouts import services
 from rollouts.models import Run
-from rollouts.services.figures import take_figures
+from rollouts.services.runs import take_figures
 from rollouts.services.training_steps import take_training_steps
 from tests.storage.test_training_steps import save, world
 from tests.web.samples import stored_run

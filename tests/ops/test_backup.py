@@ -19,7 +19,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, models
 from django.db.migrations.loader import MigrationLoader
 
-from inspector.server.backup_place import backup_place
+from inspector.server.file_storage import backup_place
 from rollouts import files, services
 from rollouts.fields import ArrayField
 from rollouts.formats.readers import inspector_jsonl

@@ -14,8 +14,8 @@ from inspector.templatetags.inspector_tags import decimal
 from rollouts import services
 from rollouts.models import Run, StoredFinding
 from rollouts.selectors.training_steps import over_training
-from rollouts.services.figures import take_figures
 from rollouts.services.muted import mute
+from rollouts.services.runs import take_figures
 from rollouts.services.training_steps import take_training_steps
 from rollouts.tito.trajectory import Trajectory
 from tests.people import make_member
