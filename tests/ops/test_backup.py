@@ -19,7 +19,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection, connections, models
 from django.db.migrations.loader import MigrationLoader
 
-from inspector.server.backup_place import backup_place
+from inspector.server.file_storage import backup_place
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollouts.jobs.storage import backup, restore
 from rollouts.jobs.storage.backup_tables import columns_of
