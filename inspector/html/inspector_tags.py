@@ -169,12 +169,6 @@ def kind_shown(trajectory: StoredTrajectory) -> str:
     return gallery_kind.kind if isinstance(gallery_kind, Example) else gallery_kind.slug if gallery_kind else ""
 
 
-@register.filter
-def most_frequent(counts: Mapping[str, int], most: int) -> list[tuple[str, int]]:
-    """The ``most`` greatest counts, the greatest first."""
-    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:most]
-
-
 @register.simple_tag
 def any_has(items: Iterable[Any], name: str) -> bool:
     """Whether any item has a value of that name. A column without values is not drawn."""

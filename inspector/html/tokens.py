@@ -453,3 +453,11 @@ def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
             at += size
         cut_places.append(cuts)
     return cut_places
+
+
+def comment_mark(names: list[str], url: str) -> str:
+    """The sign of comments that begin at one token: an empty link to them. ``names``: the author of each."""
+    n = len(names)
+    people = ", ".join(dict.fromkeys(visible_text(name) for name in names))
+    label = escape(f"{n} comments, by {people}" if n > 1 else f"Comment by {people}")
+    return f'<a class="gap said" href="{escape(url)}" data-gap="{n}" aria-label="{label}. Read it."></a>'

@@ -217,7 +217,7 @@ def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     if held.kind == Job.Kind.REPLAY:
         return redirect(f"{reverse('run-cost', args=[run.code])}#strategies")
     if held.kind == Job.Kind.LOSS_WEIGHTS:
-        return redirect("run-weights", run.code)
+        return redirect(f"{reverse('run-gap', args=[run.code])}#weights")
     return redirect(f"{reverse('run', args=[run.code])}#work")
 
 

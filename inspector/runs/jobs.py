@@ -157,7 +157,7 @@ def sentence_of(job: Job) -> str:
     if job.kind == Job.Kind.LOSS_WEIGHTS:
         if job.status == Job.Status.CANCELLED:
             return f"Cancelled after {done}; nothing is shown of it."
-        return f"{job.n_done:,} trajectories counted; the page Weights shows what each loss makes of their tokens."
+        return f"{job.n_done:,} trajectories counted; the page Gap shows what each loss makes of their tokens."
     if job.kind == Job.Kind.RESCORE:
         if job.status == Job.Status.CANCELLED:
             return f"Cancelled after {done}. The column is shown when all are scored: press Score again to go on."

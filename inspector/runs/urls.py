@@ -2,9 +2,9 @@
 
 from django.urls import path
 
-from inspector.runs import change_page, compare_page, cost_page, group_page, job_views, muted, views
+from inspector.runs import change_page, compare_page, cost_page, group_page, job_views, loss_weights, muted, views
 from inspector.runs.launches import import_views, launch_views
-from inspector.runs.training import alarms_page, columns_page, gap_page, training_page, weights_page
+from inspector.runs.training import alarms_page, columns_page, gap_page, training_page
 from inspector.web.twins import twins
 
 urlpatterns = [
@@ -20,8 +20,8 @@ urlpatterns = [
     path("runs/<code:code>/delete", views.delete, name="run-delete"),
     *twins("runs/<code:code>/cost", cost_page.cost, name="run-cost"),
     *twins("runs/<code:code>/training", training_page.training, name="run-training"),
-    *twins("runs/<code:code>/weights", weights_page.weights, name="run-weights"),
-    *twins("runs/<code:code>/weigh", weights_page.weigh, name="run-weigh"),
+    *twins("runs/<code:code>/weights", loss_weights.weights, name="run-weights"),
+    *twins("runs/<code:code>/weigh", loss_weights.weigh, name="run-weigh"),
     *twins("runs/<code:code>/alarms", alarms_page.alarms, name="run-alarms"),
     *twins("runs/<code:code>/alarms/set", alarms_page.set_alarm, name="run-alarm-set"),
     *twins("alarms/<int:pk>/drop", alarms_page.drop_alarm, name="alarm-drop"),

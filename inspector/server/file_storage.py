@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+from django.core.files.storage import Storage
+from django.utils.module_loading import import_string
+
 from inspector.server.env import EnvironmentReader
 
 NAME = "INSPECTOR_FILES"
@@ -39,6 +42,20 @@ def file_storage(env: EnvironmentReader) -> dict[str, Any]:
                 return {"BACKEND": FOLDER, "OPTIONS": {"location": str(folder.resolve())}}
         env.problem(f"{NAME} is a path that does not begin at the root, or is the root itself.", WAY_OUT)
     return {"BACKEND": FOLDER, "OPTIONS": {}}
+
+
+def backup_place(named: str) -> Storage:
+    """Where a backup lies: a folder, or a bucket as ``INSPECTOR_FILES`` names one.
+
+    Raises ``ValueError`` with a sentence that does not repeat an address, which may hold a secret.
+    """
+    where = named if "://" in named else str(Path(named).expanduser().absolute())
+    env = EnvironmentReader({NAME: where})
+    entry = file_storage(env)
+    if env.problems:
+        raise ValueError(env.problems[0].message.replace(NAME, "The place of the backup"))
+    storage: Storage = import_string(entry["BACKEND"])(**entry["OPTIONS"])
+    return storage
 
 
 def _bucket(env: EnvironmentReader, named: str) -> dict[str, Any] | None:

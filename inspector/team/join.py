@@ -19,8 +19,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
 from inspector.team.login import BACKEND
-from inspector.web.access import is_logged_in
-from inspector.web.guess_limit import guessed_too_often
+from inspector.web.access import guessed_too_often, is_logged_in
 from inspector.web.twins import Page, error_page, page
 from rollouts.store.models import Invitation
 from rollouts.store.people import activity_log as audit

@@ -17,9 +17,17 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from inspector.team.join import too_many_guesses
 from inspector.team.shared_tokens import MAX_SHARED_TOKENS, marked_window, shared_tokens
 from inspector.team.shared_views import target_of, view_words
-from inspector.web.access import access, found_or_404, is_live, remember_grant, require, share_is_over, visible
+from inspector.web.access import (
+    access,
+    found_or_404,
+    guessed_too_often,
+    is_live,
+    remember_grant,
+    require,
+    share_is_over,
+    visible,
+)
 from inspector.web.forms import ShareForm
-from inspector.web.guess_limit import guessed_too_often
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, ShareLink, StoredTrajectory

@@ -36,8 +36,6 @@ TEXT_NOTE = "the text of the completion"
 """The note at a reply that is a text; the check of texts compares it with the ids."""
 CUT = "shown"
 """The name of the field that says how much is shown of a message which is too long."""
-_WRITTEN_AS = {("user", "tool"), ("tool", "function"), ("system", "developer")}
-"""Role of a header in the ids, role of the message: templates write a message under another role."""
 _MEDIA_NAMES = (b"image", b"audio", b"video", b"vision", b"img")
 
 

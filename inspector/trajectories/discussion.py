@@ -9,7 +9,7 @@ from datetime import datetime
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.comment_marks import comment_mark
+from inspector.html.tokens import comment_mark
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.trajectories.tabs import is_text_only
 from inspector.web.access import access, reader_of

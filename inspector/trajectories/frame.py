@@ -122,7 +122,9 @@ def shows_one(request: HttpRequest) -> bool:
 
 
 PLACE_FIELDS = ("row", "view", "lens", "t", "w", "find", "solo", "top")
-"""The parameters of the tokens page that the tabs beside it keep, in one parameter ``place``, to lead back there."""
+"""The parameters of the tokens page that the tabs beside it keep, in one parameter ``place``, to lead back there.
+
+The page hands them to the script that fills a tab's ``place`` with what is read."""
 
 MAX_PLACE = 500
 
@@ -152,6 +154,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
         "here": tab.here,
         "tab_slug": tab.slug if tab.build else "",
         "facts": header_fields(trajectory, run, siblings.group_url),
+        "place_fields": " ".join(PLACE_FIELDS),
         "tabs": [
             PageLink(
                 page_tab.label,

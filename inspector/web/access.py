@@ -8,6 +8,7 @@ changes nothing; a run's link covers its trajectories. A page that makes somethi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -19,6 +20,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.http import require_POST, require_safe
+from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
@@ -32,6 +34,10 @@ SESSION_KEY = "shares"
 PROJECT_KEY = "project"
 """In the session: the code of the project in which this browser made something last."""
 MAX_GRANTS = 50
+MAX_GUESSES = "30/5m"
+"""Wrong tokens of one kind from one address. A right one counts nothing."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 Found = TypeVar("Found")
@@ -291,3 +297,15 @@ writes_trajectory = _writes(find_trajectory, "trajectory")
 
 writes_check = _writes(find_check, "template check")
 """`view(request, check)`: a POST of a member."""
+
+
+def guessed_too_often(request: HttpRequest, kind: str, *, again: bool = False, rate: str = MAX_GUESSES) -> bool:
+    """Whether the address of a request has tried too many wrong tokens of a kind; ``again`` counts one more.
+
+    What cannot be counted, without Redis or an address, refuses nothing.
+    """
+    try:
+        return bool(is_ratelimited(request, f"guess {kind}", key="ip", rate=rate, increment=again))
+    except Exception as error:
+        log.warning("wrong tokens are not counted kind=%s: %s", kind, error)
+        return False

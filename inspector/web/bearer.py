@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpRequest
 
-from inspector.web.guess_limit import guessed_too_often
+from inspector.web.access import guessed_too_often
 from inspector.web.problems import ApiProblem
 from rollouts.store.models import ApiToken
 from rollouts.store.people.access import access_of_token

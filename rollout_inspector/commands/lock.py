@@ -9,9 +9,8 @@ from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock
 from rollout_inspector.commands.tokenizer_options import OptionUnusable
 from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
-from rollout_inspector.guard.plain_text import line_of
 from rollout_inspector.guard.template_lock import LOCK_TIME, lock_text
-from rollout_inspector.guard.text_files import FileUnusable, check_place, write_whole
+from rollout_inspector.guard.text_files import FileUnusable, check_place, line_of, write_whole
 
 
 def add_options(parser: ArgumentParser) -> None:

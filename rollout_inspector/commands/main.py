@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from rollout_inspector.guard.plain_text import line_of
+from rollout_inspector.guard.text_files import line_of
 
 SUBCOMMANDS = {
     "check": "check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided",

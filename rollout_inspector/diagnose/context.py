@@ -441,10 +441,6 @@ class Break:
         return self.case.text(self.actual_stretch)
 
     @cached_property
-    def a_window(self) -> str:
-        return self.case.widened(self.expected, self.start, self.expected_stop)
-
-    @cached_property
     def b_window(self) -> str:
         return self.case.widened(self.actual, self.start, self.actual_stop)
 

@@ -11,9 +11,8 @@ import msgspec
 
 from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Rejected, Source
-from rollout_inspector.guard.checked_files import CheckedFiles, check_files, diagnosis_of
+from rollout_inspector.guard.checked_files import CheckedFiles, check_files, codec_of, diagnosis_of
 from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
-from rollout_inspector.guard.codec_of import codec_of
 from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
 from rollout_inspector.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock

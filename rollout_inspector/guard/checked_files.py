@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from rollout_inspector import formats
 from rollout_inspector.diagnose import KINDS, examine
@@ -16,6 +18,8 @@ from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text import tokenizers
+from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 
 MAX_PLACES = 100
 """Findings of one kind that are kept with their place. All of them are counted."""
@@ -217,3 +221,25 @@ def _renderer_of(sha256: str, renderer: Renderer | None) -> Renderer | None:
 def title_of(kind: str) -> str:
     """The title of a kind of finding."""
     return KINDS[kind].title if kind in KINDS else kind
+
+
+def codec_of(tokenizer: Any) -> tuple[LoadedTokenizer | None, TemporaryDirectory[str] | None]:
+    """The tokenizer that a caller names, loaded, and the folder that must live as long as it; None for None.
+
+    A tokenizer of ``transformers`` is saved to such a folder. Raises :class:`TokenizerUnusable`.
+    """
+    if tokenizer is None or isinstance(tokenizer, LoadedTokenizer):
+        return tokenizer, None
+    if isinstance(tokenizer, str | Path):
+        return tokenizers.load(tokenizer), None
+    if not hasattr(tokenizer, "save_pretrained"):
+        raise TokenizerUnusable(
+            f"A {type(tokenizer).__name__} is no tokenizer. Name its folder, or pass a tokenizer of transformers."
+        )
+    folder = TemporaryDirectory(prefix="rollout-inspector-")
+    try:
+        tokenizer.save_pretrained(folder.name)
+        return tokenizers.load(folder.name), folder
+    except BaseException:
+        folder.cleanup()
+        raise

@@ -17,7 +17,7 @@ from rollout_inspector.diagnose.checks import CHECKS
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
 from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, title_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FilesVerdict
-from rollout_inspector.guard.plain_text import line_of, plain
+from rollout_inspector.guard.text_files import line_of, plain
 
 VERSION = 1
 """The version of the JSON report."""

@@ -1,11 +1,13 @@
-"""Files of text that a user names: read within a limit, written whole or not at all."""
+"""Text in and out: files that a user names, and what files, paths and models say, fit for a terminal and a report."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 MAX_BYTES = 64 << 20
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 class FileUnusable(ValueError):
@@ -54,3 +56,13 @@ def write_whole(path: str | Path, data: bytes, what: str) -> None:
                 draft.unlink(missing_ok=True)
     except OSError as error:
         raise FileUnusable(f"{what} {path} cannot be written: {error.strerror}.") from error
+
+
+def plain(text: str) -> str:
+    """Text without what moves a cursor, turns the direction of writing or breaks XML: each becomes ``\\x1b``."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def line_of(text: str) -> str:
+    """The same on one line."""
+    return plain(text.replace("\r", "\\r").replace("\n", "\\n").replace("\t", "\\t"))

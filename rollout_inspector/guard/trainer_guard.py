@@ -17,10 +17,10 @@ from rollout_inspector.guard.checked_files import (
     FindingPlace,
     KindCount,
     PlacedFinding,
+    codec_of,
     diagnosis_of,
     title_of,
 )
-from rollout_inspector.guard.codec_of import codec_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, RuleUnusable, fail_rule
 from rollout_inspector.guard.known_renders import KnownRenders
 from rollout_inspector.guard.report_formats import REPORTS, finding_text

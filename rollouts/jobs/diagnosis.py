@@ -27,8 +27,8 @@ from rollouts.store.models import Job
 from rollouts.store.outages import is_outage
 from rollouts.store.people.registered_tokenizers import find_chat_template
 from rollouts.store.people.tokenizers import byte_table_of, load_tokenizer
-from rollouts.store.runs.figure_writes import take_figures
 from rollouts.store.runs.pushed_figures import count_due, note_uncounted
+from rollouts.store.runs.run_writes import take_figures
 from rollouts.store.runs.training_steps import stored_after
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.findings import note_diagnosed, replace_findings

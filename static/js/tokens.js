@@ -424,7 +424,7 @@ function arrive(moves = true) {
 }
 
 // The other tabs and a share link take along what is read here.
-const PLACE_FIELDS = ["row", "view", "lens", "t", "w", "find", "solo"];
+const placeFields = document.querySelector("[data-place-fields]")?.dataset.placeFields.split(" ") ?? [];
 
 /** What is shown, as the parameters of an address; null without a token. An address that names no place shows one too. */
 function shownPlace() {
@@ -432,6 +432,7 @@ function shownPlace() {
   if (!place) return null;
   const url = new URL(location.href);
   const asks = url.searchParams;
+  asks.delete("top");
   const drawn = document.querySelector("#go-to input[name=t]")?.defaultValue;
   if (drawn && !["row", "t", "w"].some((name) => asks.has(name))) asks.set("t", drawn);
   asks.set("row", pane().dataset.row);
@@ -439,7 +440,7 @@ function shownPlace() {
   const lens = document.querySelector("a[data-lens-choice][aria-current]")?.dataset.lensChoice;
   if (lens && lens !== "mask") asks.set("lens", lens);
   const here = addressInView(url, place).searchParams;
-  const kept = new URLSearchParams(PLACE_FIELDS.filter((field) => here.get(field)).map((field) => [field, here.get(field)]));
+  const kept = new URLSearchParams(placeFields.filter((field) => here.get(field)).map((field) => [field, here.get(field)]));
   if (pane().getBoundingClientRect().top < headLine()) kept.set("top", place.offset);
   return kept;
 }

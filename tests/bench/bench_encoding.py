@@ -8,8 +8,8 @@ import pytest
 
 from rollout_inspector.text.chat_templates import check
 from rollout_inspector.text.tokenizers import load
-from rollout_inspector.text.tokenizers.worker.definition import read_definition
 from rollout_inspector.text.tokenizers.worker.encoders import Reference
+from tests.tokenizers.oracles import read_definition
 
 
 @pytest.mark.bench

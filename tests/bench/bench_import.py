@@ -21,7 +21,6 @@ from django.db.models import F
 
 from rollout_inspector.text.tokenizers import load
 from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
-from rollout_inspector.text.tokenizers.worker.definition import read_definition
 from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
 from rollouts.jobs.imports import imports
 from rollouts.store.bulk import insert_values
@@ -32,6 +31,7 @@ from rollouts.store.trajectories.contents import Contents
 from tests.bench.gym_file import rollout, write_gym_file
 from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT
+from tests.tokenizers.oracles import read_definition
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rollout_inspector.text.tokenizers import load
-from rollout_inspector.text.tokenizers.worker.definition import read_definition
 from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
 from tests.bench.processes import family, megabytes, sums
+from tests.tokenizers.oracles import read_definition
 
 pytestmark = pytest.mark.bench
 

@@ -189,9 +189,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
         monkeypatch.setattr(place, counted)
 
-    for place in ("work.diagnosis.count_due", "work.diagnosis.note_uncounted", "services.figures.take_training_steps"):
+    for place in ("work.diagnosis.count_due", "work.diagnosis.note_uncounted", "services.runs.take_training_steps"):
         watch(f"rollouts.{place}")
-    watch("rollouts.store.runs.figure_writes.take_policy_versions")
+    watch("rollouts.store.runs.run_writes.take_policy_versions")
     return spent
 
 

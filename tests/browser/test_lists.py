@@ -11,8 +11,7 @@ from playwright.sync_api import expect
 
 from inspector.search import search_page, views
 from rollouts.store.models import Run
-from rollouts.store.runs.figure_writes import take_figures
-from rollouts.store.runs.run_writes import create_run, start_run
+from rollouts.store.runs.run_writes import create_run, start_run, take_figures
 from rollouts.store.runs.training_step_writes import take_training_steps
 from tests.storage.test_training_steps import save, world
 from tests.web.samples import stored_run

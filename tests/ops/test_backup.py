@@ -21,7 +21,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 
-from inspector.server.backup_place import backup_place
+from inspector.server.file_storage import backup_place
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollouts.jobs.storage import backup, restore
 from rollouts.jobs.storage.backup_tables import columns_of

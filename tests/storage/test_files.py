@@ -6,6 +6,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ def in_bucket(bucket: str, tmp_path: Path, settings: Any) -> str:
     return bucket
 
 
+@contextmanager
+def local_copy(key: str) -> Iterator[Path]:
+    """The file on this machine. Its copy in the cache is in use while the context is open, as if its process ended."""
+    folder, _, name = key.rpartition("/")
+    path = files.local_folder(f"{folder}/", name) / name
+    try:
+        yield path
+    finally:
+        if path.parent in cache._held:
+            os.close(cache._held.pop(path.parent))
+
+
 def test_what_is_put_is_read(storage: str, tmp_path: Path) -> None:
     data = os.urandom(3_000_000)
     files.put("uploads/abc/a b.jsonl.gz", io.BytesIO(data))
@@ -56,7 +69,7 @@ def test_what_is_put_is_read(storage: str, tmp_path: Path) -> None:
     assert files.read_range("uploads/abc/a b.jsonl.gz", 5, 9) == data[5:9]
     assert files.read_range("uploads/abc/a b.jsonl.gz", len(data) - 3, len(data) + 9) == data[-3:]
     assert files.read_range("uploads/abc/a b.jsonl.gz", len(data), len(data) + 9) == b""
-    with files.local_path("uploads/abc/a b.jsonl.gz") as path:
+    with local_copy("uploads/abc/a b.jsonl.gz") as path:
         assert path.name == "a b.jsonl.gz" and path.read_bytes() == data
     source = tmp_path / "source"
     source.write_bytes(b"kept")
@@ -87,13 +100,9 @@ def test_files_are_listed_and_removed(storage: str) -> None:
 
 
 def test_a_file_that_is_missing(storage: str) -> None:
-    def local() -> None:
-        with files.local_path("no/file"):
-            pass
-
     asks: list[Callable[[], object]] = [
         lambda: files.open_file("no/file"), lambda: files.size("no/file"), lambda: files.read_range("no/file", 0, 1),
-        local, lambda: files.local_folder("no/", "file"),
+        lambda: files.local_folder("no/", "file"),
     ]
     for ask in asks:
         with pytest.raises(FileNotFoundError):
@@ -177,14 +186,14 @@ def test_a_bucket_that_is_not_there_is_an_outage(in_bucket: str, settings: Any) 
 def test_the_cache_is_bounded_and_keeps_what_is_used(in_bucket: str, settings: Any) -> None:
     settings.CACHE_BYTES = 2500
     for name in "abcd":
-        files.put(f"x/{name}", io.BytesIO(name.encode() * 1000))
-    with files.local_path("x/a") as in_use:
+        files.put(f"{name}/f", io.BytesIO(name.encode() * 1000))
+    with local_copy("a/f") as in_use:
         for name in "bcd":
-            with files.local_path(f"x/{name}") as path:
+            with local_copy(f"{name}/f") as path:
                 assert path.read_bytes() == name.encode() * 1000
         assert in_use.read_bytes() == b"a" * 1000
     assert sum(path.is_dir() for path in cache.folder().iterdir()) == 2
-    with files.local_path("x/c"):
+    with local_copy("c/f"):
         pass
     assert sum(path.is_dir() for path in cache.folder().iterdir()) == 2
     assert not in_use.exists()
@@ -192,11 +201,11 @@ def test_the_cache_is_bounded_and_keeps_what_is_used(in_bucket: str, settings: A
 
 def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
     files.put("x/a", io.BytesIO(b"whole"))
-    with files.local_path("x/a") as path:
+    with local_copy("x/a") as path:
         entry = path.parent
     entry.rename(entry.with_suffix(".draft"))
     (entry.with_suffix(".draft") / "a").write_bytes(b"ha")
-    with files.local_path("x/a") as path:
+    with local_copy("x/a") as path:
         assert path.read_bytes() == b"whole"
     assert not entry.with_suffix(".draft").exists()
 
@@ -300,8 +309,8 @@ def test_threads_that_wait_for_a_bucket_without_an_answer_ask_once(
 
     def use() -> None:
         waiting.wait()
-        with pytest.raises(StorageDown), files.local_path("x/a"):
-            pass
+        with pytest.raises(StorageDown):
+            files.local_folder("x/", "a")
 
     monkeypatch.setattr(BucketStorage, "fetch", away)
     threads = [threading.Thread(target=use) for _ in range(4)]
@@ -312,5 +321,5 @@ def test_threads_that_wait_for_a_bucket_without_an_answer_ask_once(
         thread.join()
     assert len(asked) == 1
     monkeypatch.setattr(BucketStorage, "fetch", real)
-    with files.local_path("x/a") as path:  # who asks later asks again
+    with local_copy("x/a") as path:  # who asks later asks again
         assert path.read_bytes() == b"a"

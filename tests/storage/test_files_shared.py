@@ -113,8 +113,7 @@ def test_a_copy_that_a_process_holds_stays_in_a_full_cache(tiny_tokenizer: Path,
     folder = tokenizers.files_of(tokenizer.files_sha256)
     settings.CACHE_BYTES = 1
     files.put("x/a", open(__file__, "rb"))  # noqa: SIM115  the test's own file
-    with files.local_path("x/a") as path:
-        assert path.is_file()
+    assert (files.local_folder("x/", "a") / "a").is_file()
     assert (folder / "tokenizer.json").is_file()
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums, moved
@@ -14,10 +15,9 @@ from rollout_inspector.diagnose.loss_weights.of_rows import (
     common_advantage,
     loss_inputs,
     row_weights,
-    weight_column,
     with_columns_of,
 )
-from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
+from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, LossRule
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 
@@ -160,6 +160,15 @@ def test_sums_are_those_of_the_batch_written_out() -> None:
         "column": sums.tokens
     }
     assert moved(weights.values(), weights.values(), "row_mean") == [0.0] * 5
+
+
+def weight_column(row: Row, rule: LossRule, advantage: float | None = None) -> NDArray[np.float32]:
+    """The weights of a rule as a column of the row, float32 ``[T]``; NaN where nothing is trained or decidable."""
+    column = np.full(len(row.ids), np.nan, dtype=np.float32)
+    inputs = loss_inputs(row, advantage)
+    if inputs is not None:
+        column[inputs.offsets] = row_weights(inputs, rule).values
+    return column
 
 
 def test_a_column_that_is_missing_is_named_and_nothing_is_made_up() -> None:

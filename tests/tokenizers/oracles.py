@@ -9,9 +9,14 @@ from pathlib import Path
 
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollout_inspector.text.tokenizers.worker.definition import Definition, read_definition
+from rollout_inspector.text.tokenizers.worker.definition import Definition, parse_definition, read_files
 from rollout_inspector.text.tokenizers.worker.encoders import Reference
 from rollout_inspector.text.tokenizers.worker.vocabulary import parts
+
+
+def read_definition(folder: Path) -> Definition:
+    """The definition of a tokenizer that is trusted, read in this process."""
+    return parse_definition(read_files(folder))
 
 
 @lru_cache(maxsize=8)

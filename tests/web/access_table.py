@@ -117,7 +117,7 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/columns": [get(READ)],
     "runs/<code:code>/columns/<code:column>/delete": [post(member_gets(302), json=200)],
     "runs/<code:code>/rescore": [post(member_gets(302), form={"model": "demo"}, json=202)],
-    "runs/<code:code>/weights": [get(READ)],
+    "runs/<code:code>/weights": [get(READ.replace("200", "301"))],
     "runs/<code:code>/weigh": [post(member_gets(302), json=202)],
     "runs/<code:code>/gap": [get(READ)],
     "runs/<code:code>/gap/read": [post(member_gets(302), json=422)],

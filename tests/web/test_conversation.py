@@ -11,6 +11,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from inspector.trajectories.frame import PLACE_FIELDS
 from rollout_inspector.streams.message_view import LEFT_OUT, media_of, read_message, without_data
 from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
 from rollouts.store import models
@@ -76,6 +77,7 @@ def test_a_message_leads_to_its_tokens_and_back(make, reader):
     at = sampled[1]["start"] + 2
     tokens = one_line(reader.get(address(trajectory, "trajectory") + f"?view=tokens&t={at}-{at + 1}"))
     assert f"/record?place=view%3Dtokens%26t%3D{at}-{at + 1}#here" in tokens
+    assert f'data-place-fields="{" ".join(PLACE_FIELDS)}"' in tokens  # what the script takes along
     back = one_line(reader.get(address(trajectory) + f"?place=view%3Dtokens%26t%3D{at}-{at + 1}"))
     assert back.count('id="here"') == back.count("the place you came from") == 1
     step = back.split('id="step-1"')[1].split('id="step-2"')[0]

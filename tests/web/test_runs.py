@@ -26,8 +26,7 @@ from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
 from rollouts.store.models import Job, Rejection, Run, StoredTrajectory
 from rollouts.store.people.tokenizers import register_tokenizer
 from rollouts.store.runs import figures
-from rollouts.store.runs.figure_writes import take_figures
-from rollouts.store.runs.run_writes import create_run, end_run, start_run
+from rollouts.store.runs.run_writes import create_run, end_run, start_run, take_figures
 from rollouts.store.trajectories.launched_trajectories import (
     NewTrajectory,
     add_queued_trajectories,

@@ -13,9 +13,8 @@ from inspector.html.inspector_tags import decimal
 from inspector.runs.training.training_charts import charts_of, value_at
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store.models import Run, StoredFinding
-from rollouts.store.runs.figure_writes import take_figures
 from rollouts.store.runs.muted_writes import mute
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.run_writes import create_run, take_figures
 from rollouts.store.runs.training_step_writes import take_training_steps
 from rollouts.store.runs.training_steps import over_training
 from tests.people import make_member
@@ -154,7 +153,7 @@ def of_versions(made: list[Trajectory], name: Any) -> list[Trajectory]:
 
 def test_the_pages_of_a_run_lead_to_each_other(web: Client, run: Run) -> None:
     here = f"/runs/{run.code}"
-    pages = [here, *(f"{here}/{name}" for name in ("training", "gap", "weights", "columns", "cost", "alarms"))]
+    pages = [here, *(f"{here}/{name}" for name in ("training", "gap", "columns", "cost", "alarms"))]
     for page in pages:
         nav = re.findall(r'<nav class="tabs".*?</nav>', web.get(page).content.decode(), re.DOTALL)
         assert len(nav) == 1 and re.findall(r'href="([^"]*)"', nav[0]) == pages

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from inspector.server.backup_place import backup_place
+from inspector.server.file_storage import backup_place
 from rollouts.jobs.storage import backup
 from rollouts.management import TerminalCommand
 from rollouts.store.files.values import StorageDown

@@ -1,4 +1,4 @@
-"""`/runs/<code>/gap`: how far trainer and sampler are apart on the tokens of a run, and why."""
+"""`/runs/<code>/gap`: how far trainer and sampler are apart on a run, why, and what each loss makes of it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from django.urls import reverse
 from inspector.html.text import visible_text
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
 from inspector.runs.jobs import JobLine
+from inspector.runs.loss_weights import section_of, weights_of
 from inspector.runs.pages import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
-from inspector.web.twins import Page, page
+from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollouts.jobs.gap_reports import gap_key, why_no_columns, why_no_gap
 from rollouts.store.jobs.activity import is_active
@@ -64,11 +65,12 @@ def gap_of(run: Run) -> GapPage:
 
 @reads_run
 def gap(request: HttpRequest, run: Run) -> HttpResponse:
-    """The page of the stored report. At most two queries beside the run's own."""
-    shown = gap_of(run)
+    """The page of the stored report and of the weights in the loss. At most four queries beside the run's own."""
+    shown, weights = gap_of(run), weights_of(run, request.GET)
     report = shown.report
     html: dict[str, Any] = {
         "writer": may_write(request),
+        "section": section_of(weights, run),
         "can_ask": may_write(request) and not shown.live and not shown.why_not,
     }
     if report is not None:
@@ -82,7 +84,7 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
             "has_text": any("text" in one for one in report["worst"]),
             "ids": [{**_line(one), "shown": visible_text(one.get("text", ""))} for one in report["ids"]],
         }
-    return page(request, "runs/gap.html", shown, **html)
+    return page(request, "runs/gap.html", {**fields_of(shown), "weights": weights}, **html)
 
 
 def _cause(one: Mapping[str, Any], here: str) -> dict[str, Any]:

@@ -100,15 +100,6 @@ def row_weights(inputs: LossInputs, rule: LossRule) -> RowWeights:
     return RowWeights(values, clipped & known, masked & known)
 
 
-def weight_column(row: Row, rule: LossRule, advantage: float | None = None) -> Floats:
-    """The weights of a rule as a column of the row, float32 ``[T]``; NaN where nothing is trained or decidable."""
-    column = np.full(len(row.ids), np.nan, dtype=np.float32)
-    inputs = loss_inputs(row, advantage)
-    if inputs is not None:
-        column[inputs.offsets] = row_weights(inputs, rule).values
-    return column
-
-
 def missing_words(lacks: Sequence[str]) -> str:
     """The columns that a weight lacks, in words that name them."""
     words = {

@@ -113,23 +113,6 @@ def listed(prefix: str) -> Iterator[StoredFile]:
         yield from _backend().stored(prefix)
 
 
-@contextmanager
-def local_path(key: str) -> Iterator[Path]:
-    """The file on this machine: itself if the storage is a folder, else a copy in the cache, fetched once.
-
-    The copy stays while the context is open. Raises ``FileNotFoundError``, :class:`StorageDown`, or ``OSError``
-    when the disk is full.
-    """
-    if (folder := _folder()) is not None:
-        if not (path := folder / checked(key)).is_file():
-            raise FileNotFoundError(f"The file storage holds no {key}.")
-        yield path
-        return
-    entry, _, name = checked(key).rpartition("/")
-    with cache.used(key, lambda: [StoredFile(key, size(key))], entry, _fetch) as copy:
-        yield copy / name
-
-
 def local_folder(prefix: str, last: str) -> Path:
     """The files of a folder such as ``tokenizers/abc/`` on this machine; they stay there while this process lives.
 

@@ -13,8 +13,8 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings
@@ -33,17 +33,6 @@ _failed: dict[Path, tuple[float, str]] = {}
 def folder() -> Path:
     """Where the entries are."""
     return Path(settings.INSPECTOR_DATA) / "cache"
-
-
-@contextmanager
-def used(key: str, wanted: Wanted, top: str, fetch: Fetch) -> Iterator[Path]:
-    """The entry of a key, fetched if it is not there; it stays while the context is open."""
-    entry = _entry(key)
-    lock = _locked(entry, wanted, top, fetch)
-    try:
-        yield entry
-    finally:
-        os.close(lock)
 
 
 def held(key: str, wanted: Wanted, top: str, fetch: Fetch) -> Path:

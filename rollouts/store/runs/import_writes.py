@@ -14,9 +14,8 @@ from rollout_inspector.formats import Rejected
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import JobLost, end_job
-from rollouts.store.runs.figure_writes import take_figures
 from rollouts.store.runs.rejections import MAX_REJECTIONS, add_rejections
-from rollouts.store.runs.run_writes import beat, delete_trajectories, recount
+from rollouts.store.runs.run_writes import beat, delete_trajectories, recount, take_figures
 from rollouts.store.text import without_paths
 
 IMPORTED = "imported"

@@ -13,7 +13,9 @@ from django.utils import timezone
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.people.projects import key_of
-from rollouts.store.runs.figure_writes import take_figures
+from rollouts.store.runs import figures
+from rollouts.store.runs.policy_version_writes import take_policy_versions
+from rollouts.store.runs.training_step_writes import take_training_steps
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import contents
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining
@@ -36,6 +38,20 @@ def start_run(run: models.Run) -> None:
     now = timezone.now()
     run.status, run.started_at, run.heartbeat_at, run.error = models.Run.Status.RUNNING, run.started_at or now, now, ""
     run.save(update_fields=["status", "started_at", "heartbeat_at", "error"])
+
+
+def take_figures(run: models.Run) -> None:
+    """Count the figures of training steps and policy versions, and what the pages of a large run show.
+
+    The pages of a small run are counted whenever they are looked at.
+    """
+    take_training_steps(run)
+    take_policy_versions(run)
+    now = models.Run.objects.filter(pk=run.pk).first()  # the caller's totals may be of a while ago
+    if now is not None and figures.is_large(now):
+        models.RunFigures.objects.update_or_create(
+            run=now, defaults={"state": figures.state_of(now), "body": figures.count(now)}
+        )
 
 
 def end_run(run: models.Run, status: str, error: str = "") -> None:

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollout_inspector.text.tokenizers.files import (
-    MAX_TEMPLATE_BYTES,
-    WANTED,
-    TokenizerUnusable,
-    size_limit,
-    tokenizer_folder,
-)
+from rollout_inspector.text.tokenizers.files import MAX_TEMPLATE_BYTES, WANTED, TokenizerUnusable, size_limit
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """The attributes that ``transformers`` passes to a chat template when the tokenizer has them."""
@@ -68,11 +62,6 @@ def read_files(folder: Path) -> dict[str, bytes]:
                 raise TokenizerUnusable(f"{name} is larger than {size_limit(name) // 1_000_000} MB, the limit.")
             files[name] = path.read_bytes()
     return files
-
-
-def read_definition(path: str | Path) -> Definition:
-    """Read and parse a tokenizer's folder. Raises :class:`TokenizerUnusable`."""
-    return parse_definition(read_files(tokenizer_folder(path)))
 
 
 def parse_definition(files: Mapping[str, bytes]) -> Definition:

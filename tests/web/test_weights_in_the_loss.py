@@ -1,4 +1,4 @@
-"""The page *Weights*: asked for, summed by a job, told like a plain count; and what it says of missing columns."""
+"""*Weights in the loss* on the page *Gap*: asked for, summed by a job, told like a plain count; and missing columns."""
 
 from __future__ import annotations
 
@@ -57,21 +57,27 @@ def counted(run: Run, **options: Any) -> dict[str, Any]:
 
 
 def text(web: Client, run: Run, query: str = "") -> str:
-    return " ".join(web.get(f"/runs/{run.code}/weights{query}").content.decode().split())
+    """The section, not the rest of the page."""
+    body = web.get(f"/runs/{run.code}/gap{query}").content.decode()
+    return " ".join(body.partition('<section id="weights"')[2].split())
+
+
+def twin(web: Client, run: Run, query: str = "") -> dict[str, Any]:
+    return web.get(f"/runs/{run.code}/gap.json{query}").json()["weights"]
 
 
 def test_a_press_sends_a_worker_and_the_page_tells_its_sums(
     web: Client, run: Run, made: list[Trajectory], sent: list[int], django_assert_max_num_queries: Any
 ) -> None:
-    assert "Count the weights" in text(web, run) and web.get(f"/runs/{run.code}/weights.json").json()["weights"] is None
+    assert "Count the weights" in text(web, run) and twin(web, run)["report"] is None
     for _ in range(2):
-        assert web.post(f"/runs/{run.code}/weigh").headers["Location"] == f"/runs/{run.code}/weights"
+        assert web.post(f"/runs/{run.code}/weigh").headers["Location"] == f"/runs/{run.code}/gap#weights"
     assert len(set(sent)) == 1 == Job.objects.count()
     assert 'hx-trigger="every 1s"' in text(web, run) and "Cancel the count" in text(web, run)
     jobs.do_job(sent[0])
-    said = web.get(f"/runs/{run.code}/weights.json").json()
+    said = twin(web, run)
     assert (said["rule"], said["mean"], said["stale"], said["live"]) == ("grpo", "row_mean", False, False)
-    weights = said["weights"]
+    weights = said["report"]
     with_row = [one for one in made if one.rows]
     assert (weights["trajectories"], weights["tokens"], weights["batches"]) == (len(made), 4 * 16 + 18, 5)
     # The rows of step s have a ratio of exp(0.1 s) at each token. From step 1 on, two of a group have other rewards.
@@ -94,23 +100,32 @@ def test_a_press_sends_a_worker_and_the_page_tells_its_sums(
     assert 0 < broken < whole
     found = {line["training_step"]: (line["known"], line["clipped"], line["masked"]) for line in said["steps"]}
     assert found == {0: (16, 0, 0), 1: (16, 0, 0), 2: (16, 8, 0), 3: (16, 8, 0)}
-    some = web.get(f"/runs/{run.code}/weights.json?training_min=2&training_max=2&rule=tis").json()["steps"]
-    assert some == [{"training_step": 2, "known": 16, "clipped": 0, "masked": 0}]
-    assert "Show all steps" in text(web, run, "?training_min=2") and "data-plots" in text(web, run)
-    polled = web.get(f"/runs/{run.code}/weights", headers={"HX-Request": "true"})
-    assert polled.headers["HX-Refresh"] == "true"
-    with django_assert_max_num_queries(9):
+    assert twin(web, run, "?rule=tis")["steps"][2] == {"training_step": 2, "known": 16, "clipped": 0, "masked": 0}
+    with django_assert_max_num_queries(10):
         body = text(web, run)
+    assert "By training step, under GRPO" in body and "50.0 %" in body
     assert "Count again" in body and "every 1s" not in body and "IcePop" in body and "trainer_logprobs" in body
     assert "none of uncorrected" in text(web, run, "?rule=nope&mean=token_mean")
     for rule in ("uncorrected", "gspo"):
-        assert web.get(f"/runs/{run.code}/weights.json?rule={rule}&mean=token_mean").json()["rule"] == rule
+        assert twin(web, run, f"?rule={rule}&mean=token_mean")["rule"] == rule
     mute(run, kind, "run", "known", make_member("ann", run.project))
     assert "(muted)" in text(web, run)
     Run.objects.filter(pk=run.pk).update(n_tokens=1)
     assert "have changed since" in text(web, run)
     Job.objects.update(report={"version": 0})
-    assert web.get(f"/runs/{run.code}/weights.json").json()["weights"] is None
+    assert twin(web, run)["report"] is None
+
+
+def test_the_address_of_the_page_that_was_leads_to_the_section(web: Client, run: Run) -> None:
+    here = f"/runs/{run.code}"
+    for old, new in (
+        ("weights", "gap#weights"), ("weights?rule=tis", "gap?rule=tis#weights"), ("weights.json", "gap.json"),
+        ("weights.json?rule=tis&mean=row_sum", "gap.json?rule=tis&mean=row_sum"),
+    ):
+        answer = web.get(f"{here}/{old}")
+        assert (answer.status_code, answer.headers["Location"]) == (301, f"{here}/{new}")
+    job, _ = ask_job(run, Job.Kind.LOSS_WEIGHTS, {})
+    assert web.post(f"{here}/jobs/{job.code}/cancel").headers["Location"] == f"{here}/gap#weights"
 
 
 def test_advantages_are_those_of_the_group_within_its_training_step(run: Run) -> None:
