@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from celery.worker import WorkController
 from django.core.management import CommandError, call_command
 from django.utils import timezone
+from kombu import Queue
 
 from rollouts import selectors, services, tokenizers
 from rollouts.engines import Engine, EngineError, Generation
@@ -28,6 +30,7 @@ from rollouts.management.commands.launch_rollouts import is_served
 from rollouts.models import Retokenized, Run, StoredTrajectory, TemplateCheck
 from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
+from rollouts.tasks.heartbeat import queues_of
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory_end import TrajectoryEnd
@@ -394,6 +397,17 @@ class TestOrphans:
         assert not adopted(12) and adopted(21) and rest
 
 
+def _queues_read_by(hostname: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Queue]:
+    """The queues that Celery lets a worker with ``-Q engine.demo`` consume, by name."""
+    from inspector.celery import app
+
+    monkeypatch.setattr(app.amqp, "queues", app.amqp.Queues(app.conf.task_queues))
+    worker = WorkController.__new__(WorkController)
+    worker.app, worker.hostname = app, hostname
+    worker.setup_queues("engine.demo")
+    return dict(app.amqp.queues.consume_from)
+
+
 class TestSharing:
     """A run that more than one worker is at."""
 
@@ -429,18 +443,39 @@ class TestSharing:
         monkeypatch.setattr(work, "_left", set())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
         assert work.live_trajectories(served_models()["demo"], run.engine) == 80
-        assert work.ask_to_share(["demo"]) is None  # nobody has begun it
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
-        assert work.ask_to_share(["other"]) is None
-        assert work.ask_to_share(["demo"]) == run and sent == [("engine.demo", run.pk)]
+        assert work.ask_to_share(["other"], "idle@test.dq") is None
+        assert work.ask_to_share(["demo"], "idle@test.dq") == run and sent == [("idle@test.dq", run.pk)]
         services.lease_trajectories(run, 4, 60)
-        assert work.ask_to_share(["demo"]) is None  # the one that is at it has room for the rest
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None  # the one that is at it has room for the rest
         run.trajectories.update(status="queued")
         services.cancel_run(run)
-        assert work.ask_to_share(["demo"]) is None
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None
         Run.objects.filter(pk=run.pk).update(cancel_requested=False)
         work._left.add(run.pk)
-        assert work.ask_to_share(["demo"]) is None and len(sent) == 1
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None and len(sent) == 1
+
+    def test_an_idle_worker_sends_itself_to_a_run_and_no_busy_one_can_take_the_message(
+        self, monkeypatch: pytest.MonkeyPatch, broker: Take
+    ) -> None:
+        """A busy worker with free places took every message from the queue of the model, and ignored it."""
+        sent: list[tuple[str, int]] = []
+        broker(lambda queue, key: sent.append((queue, key)))
+        monkeypatch.setattr(work, "_left", set())
+        monkeypatch.setattr(work, "repeat", lambda name, seconds, do: do())
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
+        Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
+        busy, idle = _queues_read_by("busy@test", monkeypatch), _queues_read_by("idle@test", monkeypatch)
+        consumer = SimpleNamespace(
+            hostname="idle@test",
+            controller=SimpleNamespace(concurrency=4),
+            task_consumer=SimpleNamespace(queues=list(idle.values())),
+        )
+        assert queues_of(consumer) == ["engine.demo"]
+        work._adopt_in_background(consumer)
+        ((queue, key),) = sent
+        assert key == run.pk and queue in idle and queue not in busy
 
 
 class TestCommand:
