@@ -37,7 +37,7 @@ from rollouts.formats.writers import export_faults
 from rollouts.models import Run, StoredTrajectory
 from rollouts.tito import diagnose as diagnosis
 from rollouts.tito.diagnose import BREAK_RULES, KINDS, Axis, Finding, FindingKind, Severity, diagnose, row_checks
-from rollouts.tito.diagnose.context import Break
+from rollouts.tito.diagnose.breaks import Break
 from rollouts.tito.diagnose.row_checks import RowFault
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.strategies import STRATEGIES

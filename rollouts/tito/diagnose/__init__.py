@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollouts.tito.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
+from rollouts.tito.diagnose import branches, delta_rules, request, row_findings, step_checks, template, text, thinking
+from rollouts.tito.diagnose.breaks import Break
 from rollouts.tito.diagnose.checks import Diagnosis, lacks_of
-from rollouts.tito.diagnose.context import Break, DiagnosisContext, RendererFor
+from rollouts.tito.diagnose.context import DiagnosisContext, RendererFor
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS, VERSION, FindingKind
 from rollouts.tito.diagnose.verdict import Verdict, finding_at_break
@@ -96,7 +97,7 @@ def examine(
             pass  # follows from missing ids, which are reported already
         elif not link.extends:
             findings.append(_name_break(Break(case, index, link)))
-        elif (fault := delta.check_delta(case, index)) is not None:
+        elif (fault := delta_rules.check_delta(case, index)) is not None:
             findings.append(fault)
         if index not in case.no_ids:
             kept.append(index)
@@ -137,7 +138,7 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
-    rules = (step_checks.doubled_bos, template.first_prompt, delta.control_text_in_prompt)
+    rules = (step_checks.doubled_bos, template.first_prompt, delta_rules.control_text_in_prompt)
     found = [finding for rule in rules if (finding := rule(case, index)) is not None]
     return found[:1]
 

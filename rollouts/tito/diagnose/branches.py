@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Break
+from rollouts.tito.diagnose.breaks import Break
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.prefix import shared_with_stream, stream_length
 from rollouts.tito.snippets import counted

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.diagnose import text, thinking
-from rollouts.tito.diagnose.context import Break, DiagnosisContext
+from rollouts.tito.diagnose.breaks import Break
+from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.diagnose.template import template_not_append_only

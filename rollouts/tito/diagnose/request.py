@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Break, kwargs_of
+from rollouts.tito.diagnose.breaks import Break
+from rollouts.tito.diagnose.context import kwargs_of
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.snippets import clipped, contrast, counted, quoted
 from rollouts.tito.trajectory import Message, Step

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Break, DiagnosisContext
+from rollouts.tito.diagnose.breaks import Break
+from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollouts.tito.prefix import common_prefix, stream_length

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Break
+from rollouts.tito.diagnose.breaks import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.snippets import contrast, listed

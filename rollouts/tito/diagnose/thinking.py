@@ -6,7 +6,7 @@ import re
 from functools import lru_cache
 
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.diagnose.context import Break
+from rollouts.tito.diagnose.breaks import Break
 from rollouts.tito.diagnose.template import foreign
 from rollouts.tito.diagnose.verdict import Verdict
 from rollouts.tito.snippets import counted

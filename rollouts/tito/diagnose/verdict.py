@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollouts.tito.diagnose.context import MAX_STRETCH, Break, DiagnosisContext
+from rollouts.tito.diagnose.breaks import Break
+from rollouts.tito.diagnose.context import MAX_STRETCH, DiagnosisContext
 from rollouts.tito.diagnose.finding import Axis, Cost, Finding, Severity
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory import NO_IDS, Ids
