@@ -32,7 +32,7 @@ from rollouts.selectors import parts
 from rollouts.selectors.registered import chat_template_texts
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import load_tokenizer
-from rollouts.tito.interfaces import Codec, Renderer, RenderFailed
+from rollouts.tito.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollouts.tito.strategies.appending import FORMS, dummy_conversation
 from rollouts.tito.trajectory import Ids, Origin, Origins
 from rollouts.tokenizers import TokenizerUnusable
@@ -331,8 +331,8 @@ def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: A
         before = dummy_conversation(messages, arguments)
         try:
             return (
-                bound.render_text(before, tools, kwargs, False),
-                bound.render_text([*before, *messages], tools, kwargs, True),
+                bound.render_text(Conversation(before, tools, kwargs, False)),
+                bound.render_text(Conversation([*before, *messages], tools, kwargs, True)),
             )
         except RenderFailed as error:
             failure = failure or error

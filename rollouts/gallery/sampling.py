@@ -17,6 +17,7 @@ from rollouts.engines.protocol import Generation, GenerationRequest, Sampling
 from rollouts.environments import ENVIRONMENTS, Task
 from rollouts.gallery import chat_templates as templates_of_gallery
 from rollouts.replies.parsing import parser
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.strategies import STRATEGIES, Context, start
 from rollouts.tito.trajectory import Ids, Message, Request, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
@@ -168,7 +169,7 @@ class FaultyTurn:
     def text(self, messages: Sequence[Message], gen: bool = True, tools: Any = 0, template: str | None = None) -> str:
         tools = self.task.tools if tools == 0 else tools
         renderer = self.policy.renderer(self.template if template is None else template)
-        return str(renderer.render_text(list(messages), tools, {}, gen))
+        return str(renderer.render_text(Conversation(list(messages), tools, {}, gen)))
 
     def render(self, messages: Sequence[Message], **options: Any) -> Ids:
         return self.encode(self.text(messages, **options))

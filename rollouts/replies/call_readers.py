@@ -7,7 +7,7 @@ from typing import Any
 
 from rollouts.replies.parsing import Parse, parser
 from rollouts.replies.tool_calls import Reader, learn, plain, writes_calls
-from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.interfaces import Conversation, Renderer, RenderFailed
 
 NOT_UNDERSTOOD = (
     "The chat template writes tool calls in a form that is not understood here, so a call by the model stays "
@@ -71,7 +71,7 @@ def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
     If the chat template is not the tokenizer's own, it may take the prompt for a part of the answer.
     """
     try:
-        prompt = renderer.render_ids([{"role": "user", "content": "Hello?"}], add_generation_prompt=True)
+        prompt = renderer.render_ids(Conversation([{"role": "user", "content": "Hello?"}], add_generation_prompt=True))
     except RenderFailed:
         return True  # it wants more than this; nothing speaks against it
     reply = parser(tokenizer.hf, tokenizer.stop_ids)(prompt, tokenizer.encode("Six."), None)

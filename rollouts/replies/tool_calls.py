@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from rollouts.chat_templates.probes.compare import common_length
-from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.interfaces import Conversation, Renderer, RenderFailed
 from rollouts.tito.recorded_renders import parsed
 
 Tools = Sequence[Mapping[str, Any]] | None
@@ -104,9 +104,9 @@ def as_written(renderer: Renderer, calls: Calls) -> str | None:
     user = {"role": "user", "content": "How high is it?"}
     for content in ("", None):
         try:
-            answered = renderer.render_text([user, {"role": "assistant", "content": _ANSWER}], _tools())
+            answered = renderer.render_text(Conversation([user, {"role": "assistant", "content": _ANSWER}], _tools()))
             called = renderer.render_text(
-                [user, {"role": "assistant", "content": content, "tool_calls": calls}], _tools()
+                Conversation([user, {"role": "assistant", "content": content, "tool_calls": calls}], _tools())
             )
         except RenderFailed:
             continue

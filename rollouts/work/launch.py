@@ -29,7 +29,7 @@ from rollouts.services.tokenizers import files_of, is_stored
 from rollouts.tito.alternatives import MAX_ALTERNATIVES
 from rollouts.tito.batches import batched
 from rollouts.tito.diagnose.full_render import COMPARE
-from rollouts.tito.interfaces import RenderFailed
+from rollouts.tito.interfaces import Conversation, RenderFailed
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tokenizers import TokenizerUnusable
 from rollouts.work.sending import RUN_ROLLOUTS, engine_queue, send_task
@@ -291,7 +291,7 @@ def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task
     """Render the first prompt once, so that a template that cannot render it is refused before the launch."""
     try:
         renderer = chat_templates.renderer(services.load_tokenizer(tokenizer.files_sha256), template.text)
-        renderer.render_text(task.messages, task.tools, kwargs, True)
+        renderer.render_text(Conversation(task.messages, task.tools, kwargs, True))
     except RenderFailed as error:
         raise LaunchRefused({field: f"This template cannot render the first prompt: {error}"}) from error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.interfaces import Conversation, Renderer, RenderFailed
 from rollouts.tito.recorded_renders import NOW
 from rollouts.tito.strategies.bridge import Bridge
 from rollouts.tito.strategies.protocol import Extends, StrategyRefused, Tools
@@ -117,7 +117,7 @@ def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, A
     wanted = []
     for messages, tools in PROBES:
         try:
-            wanted.append((messages, tools, renderer.render_ids(messages, tools, kwargs, True)))
+            wanted.append((messages, tools, renderer.render_ids(Conversation(messages, tools, kwargs, True))))
         except RenderFailed:
             continue  # not every template takes tools or a system message
     for name, make in _candidates(tokenizer, kwargs):

@@ -15,6 +15,7 @@ from rollouts.guard import Guard, GuardFailed
 from rollouts.guard import trainer_guard as module
 from rollouts.guard.fail_rules import RuleUnusable
 from rollouts.guard.trainer_batches import BatchUnreadable, row_of, step_of
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
 from tests.test_architecture import ROOT
@@ -170,9 +171,9 @@ def test_masks_are_checked_with_the_template_of_the_tokenizer(
     ]  # fmt: skip
     assert codec.chat_template is not None
     writer = renderer(codec, codec.chat_template)
-    ids = writer.render_ids(messages)
+    ids = writer.render_ids(Conversation(messages))
     first, called, second = (
-        len(writer.render_ids(messages[:n], add_generation_prompt=prompted))
+        len(writer.render_ids(Conversation(messages[:n], add_generation_prompt=prompted)))
         for n, prompted in ((1, True), (2, False), (3, True))
     )
     mask = np.zeros(len(ids), dtype=np.bool_)

@@ -31,6 +31,7 @@ from rollouts.models import Retokenized, Run, StoredTrajectory, TemplateCheck
 from rollouts.tasks import run_rollouts as work
 from rollouts.tasks import run_state
 from rollouts.tasks.heartbeat import queues_of
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory_end import TrajectoryEnd
@@ -705,4 +706,4 @@ def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path
         rows_chat_template=None,
     )
     context = work._context(launched, tokenizers.load(tiny_tokenizer))
-    assert context.renderer.render_text([{"role": "user", "content": "a"}]) == "It is 2026-11-22."
+    assert context.renderer.render_text(Conversation([{"role": "user", "content": "a"}])) == "It is 2026-11-22."

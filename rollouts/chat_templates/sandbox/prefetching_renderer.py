@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollouts.chat_templates.sandbox import client
 from rollouts.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 from rollouts.tito.interfaces import Conversation, RenderFailed
-from rollouts.tito.trajectory import Ids, Message
+from rollouts.tito.trajectory import Ids
 
 MAX_MESSAGES = 6_000
 """Messages over all renders of one series: it has the computing time of a single render."""
@@ -76,15 +76,8 @@ class PrefetchingRenderer(TemplateRenderer):
         found = self._foreseen.rendered.get(_key(conversation))
         return super().rendered(conversation) if found is None else found.or_raise()
 
-    def render_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Ids:
+    def render_ids(self, conversation: Conversation) -> Ids:
         """As :meth:`TemplateRenderer.render_ids`. The array is shared: do not write to it."""
-        conversation = Conversation(messages, tools, kwargs, add_generation_prompt)
         key = _key(conversation)
         ids = self._ids.get(key)
         if ids is None:

@@ -11,7 +11,7 @@ import numpy as np
 from rollouts.tito.align import TrainedTokens, trained_tokens
 from rollouts.tito.canonical import bytes_of_each
 from rollouts.tito.diagnose import messages as msg
-from rollouts.tito.interfaces import Codec, Renderer
+from rollouts.tito.interfaces import Codec, Conversation, Renderer
 from rollouts.tito.prefix import links_of, merge_steps, shared_with_stream, stream_length
 from rollouts.tito.recorded_renders import first_rendered, kwargs_of_record
 from rollouts.tito.retokenized import EncodedAgain
@@ -164,7 +164,8 @@ class DiagnosisContext:
         if key is not None and memo in self._renders:
             return self._renders[memo]
         tools = request.tools if with_tools else None
-        rendered = first_rendered(renderer, messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        conversation = Conversation(messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        rendered = first_rendered(renderer, conversation)
         result = None if rendered is None else rendered[1]
         if key is not None:
             self._renders[memo] = result

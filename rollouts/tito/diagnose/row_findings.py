@@ -24,7 +24,7 @@ from rollouts.tito.diagnose.mask_checks import (
 )
 from rollouts.tito.diagnose.row_checks import RowFault
 from rollouts.tito.diagnose.verdict import bounded
-from rollouts.tito.interfaces import Renderer, RenderFailed
+from rollouts.tito.interfaces import Conversation, Renderer, RenderFailed
 from rollouts.tito.prefix import common_prefix, stream_length
 from rollouts.tito.recorded_renders import with_json
 from rollouts.tito.row_places import sampled_instead
@@ -198,8 +198,8 @@ class _TemplateProperties:
             return ()
         kwargs = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         try:
-            with_prompt = renderer.render_ids(messages, None, kwargs, True)
-            without = renderer.render_ids(messages, None, kwargs, False)
+            with_prompt = renderer.render_ids(Conversation(messages, None, kwargs, True))
+            without = renderer.render_ids(Conversation(messages, None, kwargs, False))
         except RenderFailed:
             return ()
         header = with_prompt[common_prefix(with_prompt, without) :]
@@ -211,7 +211,8 @@ class _TemplateProperties:
         """The control tokens before an answer and after it, when the conversation goes on."""
         assert self.case.codec is not None
         try:
-            whole = renderer.render_ids([*messages, _ANSWER, {"role": "user", "content": "Next"}], None, {}, False)
+            later = [*messages, _ANSWER, {"role": "user", "content": "Next"}]
+            whole = renderer.render_ids(Conversation(later, None, {}))
         except RenderFailed:
             return NO_IDS, NO_IDS
         pieces = self.case.codec.token_bytes(whole)

@@ -101,14 +101,14 @@ class Appending(Strategy):
         """``R(before + messages) - R(before)``. The shorter render ends after its last stop token."""
 
         def render_shorter() -> Ids:
-            ids = self._context.renderer.render_ids(before, tools, self._kwargs, False)
+            ids = self._context.renderer.render_ids(Conversation(before, tools, self._kwargs, False))
             cut = self._context.after_last(ids, stops)
             # Only separators may be cut. Other text means that the last message ends without a stop token.
             return ids[:cut] if cut and not self._context.codec.decode(ids[cut:]).strip() else ids
 
         shorter = self._context.remember(self._shorter_key(before, tools), render_shorter)
         self._closing = shorter[-1:] if len(shorter) and int(shorter[-1]) in stops else NO_IDS
-        longer = self._context.renderer.render_ids([*before, *messages], tools, self._kwargs, True)
+        longer = self._context.renderer.render_ids(Conversation([*before, *messages], tools, self._kwargs, True))
         shared = common_prefix(shorter, longer)
         if shared < len(shorter):
             raise changed_past(self.slug, self._context, messages, shorter, longer, shared)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.recorded_renders import NOW, Form, first_rendered, kwargs_of_record, with_objects
 from rollouts.tito.strategies.protocol import Context, ConversationSegment, ConversationTurn, StrategyRefused
 from rollouts.tito.trajectory import Message, Step
@@ -66,7 +67,7 @@ def _form(segment: ConversationSegment, kwargs: Mapping[str, Any], context: Cont
     """The form of arguments that the context's template takes. It is looked for in the first calls that render."""
     kept: Form | None = context.memo.get("arguments")
     if kept is None and any(message.get("tool_calls") for message in segment.whole):
-        rendered = first_rendered(context.renderer, segment.whole, segment.tools, kwargs, False)
+        rendered = first_rendered(context.renderer, Conversation(segment.whole, segment.tools, kwargs))
         if rendered is not None:
             kept = context.memo["arguments"] = rendered[0]
     return kept or with_objects

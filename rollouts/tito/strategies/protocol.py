@@ -117,10 +117,10 @@ class Context:
 
     def first_prompt(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         """The prompt of a conversation's first step. The last is kept: trajectories of one prompt start together."""
-        asked = (messages, tools, kwargs)
+        conversation = Conversation(messages, tools, kwargs, True)
         kept = self.memo.get("first prompt")
-        if kept is None or kept[0] != asked:
-            kept = self.memo["first prompt"] = (asked, self.renderer.render_ids(messages, tools, kwargs, True))
+        if kept is None or kept[0] != conversation:
+            kept = self.memo["first prompt"] = (conversation, self.renderer.render_ids(conversation))
         ids: Ids = kept[1]
         return ids
 

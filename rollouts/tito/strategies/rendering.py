@@ -77,10 +77,10 @@ class Rendering(Strategy):
         return self._ids(self._messages, True)
 
     def _ids(self, messages: Sequence[Message], generation: bool) -> Ids:
-        return self._context.renderer.render_ids(messages, self._tools, self._kwargs, generation)
+        return self._context.renderer.render_ids(Conversation(messages, self._tools, self._kwargs, generation))
 
     def _text(self, messages: Sequence[Message], generation: bool) -> str:
-        return self._context.renderer.render_text(messages, self._tools, self._kwargs, generation)
+        return self._context.renderer.render_text(Conversation(messages, self._tools, self._kwargs, generation))
 
 
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -108,7 +108,7 @@ class Retokenize(Rendering):
         render = getattr(self._context.renderer, "render_tracked", None)
         if render is None:
             raise StrategyRefused("retokenize needs a renderer that follows {% generation %} tags.")
-        text, spans = render(self._messages, self._tools, self._kwargs, False)
+        text, spans = render(Conversation(self._messages, self._tools, self._kwargs, False))
         ids = self._context.encode(text)
         _, stops = self._context.codec.joined_bytes(ids)
         return [row_of_text(ids, spans_to_mask(stops, text, spans), self._n_steps)]
@@ -220,8 +220,8 @@ class PerMessage(Rendering):
         return self._prompt()
 
     def _generation_prompt(self) -> Ids:
-        without = self._context.renderer.render_ids(DUMMY, None, self._kwargs, False)
-        with_prompt = self._context.renderer.render_ids(DUMMY, None, self._kwargs, True)
+        without = self._context.renderer.render_ids(Conversation(DUMMY, None, self._kwargs, False))
+        with_prompt = self._context.renderer.render_ids(Conversation(DUMMY, None, self._kwargs, True))
         return with_prompt[common_prefix(without, with_prompt) :]
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
@@ -254,7 +254,7 @@ class PerMessage(Rendering):
         return self._context.remember(self._key(message, tools), lambda: self._encoded(message, tools))
 
     def _encoded(self, message: Message, tools: Tools) -> RenderedPiece:
-        ids = self._context.renderer.render_ids([message], tools, self._kwargs, False)
+        ids = self._context.renderer.render_ids(Conversation([message], tools, self._kwargs, False))
         if message.get("role") != "assistant":
             return RenderedPiece(ids)
         stop = self._context.after_last(ids, self._context.stop_ids) or len(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from rollouts.tito.interfaces import Codec, Renderer
+from rollouts.tito.interfaces import Codec, Conversation, Renderer
 from rollouts.tito.strategies import Context
 from rollouts.tito.trajectory import Ids, ids_array
 
@@ -14,10 +14,8 @@ class Counting:
 
     n = 0
 
-    def render_ids(
-        self, messages: Any, tools: Any = None, kwargs: Any = None, add_generation_prompt: Any = False
-    ) -> Ids:
-        assert add_generation_prompt
+    def render_ids(self, conversation: Conversation) -> Ids:
+        assert conversation.add_generation_prompt
         self.n += 1
         return ids_array([self.n])
 

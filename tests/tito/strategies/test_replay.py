@@ -13,6 +13,7 @@ import pytest
 from rollouts.chat_templates import PrefetchingRenderer, renderer
 from rollouts.chat_templates.sandbox import client
 from rollouts.tito.diagnose.row_checks import length_mismatch
+from rollouts.tito.interfaces import Conversation
 from rollouts.tito.strategies import STRATEGIES, Context
 from rollouts.tito.strategies.replay import StrategyResult, replay, replay_many, with_replies
 from rollouts.tito.trajectory import Message, Request, Step, Trajectory
@@ -61,7 +62,7 @@ def recorded(context: Context, template: str, name: str, turns: int = 5, tools: 
     steps = []
     for turn in range(turns):
         messages = tuple(said[: 2 * turn + 1])
-        prompt = context.renderer.render_ids(messages, tools, {}, True)
+        prompt = context.renderer.render_ids(Conversation(messages, tools, {}, True))
         sampled = [
             *context.codec.encode(f"I say {turn}. "),
             *context.codec.encode(" Done"),
@@ -155,7 +156,7 @@ class TestRewrittenHistory:
         assert request is not None
         at_3 = (summary, *request.messages[5:])
         for index, messages in ((2, at_2), (3, at_3)):
-            prompt = context.renderer.render_ids(messages, TOOLS, {}, True)
+            prompt = context.renderer.render_ids(Conversation(messages, TOOLS, {}, True))
             steps[index] = replace(steps[index], prompt_ids=prompt, request=Request(messages, TOOLS))
         return replace(whole, steps=tuple(steps))
 
