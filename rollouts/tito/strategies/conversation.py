@@ -65,12 +65,11 @@ def for_template(segment: ConversationSegment, context: Context) -> list[Convers
 
 def _form(segment: ConversationSegment, kwargs: Mapping[str, Any], context: Context) -> Form:
     """The form of arguments that the context's template takes. It is looked for in the first calls that render."""
-    kept: Form | None = context.memo.get("arguments")
-    if kept is None and any(message.get("tool_calls") for message in segment.whole):
+    if context.cache.form is None and any(message.get("tool_calls") for message in segment.whole):
         rendered = first_rendered(context.renderer, Conversation(segment.whole, segment.tools, kwargs))
         if rendered is not None:
-            kept = context.memo["arguments"] = rendered[0]
-    return kept or with_objects
+            context.cache.form = rendered[0]
+    return context.cache.form or with_objects
 
 
 def continues(step: Step, following: Step) -> bool:

@@ -21,7 +21,7 @@ class Counting:
 
 
 def test_equal_conversations_in_a_row_are_rendered_once() -> None:
-    context = Context(cast(Codec, None), cast(Renderer, Counting()), frozenset(), encode=lambda text: ids_array([]))
+    context = Context(cast(Codec, None), cast(Renderer, Counting()), frozenset())
 
     def prompt(text: str, tools: Any = None, kwargs: Any = None) -> int:
         # New objects each time: each trajectory has its task from the database.

@@ -33,7 +33,7 @@ def contexts(corpus: Path, template: str) -> tuple[Context, Context]:
     shared = PrefetchingRenderer(tokenizer, text, pieces.encode)
     return (
         Context(tokenizer, renderer(tokenizer, text), tokenizer.stop_ids),
-        Context(tokenizer, shared, tokenizer.stop_ids, encode=pieces.encode),
+        Context(tokenizer, shared, tokenizer.stop_ids, fast_encode=pieces.encode),
     )
 
 
