@@ -567,7 +567,7 @@ def _work_and_close(run_id: int) -> None:
         connection.close()
 
 
-def _until(condition: Any, seconds: float = 120) -> None:
+def _until(condition: Any, seconds: float = 240) -> None:
     import time
 
     deadline = time.monotonic() + seconds
