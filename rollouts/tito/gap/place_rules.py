@@ -18,10 +18,10 @@ MIN_ZEROS = 4
 # Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
 # with seeds 0 to 3, and measured on other seeds: docs/benchmarks.md, "Causes of a gap".
 IMPROBABLE, IMPROBABLE_REST, IMPROBABLE_EACH = 0.7, 0.2, 0.02
-"""A stretch of zeros is a placeholder where the other side gives one token at most exp(-0.7), about one half, and the
-others together at most exp(-0.2), and exp(-0.02) for each token of the stretch."""
+"""A stretch of zeros is a placeholder where the other side has one token at most at exp(-0.7), about one half. The
+others together are at most at exp(-0.2), and exp(-0.02) for each token of the stretch."""
 IMPROBABLE_RUN = 3.0
-"""... and gives the tokens of all such stretches together at most exp(-3), 5 percent: they are not certain."""
+"""... and has the tokens of all such stretches together at most at exp(-3), 5 percent: they are not certain."""
 UNLIKELY, UNLIKELY_EACH = 0.05, 0.01
 """Where a run has placeholders, others of its stretches count from exp(-0.05) and exp(-0.01) for each token on."""
 TELLS, TELLING_TOKENS, FITTING = 0.3, 6, 0.85

@@ -42,8 +42,8 @@ ONE_SIDED = 0.004
 NOISE, BEYOND_NOISE = 0.99, 1.2
 """This quantile of the minor sign, so many times, is what noise explains of the major one."""
 MINORITY, FULL, BOUND = 0.03, 0.999, 3.0
-"""Beyond the noise the minor sign has this share at most, and this quantile of the major one is at most 3: top-p leaves
-exp(-3), 5 percent of the mass, at least."""
+"""Beyond the noise the minor sign has this share at most. This quantile of the major one is at most 3: top-p leaves at
+least exp(-3), 5 percent, of the mass."""
 CHANCE = 5
 """Standard errors by which the mean importance ratio differs from 1."""
 RISES, RISES_SLOWLY = 1.4, 1.5
