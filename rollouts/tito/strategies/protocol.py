@@ -55,7 +55,7 @@ class Extends(Protocol):
         ...
 
 
-class RenderCache:
+class SharedRenders:
     """What the trajectories of one run share: renders and what follows from them."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Context:
     renderer: Renderer
     stop_ids: frozenset[int]
     """The ids that end a completion: EOS and the model's other stop tokens."""
-    cache: RenderCache = field(default_factory=RenderCache)
+    cache: SharedRenders = field(default_factory=SharedRenders)
     rows: Context | None = None
     """The context of the rows, where the rows are made with another chat template than the prompts; else None."""
     bridge: Callable[[Mapping[str, Any]], Extends] | None = None
