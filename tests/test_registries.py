@@ -21,7 +21,7 @@ from inspector.runs.launches.launch_form import NewRunForm
 from inspector.web.forms import ImportForm
 from rollout_inspector import diagnose as diagnosis
 from rollout_inspector.diagnose import BREAK_RULES, KINDS, Axis, Finding, FindingKind, Severity, diagnose, row_checks
-from rollout_inspector.diagnose.context import Break
+from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.row_checks import RowFault
 from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.formats import FORMATS, Format, Rejected, Source, readers

@@ -11,9 +11,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from rollout_inspector.diagnose import branches, delta, request, row_findings, step_checks, template, text, thinking
+from rollout_inspector.diagnose import (
+    branches,
+    delta_rules,
+    request,
+    row_findings,
+    step_checks,
+    template,
+    text,
+    thinking,
+)
+from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.checks import Diagnosis, lacks_of
-from rollout_inspector.diagnose.context import Break, DiagnosisContext, RendererFor
+from rollout_inspector.diagnose.context import DiagnosisContext, RendererFor
 from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
@@ -96,7 +106,7 @@ def examine(
             pass  # follows from missing ids, which are reported already
         elif not link.extends:
             findings.append(_name_break(Break(case, index, link)))
-        elif (fault := delta.check_delta(case, index)) is not None:
+        elif (fault := delta_rules.check_delta(case, index)) is not None:
             findings.append(fault)
         if index not in case.no_ids:
             kept.append(index)
@@ -137,7 +147,7 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
-    rules = (step_checks.doubled_bos, template.first_prompt, delta.control_text_in_prompt)
+    rules = (step_checks.doubled_bos, template.first_prompt, delta_rules.control_text_in_prompt)
     found = [finding for rule in rules if (finding := rule(case, index)) is not None]
     return found[:1]
 

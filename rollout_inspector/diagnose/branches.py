@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from rollout_inspector.diagnose.context import Break
+from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.prefix import shared_with_stream, stream_length

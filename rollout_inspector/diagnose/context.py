@@ -1,4 +1,4 @@
-"""What the rules see: one trajectory with its tokenizer and templates, and one of its breaks. Computed lazily."""
+"""What the rules see: one trajectory with its tokenizer and templates. Computed lazily."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.streams import message_places as msg
-from rollout_inspector.streams.align import AlignedGroup, TrainedTokens, align_ids, align_same_bytes, trained_tokens
+from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.canonical import bytes_of_each
-from rollout_inspector.streams.interfaces import Codec, Renderer
-from rollout_inspector.streams.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
+from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer
+from rollout_inspector.streams.prefix import links_of, merge_steps, shared_with_stream, stream_length
 from rollout_inspector.streams.recorded_renders import first_rendered, kwargs_of_record
 from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import window_text
-from rollout_inspector.streams.token_origins import byte_offsets, content_forms
+from rollout_inspector.streams.token_origins import content_forms
 from rollout_inspector.streams.trajectory import Ids, Link, Mask, Message, Step, Trajectory
 
 RendererFor = Callable[[str], "Renderer | None"]
@@ -164,7 +164,8 @@ class DiagnosisContext:
         if key is not None and memo in self._renders:
             return self._renders[memo]
         tools = request.tools if with_tools else None
-        rendered = first_rendered(renderer, messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        conversation = Conversation(messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        rendered = first_rendered(renderer, conversation)
         result = None if rendered is None else rendered[1]
         if key is not None:
             self._renders[memo] = result
@@ -263,202 +264,6 @@ class DiagnosisContext:
     def root(self, index: int) -> int:
         """The first step of the chain that a step belongs to."""
         return self.chain(index)[-1]
-
-
-class Break:
-    """A step whose prompt does not start with its parent's stream. *Expected* is that stream, *actual* the prompt."""
-
-    def __init__(self, case: DiagnosisContext, index: int, link: Link) -> None:
-        assert link.parent is not None
-        self.case = case
-        self.index = index
-        self.parent_index = link.parent
-        self.step = case.steps[index]
-        self.parent = case.steps[link.parent]
-        self.expected: Ids = self.parent.stream
-        self.actual: Ids = self.step.prompt_ids
-        self.start = link.shared_length
-        """The first offset at which the two streams differ."""
-
-    # -- messages before and after
-
-    @cached_property
-    def known_messages(self) -> tuple[Sequence[Message], Sequence[Message]] | None:
-        before, after = self.case.request_messages(self.parent_index), self.case.request_messages(self.index)
-        return None if before is None or after is None else (before, after)
-
-    @cached_property
-    def first_changed(self) -> int | None:
-        """Index of the parent's first message that the later request changed. None = the later request extends them."""
-        if self.known_messages is None:
-            return None
-        before, after = self.known_messages
-        index = msg.first_difference(before, after)
-        return index if index < len(before) else None
-
-    @cached_property
-    def sent_back(self) -> Message | None:
-        """The assistant's message as the later request sends it, if it does."""
-        if self.known_messages is None or self.first_changed is not None:
-            return None
-        before, after = self.known_messages
-        if len(after) > len(before) and after[len(before)].get("role") == "assistant":
-            return after[len(before)]
-        return None
-
-    @cached_property
-    def messages_equal(self) -> bool:
-        """Whether both requests and the reply are known and no message was changed."""
-        reply = self.parent.reply
-        return self.sent_back is not None and (reply is None or msg.same(reply, self.sent_back))
-
-    # -- the difference
-
-    @cached_property
-    def same_text(self) -> bool:
-        """Whether the prompt goes on with the same bytes as the sampled stream, up to the end of that stream."""
-        return self._actual_tail_bytes.startswith(self._expected_tail_bytes)
-
-    @cached_property
-    def _expected_tail_bytes(self) -> bytes:
-        return self.case.bytes_of(self.expected[self.start :])
-
-    @cached_property
-    def _actual_tail_bytes(self) -> bytes:
-        return self.case.bytes_of(self.actual[self.start :])
-
-    @cached_property
-    def text_start(self) -> int:
-        """The first offset of the sampled stream with another text. Before it only token cuts may differ."""
-        if self.case.codec is None:
-            return self.start
-        tails = self._expected_tail_bytes, self._actual_tail_bytes[: len(self._expected_tail_bytes)]
-        same = common_prefix(*(np.frombuffer(tail, np.uint8).astype(np.int32) for tail in tails))
-        offsets = byte_offsets(self.case.codec.token_bytes(self.expected[self.start :]))
-        return self.start + int(np.searchsorted(offsets[1:], same, side="right"))
-
-    def text_from(self, start: int) -> tuple[str, str]:
-        """The rest of both streams as text, from an offset of the sampled stream at or before ``text_start``."""
-        gone = len(self.case.bytes_of(self.expected[self.start : start]))
-        before = self.case.bytes_of(self.expected[start : self.start])
-        left, right = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
-        return left.decode("utf-8", "replace"), right.decode("utf-8", "replace")
-
-    @cached_property
-    def groups(self) -> list[AlignedGroup]:
-        """Both streams from ``start`` on, aligned. Offsets count from ``start``."""
-        left, right = self.expected[self.start :], self.actual[self.start :]
-        if self.case.codec is not None and self.same_text:
-            return self._same_text_groups(left, right)
-        stop = self._same_turn_end(left, right)
-        groups = align_ids(left, right[:stop])
-        return [*groups, AlignedGroup(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
-
-    def _same_turn_end(self, left: Ids, right: Ids) -> int:
-        """Where the sampled stream ends in the prompt: after as many stop tokens as the sampled stream has."""
-        if not len(left) or not self.case.is_control(int(left[-1])):
-            return len(right)
-        n = int(np.count_nonzero(left == left[-1]))
-        ends = np.flatnonzero(right == left[-1])
-        if len(ends) < n or ends[n - 1] + 1 > 4 * len(left) + 64:
-            return len(right)
-        return int(ends[n - 1]) + 1
-
-    def _same_text_groups(self, left: Ids, right: Ids) -> list[AlignedGroup]:
-        assert self.case.codec is not None
-        left_bytes, right_bytes = self.case.codec.token_bytes(left), self.case.codec.token_bytes(right)
-        size = len(self._expected_tail_bytes)
-        # The prompt's token that reaches over the end of the sampled bytes belongs to the last group.
-        n_right = int(np.searchsorted(byte_offsets(right_bytes), size))
-        over = sum(map(len, right_bytes[:n_right])) - size
-        if not over:
-            return align_same_bytes(left_bytes, right_bytes[:n_right], left, right[:n_right])
-        cut = right_bytes[n_right - 1][: len(right_bytes[n_right - 1]) - over]
-        groups = align_same_bytes(left_bytes, [*right_bytes[: n_right - 1], cut], left, right[:n_right])
-        last = groups[-1]
-        return [*groups[:-1], AlignedGroup(last.left_start, last.left_stop, last.right_start, last.right_stop, False)]
-
-    @cached_property
-    def _stops(self) -> tuple[int, int]:
-        """Where the differing stretch ends in both streams: after the last difference within the sampled stream."""
-        groups, n_left = self.groups, len(self.expected) - self.start
-        inside = [g for g in groups if g.left_start < n_left or (g.left_start == g.left_stop == n_left and not g.equal)]
-        while inside and inside[-1].left_start == n_left:
-            inside.pop()  # the delta alone, which was not sampled
-        if inside and not inside[-1].equal and inside[-1].left_stop == n_left:
-            last = inside[-1]
-            return self.start + last.left_stop, self.start + self._turn_end(last)
-        for group in reversed(inside):
-            if not group.equal:
-                return self.start + group.left_stop, self.start + group.right_stop
-        return self.start, self.start
-
-    def _turn_end(self, group: AlignedGroup) -> int:
-        """Where a difference up to the sampled stream's end ends in the prompt: at the latest at the turn's end."""
-        if self.case.codec is None or self.same_text:
-            return group.right_stop
-        right = self.actual[self.start + group.right_start : self.start + group.right_stop]
-        last = self.expected[-1]
-        ends = np.flatnonzero(right == last) if self.case.is_special(self.expected[-1:]).any() else np.zeros(0, int)
-        return group.right_start + (int(ends[0]) + 1 if ends.size else len(right))
-
-    @property
-    def expected_stop(self) -> int:
-        return self._stops[0]
-
-    @property
-    def actual_stop(self) -> int:
-        return self._stops[1]
-
-    @cached_property
-    def first_group(self) -> AlignedGroup | None:
-        return next((group for group in self.groups if not group.equal), None)
-
-    @property
-    def turn_stop(self) -> int:
-        """Where the turn of the first difference ends in the prompt: at the sampled stop token if it came back."""
-        ends = self.start + self._same_turn_end(self.expected[self.start :], self.actual[self.start :])
-        return max(self.actual_stop, ends if ends < len(self.actual) else 0)
-
-    @property
-    def expected_stretch(self) -> Ids:
-        """The differing ids of the sampled stream."""
-        return self.expected[self.start : self.expected_stop]
-
-    @property
-    def actual_stretch(self) -> Ids:
-        """The ids in their place in the prompt."""
-        return self.actual[self.start : self.actual_stop]
-
-    @cached_property
-    def a(self) -> str:
-        """The sampled text of the difference."""
-        return self.case.text(self.expected_stretch)
-
-    @cached_property
-    def b(self) -> str:
-        """The text in its place in the prompt."""
-        return self.case.text(self.actual_stretch)
-
-    @cached_property
-    def b_window(self) -> str:
-        return self.case.widened(self.actual, self.start, self.actual_stop)
-
-    @property
-    def in_completion(self) -> bool:
-        """Whether the first difference lies in the parent's own completion."""
-        return self.start >= len(self.parent.prompt_ids)
-
-    def turn_at(self, start: int) -> Step | None:
-        """The step of the chain that sampled this offset of the sampled stream; None = no step did."""
-        chain = (self.case.steps[index] for index in self.case.chain(self.parent_index))
-        turn = next((step for step in chain if len(step.prompt_ids) <= start), None)
-        return turn if turn is not None and start < stream_length(turn) else None
-
-    def sampled_at(self, start: int, stop: int) -> bool:
-        """Whether ``[start, stop)`` of the sampled stream lies inside one completion of the chain."""
-        turn = self.turn_at(start)
-        return turn is not None and stop <= stream_length(turn)
 
 
 def kwargs_of(step: Step) -> Mapping[str, Any]:

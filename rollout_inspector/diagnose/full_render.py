@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose import text, thinking
-from rollout_inspector.diagnose.context import Break, DiagnosisContext
+from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.template import template_not_append_only

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.diagnose.context import Break, kwargs_of
+from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.context import kwargs_of
 from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.snippets import clipped, contrast, counted, quoted

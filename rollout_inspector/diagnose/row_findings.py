@@ -25,7 +25,7 @@ from rollout_inspector.diagnose.row_checks import RowFault
 from rollout_inspector.diagnose.row_versions import trained_versions
 from rollout_inspector.diagnose.verdict import bounded
 from rollout_inspector.streams.align import sampled_places
-from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.recorded_renders import with_json
 from rollout_inspector.streams.row_places import sampled_instead
@@ -198,8 +198,8 @@ class _TemplateProperties:
             return ()
         kwargs = {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
         try:
-            with_prompt = renderer.render_ids(messages, None, kwargs, True)
-            without = renderer.render_ids(messages, None, kwargs, False)
+            with_prompt = renderer.render_ids(Conversation(messages, None, kwargs, True))
+            without = renderer.render_ids(Conversation(messages, None, kwargs, False))
         except RenderFailed:
             return ()
         header = with_prompt[common_prefix(with_prompt, without) :]
@@ -211,7 +211,8 @@ class _TemplateProperties:
         """The control tokens before an answer and after it, when the conversation goes on."""
         assert self.case.codec is not None
         try:
-            whole = renderer.render_ids([*messages, _ANSWER, {"role": "user", "content": "Next"}], None, {}, False)
+            later = [*messages, _ANSWER, {"role": "user", "content": "Next"}]
+            whole = renderer.render_ids(Conversation(later, None, {}))
         except RenderFailed:
             return NO_IDS, NO_IDS
         pieces = self.case.codec.token_bytes(whole)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from rollout_inspector.diagnose.context import Break, DiagnosisContext
+from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollout_inspector.streams import message_places as msg

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.context import Break
+from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.template import foreign
 from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg

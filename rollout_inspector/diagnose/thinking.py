@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from rollout_inspector.diagnose.context import Break
+from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.template import foreign
 from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg

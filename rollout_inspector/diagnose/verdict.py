@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rollout_inspector.diagnose.context import MAX_STRETCH, Break, DiagnosisContext
+from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.trajectory import NO_IDS, Ids

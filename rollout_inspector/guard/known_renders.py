@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rollout_inspector.streams.interfaces import Renderer
-from rollout_inspector.streams.trajectory import Ids, Message
+from rollout_inspector.streams.interfaces import Conversation, Renderer
+from rollout_inspector.streams.trajectory import Ids
 
 MAX_KNOWN = 256
 MAX_KEY_CHARACTERS = 2_000
@@ -23,33 +23,22 @@ class KnownRenders:
         self._renderer = renderer
         self._known: dict[str, Any] = {}
 
-    def render_text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> str:
+    def render_text(self, conversation: Conversation) -> str:
         """The rendered conversation. Raises :class:`~rollout_inspector.streams.interfaces.RenderFailed`."""
-        return self._of(self._renderer.render_text, messages, tools, kwargs, add_generation_prompt)
+        return self._of(self._renderer.render_text, conversation)
 
-    def render_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Ids:
+    def render_ids(self, conversation: Conversation) -> Ids:
         """The rendered conversation as ids. Raises :class:`~rollout_inspector.streams.interfaces.RenderFailed`."""
-        return self._of(self._renderer.render_ids, messages, tools, kwargs, add_generation_prompt)
+        return self._of(self._renderer.render_ids, conversation)
 
-    def _of(self, render: Callable[..., T], *asked: Any) -> T:
-        key = "" if len(asked[0]) > 4 or asked[1] else render.__name__ + json.dumps(asked, default=repr)
+    def _of(self, render: Callable[[Conversation], T], conversation: Conversation) -> T:
+        is_long = len(conversation.messages) > 4 or conversation.tools
+        key = "" if is_long else render.__name__ + json.dumps(conversation, default=repr)
         if not key or len(key) > MAX_KEY_CHARACTERS:
-            return render(*asked)
+            return render(conversation)
         found: T | None = self._known.get(key)
         if found is None:
-            found = render(*asked)
+            found = render(conversation)
             if len(self._known) < MAX_KNOWN:
                 self._known[key] = found
         return found

@@ -61,23 +61,11 @@ class Renderer(Protocol):
 
     chat_template_sha256: str
 
-    def render_text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> str:
+    def render_text(self, conversation: Conversation) -> str:
         """The rendered conversation. Raises :class:`RenderFailed`."""
         ...
 
-    def render_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Ids:
+    def render_ids(self, conversation: Conversation) -> Ids:
         """The rendered conversation encoded as one text. Raises :class:`RenderFailed`."""
         ...
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from rollout_inspector.streams.interfaces import Codec, Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.trajectory import Ids, Message, Request, Step
 
 NOW = "strftime_now"
@@ -75,18 +75,12 @@ def _with_arguments(messages: Sequence[Message], of: type, change: Callable[[Any
     return result
 
 
-def first_rendered(
-    renderer: Renderer,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    kwargs: Mapping[str, Any],
-    generation_prompt: bool,
-) -> tuple[Form, Ids] | None:
+def first_rendered(renderer: Renderer, conversation: Conversation) -> tuple[Form, Ids] | None:
     """The first form of the arguments that the template takes, and the render; None when it takes none."""
     forms: tuple[Form, ...] = (with_objects, list, with_json)
     for form in forms:
         try:
-            return form, renderer.render_ids(form(messages), tools, kwargs, generation_prompt)
+            return form, renderer.render_ids(conversation._replace(messages=form(conversation.messages)))
         except RenderFailed:
             continue
     return None
@@ -154,7 +148,8 @@ def _shown_date(
     # Most templates print the date before the first message, and a short render costs little.
     for messages in (request.messages[:1], request.messages):
         try:
-            first, other = (renderer.render_text(with_objects(messages), request.tools, date, True) for date in dates)
+            asks = (Conversation(with_objects(messages), request.tools, date, True) for date in dates)
+            first, other = map(renderer.render_text, asks)
         except RenderFailed:
             continue
         if first != other and (date_found := _date_at(recorded, first, other, formats, NOW in dates[0])):

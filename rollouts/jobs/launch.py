@@ -18,7 +18,7 @@ from rollout_inspector.formats.containers.json_text import json_problem
 from rollout_inspector.formats.training_step import MAX_STEP
 from rollout_inspector.streams.alternatives import MAX_ALTERNATIVES
 from rollout_inspector.streams.batches import batched
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.tokenizers import TokenizerUnusable
@@ -293,7 +293,7 @@ def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task
     """Render the first prompt once, so that a template that cannot render it is refused before the launch."""
     try:
         renderer = chat_templates.renderer(load_tokenizer(tokenizer.files_sha256), template.text)
-        renderer.render_text(task.messages, task.tools, kwargs, True)
+        renderer.render_text(Conversation(task.messages, task.tools, kwargs, True))
     except RenderFailed as error:
         raise LaunchRefused({field: f"This template cannot render the first prompt: {error}"}) from error
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery import signals
+from celery.utils.nodenames import worker_direct
 from django.db import DatabaseError, InterfaceError, connection
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,9 @@ signals.worker_shutting_down.connect(lambda **_: shutting_down.set(), weak=False
 
 
 def queues_of(worker: Any) -> list[str]:
-    """The names of the queues that a Celery worker consumes."""
-    return [queue.name for queue in worker.task_consumer.queues] if worker.task_consumer else []
+    """The names of the queues that a Celery worker consumes and others may read too: not the one of its own."""
+    names = [queue.name for queue in worker.task_consumer.queues] if worker.task_consumer else []
+    return [name for name in names if name != worker_direct(worker.hostname).name]
 
 
 FORK_WAIT_SECONDS = 60.0

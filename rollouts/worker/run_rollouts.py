@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from celery import shared_task, signals
+from celery.utils.nodenames import worker_direct
 from celery.worker.state import active_requests
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
@@ -346,7 +347,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
         for run in adopt_orphans(served):
             send(run)
         if not _working:
-            ask_to_share(served)
+            ask_to_share(served, worker_direct(sender.hostname).name)
 
     repeat("adopt-runs", ADOPT_SECONDS, look)
 
@@ -363,17 +364,18 @@ def _register_tokenizers(models: Collection[str]) -> None:
         _registered.add(model.name)
 
 
-def ask_to_share(models: Collection[str]) -> Run | None:
-    """Send again the first run that has more queued trajectories than one worker has under way. Returns the run.
+def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
+    """Send this worker the first run that has more queued trajectories than one worker has under way. Returns the run.
 
-    The task may reach a worker that works on the run already and ignores the task. Then the idle worker asks again.
+    ``own_queue`` is read by this worker alone. In the queue of the model a worker that is at the run already, with free
+    places, may take every such message and ignore it.
     """
     runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
     for run in runs.exclude(pk__in=_left).order_by("created_at"):
         queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
         enough = live_trajectories(served_models()[run.model], run.engine)
         if len(queued.values_list("pk")[: enough + 1]) > enough:
-            sending.send_task(sending.RUN_ROLLOUTS, run.pk, served_models()[run.model].queue)
+            sending.send_task(sending.RUN_ROLLOUTS, run.pk, own_queue)
             return run
     return None
 

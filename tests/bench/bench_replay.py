@@ -61,7 +61,7 @@ def test_all_strategies_against_one_canonical_check(tiny_tokenizer: Path) -> Non
     def replays() -> None:
         pieces = PieceEncoder(codec)
         shared = PrefetchingRenderer(codec, text, pieces.encode, prefetch=pieces.prefetch)
-        context = Context(codec, shared, codec.stop_ids, encode=pieces.encode)
+        context = Context(codec, shared, codec.stop_ids, fast_encode=pieces.encode)
         assert sum(1 for _ in replay_many(trajectories, list(STRATEGIES.values()), context)) == N
 
     def one_by_one() -> None:

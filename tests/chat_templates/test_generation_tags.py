@@ -31,8 +31,9 @@ def test_one_loop_for_all_roles_is_marked_by_role_and_cut_at_the_line_break(tiny
     assert marks is not None, detail
     assert spans(marks.template, TALK) == ["b<|im_end|>", "d<|im_end|>"]
     for prompt in (False, True):
-        before = renderer(tokenizer, PLAIN).render_text(TALK, add_generation_prompt=prompt)
-        assert renderer(tokenizer, marks.template).render_text(TALK, add_generation_prompt=prompt) == before
+        talk = Conversation(TALK, add_generation_prompt=prompt)
+        before = renderer(tokenizer, PLAIN).render_text(talk)
+        assert renderer(tokenizer, marks.template).render_text(talk) == before
     assert check(tokenizer, marks.template).verdicts["masks from generation tags"] == "exact"
     assert marks.diff.startswith("--- ") and marks.conversations > 10 and marks.partly == 0 and marks.by_tokens
 

@@ -53,9 +53,8 @@ def test_the_same_text_ids_and_spans_in_one_round_trip(corpus: Path, trips: list
     made.use(made.foresee(wanted))
     assert len(trips) == 1
     for ask in wanted:
-        given = (ask.messages, ask.tools, ask.kwargs, ask.add_generation_prompt)
-        assert made.render_tracked(*given) == plain.render_tracked(*given)
-        assert made.render_ids(*given).tolist() == plain.render_ids(*given).tolist()
+        assert made.render_tracked(ask) == plain.render_tracked(ask)
+        assert made.render_ids(ask).tolist() == plain.render_ids(ask).tolist()
     assert len(trips) == 1 + 2 * len(wanted)  # those of the plain one
 
 
@@ -63,10 +62,10 @@ def test_another_conversation_of_equal_messages_is_rendered_by_itself(tiny_token
     tokenizer = load(tiny_tokenizer)
     made = PrefetchingRenderer(tokenizer, tokenizer.chat_template or "", tokenizer.encode)
     made.use(made.foresee([Conversation(TALK[:1], None, {}, True)]))
-    text = made.render_text(TALK[:1], None, {}, True)
+    text = made.render_text(Conversation(TALK[:1], None, {}, True))
     assert len(trips) == 1
-    assert made.render_text([dict(TALK[0])], None, {}, True) == text and len(trips) == 2
-    assert made.render_text(TALK[:1], None, {}, False) != text and len(trips) == 3
+    assert made.render_text(Conversation([dict(TALK[0])], None, {}, True)) == text and len(trips) == 2
+    assert made.render_text(Conversation(TALK[:1], None, {}, False)) != text and len(trips) == 3
 
 
 LOOPS = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
@@ -80,11 +79,11 @@ def test_a_template_that_raises_is_remembered_and_one_that_ran_too_long_is_not(
     made = PrefetchingRenderer(tokenizer, raising, tokenizer.encode)
     made.use(made.foresee([Conversation(TALK[:n]) for n in (1, 2, 3)]))
     with pytest.raises(RenderFailed, match="no pairs"):
-        made.render_text(TALK[:2])
-    assert made.render_text(TALK[:3]) == "And 3+3?" and len(trips) == 1
+        made.render_text(Conversation(TALK[:2]))
+    assert made.render_text(Conversation(TALK[:3])) == "And 3+3?" and len(trips) == 1
     slow = PrefetchingRenderer(tokenizer, "{% if messages|length == 2 %}" + LOOPS + "{% endif %}x", tokenizer.encode)
     slow.use(slow.foresee([Conversation(TALK[:n]) for n in (1, 2, 3)]))
-    assert slow.render_text(TALK[:3]) == "x" and len(trips) == 3
+    assert slow.render_text(Conversation(TALK[:3])) == "x" and len(trips) == 3
 
 
 def test_what_is_no_json_fails_only_whom_it_concerns(tiny_tokenizer: Path) -> None:
@@ -92,9 +91,9 @@ def test_what_is_no_json_fails_only_whom_it_concerns(tiny_tokenizer: Path) -> No
     made = PrefetchingRenderer(tokenizer, "{{ messages[-1].content }}", tokenizer.encode)
     strange: Message = {"role": "user", "content": object()}
     made.use(made.foresee([Conversation(TALK[:1]), Conversation([strange])]))
-    assert made.render_text(TALK[:1]) == TALK[0]["content"]
+    assert made.render_text(Conversation(TALK[:1])) == TALK[0]["content"]
     with pytest.raises(RenderFailed, match="plain JSON"):
-        made.render_text([strange])
+        made.render_text(Conversation([strange]))
 
 
 LONG: list[Message] = [

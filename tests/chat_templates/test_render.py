@@ -78,9 +78,9 @@ def test_golden_ids(corpus: Path) -> None:
             load(corpus / "tokenizers" / row["tokenizer"]), (corpus / "templates" / row["template"]).read_text("utf-8")
         )
         before = row.get("add_generation_prompt_prefix", False)
-        prefix = mine.render_ids(row["prefix"], row["tools"], row["kwargs"], before)
+        prefix = mine.render_ids(Conversation(row["prefix"], row["tools"], row["kwargs"], before))
         both = [*row["prefix"], *row["append"]]
-        full = mine.render_ids(both, row["tools"], row["kwargs"], row["add_generation_prompt_full"])
+        full = mine.render_ids(Conversation(both, row["tools"], row["kwargs"], row["add_generation_prompt_full"]))
         assert prefix.tolist() == row["prefix_ids"], row["id"]
         assert full.tolist() == row["full_ids"], row["id"]
         seen += 1
@@ -134,17 +134,17 @@ def test_generation_spans() -> None:
 
 def test_the_clock_stands_still_until_told() -> None:
     template = "{{ strftime_now('%d %b %Y') }}"
-    assert renderer(None, template).render_text(CALLED) == "01 Jan 2026"
-    assert renderer(None, template, now="2027-02-03T04:05:06").render_text(CALLED) == "03 Feb 2027"
+    assert renderer(None, template).render_text(Conversation(CALLED)) == "01 Jan 2026"
+    assert renderer(None, template, now="2027-02-03T04:05:06").render_text(Conversation(CALLED)) == "03 Feb 2027"
 
 
 def test_a_failure_names_its_line_and_ids_need_a_tokenizer() -> None:
     with pytest.raises(RenderFailed, match="on line 2: no tools here"):
-        renderer(None, "a\n{{ raise_exception('no tools here') }}").render_text(CALLED)
+        renderer(None, "a\n{{ raise_exception('no tools here') }}").render_text(Conversation(CALLED))
     with pytest.raises(RenderFailed, match="syntax error on line 1"):
-        renderer(None, "{% if %}").render_text(CALLED)
+        renderer(None, "{% if %}").render_text(Conversation(CALLED))
     with pytest.raises(RenderFailed, match="Without a tokenizer"):
-        renderer(None, "a").render_ids(CALLED)
+        renderer(None, "a").render_ids(Conversation(CALLED))
 
 
 def test_provenance_of_a_batch_is_in_order() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.text.chat_templates import check, find_repair, renderer, with_repair
 from rollout_inspector.text.chat_templates.jinja_source.edits import edits, operands
 from rollout_inspector.text.chat_templates.jinja_source.scan import suspects
@@ -66,10 +67,11 @@ def test_position_tests_are_repaired(tiny_tokenizer: Path, broken: str) -> None:
     # What ends in an assistant message was preserved, so it must render as before.
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     for prompt in (False, True):
-        before = renderer(tokenizer, broken).render_text(messages[:1], add_generation_prompt=prompt)
-        assert renderer(tokenizer, repair.template).render_text(messages[:1], add_generation_prompt=prompt) == before
-    before = renderer(tokenizer, broken).render_text(messages)
-    assert renderer(tokenizer, repair.template).render_text(messages) == before
+        question = Conversation(messages[:1], add_generation_prompt=prompt)
+        before = renderer(tokenizer, broken).render_text(question)
+        assert renderer(tokenizer, repair.template).render_text(question) == before
+    before = renderer(tokenizer, broken).render_text(Conversation(messages))
+    assert renderer(tokenizer, repair.template).render_text(Conversation(messages)) == before
 
 
 def test_nothing_is_offered_where_nothing_can_be(tiny_tokenizer: Path) -> None:
@@ -104,7 +106,7 @@ def test_a_repair_that_would_change_what_was_preserved_is_not_given(tiny_tokeniz
     repair, _ = find_repair(tokenizer, check(tokenizer, marked))
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     if repair is not None:
-        assert renderer(tokenizer, repair.template).render_text(messages).endswith("~")
+        assert renderer(tokenizer, repair.template).render_text(Conversation(messages)).endswith("~")
 
 
 def test_edits_are_ordered_by_likelihood_and_apply_cleanly() -> None:
@@ -191,8 +193,9 @@ def test_the_turn_after_an_answer_of_gpt_oss_is_mended_without_another_prompt(co
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "c"}]
     for messages in (talk[:1], talk):
         for prompt in (False, True):
-            before = renderer(None, template).render_text(messages, add_generation_prompt=prompt)
-            assert renderer(None, repair.template).render_text(messages, add_generation_prompt=prompt) == before
+            conversation = Conversation(messages, add_generation_prompt=prompt)
+            before = renderer(None, template).render_text(conversation)
+            assert renderer(None, repair.template).render_text(conversation) == before
 
 
 def test_every_conversation_of_the_check_that_changes_is_listed(tiny_tokenizer: Path) -> None:

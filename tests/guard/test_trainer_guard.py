@@ -14,6 +14,7 @@ from rollout_inspector.guard import Guard, GuardFailed
 from rollout_inspector.guard import trainer_guard as module
 from rollout_inspector.guard.fail_rules import RuleUnusable
 from rollout_inspector.guard.trainer_batches import BatchUnreadable, row_of, step_of
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import TemplateRenderer, renderer
 from rollout_inspector.text.tokenizers import load
@@ -170,9 +171,9 @@ def test_masks_are_checked_with_the_template_of_the_tokenizer(
     ]
     assert codec.chat_template is not None
     writer = renderer(codec, codec.chat_template)
-    ids = writer.render_ids(messages)
+    ids = writer.render_ids(Conversation(messages))
     first, called, second = (
-        len(writer.render_ids(messages[:n], add_generation_prompt=prompted))
+        len(writer.render_ids(Conversation(messages[:n], add_generation_prompt=prompted)))
         for n, prompted in ((1, True), (2, False), (3, True))
     )
     mask = np.zeros(len(ids), dtype=np.bool_)

@@ -121,7 +121,7 @@ class Browser(requests.Session):
         assert answer.status_code < least_refusal, (path, answer.status_code, answer.text[-1500:])
         return answer
 
-    def wait(self, path: str, condition: Callable[[Any], bool], seconds: float = 120) -> Any:
+    def wait(self, path: str, condition: Callable[[Any], bool], seconds: float = 240) -> Any:
         """Ask for a twin until it meets the condition."""
         deadline = time.monotonic() + seconds
         while True:
@@ -158,7 +158,7 @@ class Machines:
     def start_second(self) -> None:
         """Start a second worker of jobs, and wait until it takes some."""
         self.second.start("worker", "inspector/server/start", "worker", INSPECTOR_WORKERS="1")
-        wait_until(lambda: " ready." in self.second.log.read_text(), 60, "the second worker is ready")
+        wait_until(lambda: " ready." in self.second.log.read_text(), 240, "the second worker is ready")
 
     def start_engine(self) -> None:
         self.engine.start("engine", "inspector/server/start", "engine", "demo")
@@ -197,9 +197,9 @@ def machines(
         found.start_web()
         found.start_worker()
         found.start_engine()
-        wait_until(found.is_up, 120, "the web server answers")
+        wait_until(found.is_up, 240, "the web server answers")
         for queue in ("default", "engine.demo"):
-            wait_until(lambda queue=queue: cache.get(heartbeat_key(queue)) is not None, 120, f"{queue} is served")
+            wait_until(lambda queue=queue: cache.get(heartbeat_key(queue)) is not None, 240, f"{queue} is served")
         yield found
     finally:
         print(found.logs())  # pytest shows it when the test fails

@@ -28,7 +28,7 @@ class OwnRedis:
     def start(self) -> None:
         command = redis_command(self._socket, self._folder)
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
-        wait_until(self._answers, 60, "Redis answers")
+        wait_until(self._answers, 240, "Redis answers")
 
     def _answers(self) -> bool:
         with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self.url) as connection:

@@ -92,7 +92,7 @@ def test_nothing_is_lost_with_a_machine_a_connection_or_the_storage(
     own_redis.kill()
     time.sleep(OUTAGE_SECONDS)
     own_redis.start()
-    wait_until(lambda: Run.objects.get(code=large).n_steps > before, 60, "the launch goes on")
+    wait_until(lambda: Run.objects.get(code=large).n_steps > before, 240, "the launch goes on")
     machines.engine.kill("engine")
     machines.start_engine()
 
@@ -117,10 +117,10 @@ def test_nothing_is_lost_with_a_machine_a_connection_or_the_storage(
     machines.web.kill("web")
     machines.start_web()
     client.push(lines.splitlines(), prefix="after ")
-    wait_until(machines.is_up, 60, "the web server answers again")
+    wait_until(machines.is_up, 240, "the web server answers again")
 
     for code, n in ((large, 96), (imported, 4)):
-        browser.wait(f"/runs/{code}.json", has_ended, 240)
+        browser.wait(f"/runs/{code}.json", has_ended)
         assert_whole(code, n)
     pushed = Run.objects.get(code=client.run).trajectories
     assert pushed.count() == 8 and {one.n_steps == one.steps.count() for one in pushed.all()} == {True}

@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from celery.worker import WorkController
 from django.core.management import CommandError, call_command
 from django.utils import timezone
+from kombu import Queue
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.text import tokenizers
@@ -43,6 +46,7 @@ from rollouts.store.trajectories.launched_trajectories import (
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts as work
 from rollouts.worker import run_state
+from rollouts.worker.heartbeat import queues_of
 from tests.conftest import Take
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -402,6 +406,17 @@ class TestOrphans:
         assert not adopted(12) and adopted(21) and rest
 
 
+def _queues_read_by(hostname: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Queue]:
+    """The queues that Celery lets a worker with ``-Q engine.demo`` consume, by name."""
+    from inspector.celery import app
+
+    monkeypatch.setattr(app.amqp, "queues", app.amqp.Queues(app.conf.task_queues))
+    worker = WorkController.__new__(WorkController)
+    worker.app, worker.hostname = app, hostname
+    worker.setup_queues("engine.demo")
+    return dict(app.amqp.queues.consume_from)
+
+
 class TestSharing:
     """A run that more than one worker is at."""
 
@@ -437,18 +452,39 @@ class TestSharing:
         monkeypatch.setattr(work, "_left", set())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
         assert work.live_trajectories(served_models()["demo"], run.engine) == 80
-        assert work.ask_to_share(["demo"]) is None  # nobody has begun it
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
-        assert work.ask_to_share(["other"]) is None
-        assert work.ask_to_share(["demo"]) == run and sent == [("engine.demo", run.pk)]
+        assert work.ask_to_share(["other"], "idle@test.dq") is None
+        assert work.ask_to_share(["demo"], "idle@test.dq") == run and sent == [("idle@test.dq", run.pk)]
         lease_trajectories(run, 4, 60)
-        assert work.ask_to_share(["demo"]) is None  # the one that is at it has room for the rest
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None  # the one that is at it has room for the rest
         run.trajectories.update(status="queued")
         cancel_run(run)
-        assert work.ask_to_share(["demo"]) is None
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None
         Run.objects.filter(pk=run.pk).update(cancel_requested=False)
         work._left.add(run.pk)
-        assert work.ask_to_share(["demo"]) is None and len(sent) == 1
+        assert work.ask_to_share(["demo"], "idle@test.dq") is None and len(sent) == 1
+
+    def test_an_idle_worker_sends_itself_to_a_run_and_no_busy_one_can_take_the_message(
+        self, monkeypatch: pytest.MonkeyPatch, broker: Take
+    ) -> None:
+        """A busy worker with free places took every message from the queue of the model, and ignored it."""
+        sent: list[tuple[str, int]] = []
+        broker(lambda queue, key: sent.append((queue, key)))
+        monkeypatch.setattr(work, "_left", set())
+        monkeypatch.setattr(work, "repeat", lambda name, seconds, do: do())
+        run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
+        Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
+        busy, idle = _queues_read_by("busy@test", monkeypatch), _queues_read_by("idle@test", monkeypatch)
+        consumer = SimpleNamespace(
+            hostname="idle@test",
+            controller=SimpleNamespace(concurrency=4),
+            task_consumer=SimpleNamespace(queues=list(idle.values())),
+        )
+        assert queues_of(consumer) == ["engine.demo"]
+        work._adopt_in_background(consumer)
+        ((queue, key),) = sent
+        assert key == run.pk and queue in idle and queue not in busy
 
 
 class TestCommand:
@@ -539,7 +575,7 @@ def _work_and_close(run_id: int) -> None:
         connection.close()
 
 
-def _until(condition: Any, seconds: float = 120) -> None:
+def _until(condition: Any, seconds: float = 240) -> None:
     import time
 
     deadline = time.monotonic() + seconds
@@ -678,4 +714,4 @@ def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path
         rows_chat_template=None,
     )
     context = work._context(launched, tokenizers.load(tiny_tokenizer))
-    assert context.renderer.render_text([{"role": "user", "content": "a"}]) == "It is 2026-11-22."
+    assert context.renderer.render_text(Conversation([{"role": "user", "content": "a"}])) == "It is 2026-11-22."

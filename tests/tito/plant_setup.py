@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Ids, Request, Step, Trajectory, ids_array
 
@@ -115,7 +115,7 @@ class ModelSetup:
         tools = changes.get("tools", TOOLS if self.tools else None)
         kwargs = changes.get("kwargs", self.kwargs or {})
         try:
-            return str(self.renderer.render_text(messages, tools, kwargs, gen))
+            return str(self.renderer.render_text(Conversation(messages, tools, kwargs, gen)))
         except RenderFailed as error:
             raise CannotPlant(str(error)) from error
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagnose
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies.replay import repaid_tokens
-from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Ids, Step, Trajectory, ids_array
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
 
@@ -232,9 +233,9 @@ def test_renders_do_not_grow_with_the_number_of_steps() -> None:
         def render_text(self, *args: object, **kwargs: object) -> str:
             raise AssertionError
 
-        def render_ids(self, conversation, tools=None, kwargs=None, add_generation_prompt=False):  # type: ignore[no-untyped-def]
-            sizes.append(len(conversation))
-            return s.renderer.render_ids(conversation, tools, kwargs, add_generation_prompt)
+        def render_ids(self, conversation: Conversation) -> Ids:
+            sizes.append(len(conversation.messages))
+            return s.renderer.render_ids(conversation)
 
     counting = Counting()
     findings = diagnose(Trajectory("t", tuple(steps)), s.codec, lambda sha: counting)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_inspector.diagnose import KINDS, diagnose
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from tests.tito.model_setups import model_setup
 
@@ -70,11 +70,11 @@ class Fragile:
     def render_text(self, *args: Any, **kwargs: Any) -> str:
         raise RenderFailed("no")
 
-    def render_ids(self, conversation: Any, tools: Any = None, kwargs: Any = None, gen: bool = False) -> Any:
-        if any(not isinstance(message.get("content"), str) for message in conversation):
+    def render_ids(self, conversation: Conversation) -> Any:
+        if any(not isinstance(message.get("content"), str) for message in conversation.messages):
             raise RenderFailed("a content is missing")
-        whole = "".join(f"<|open|>{m['role']}\n{m['content']}<|shut|>\n" for m in conversation)
-        return S.codec.encode(whole + "<|open|>assistant\n" * gen)
+        whole = "".join(f"<|open|>{m['role']}\n{m['content']}<|shut|>\n" for m in conversation.messages)
+        return S.codec.encode(whole + "<|open|>assistant\n" * conversation.add_generation_prompt)
 
 
 @settings(max_examples=250, deadline=None)

@@ -12,6 +12,7 @@ import pytest
 
 from rollout_inspector.diagnose.finding import Finding, Severity
 from rollout_inspector.diagnose.full_render import compare_with_render
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Ids, Request, Step, Trajectory
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
@@ -40,7 +41,7 @@ def codec_and_renderer(tiny_tokenizer: Path) -> Any:
 def compare(codec_and_renderer: Any) -> Compare:
     """Two steps: a call as given, its result, an answer as given; compared with what the template renders."""
     codec, bound = codec_and_renderer
-    head = bound.render_ids([ASK], None, {}, True)
+    head = bound.render_ids(Conversation([ASK], None, {}, True))
 
     def run(
         called: str = CALL, answer: str | Ids = "It is 42.<|im_end|>", mode: str = "ignore_whitespace",
@@ -92,7 +93,7 @@ def test_other_tokens_for_the_same_text_count_in_strict_mode_unless_they_are_kno
     found = compare(answer=odd, mode="strict")
     assert found is not None and found.kind == "noncanonical_sampling" and found.severity is Severity.INFO
     assert compare(answer=odd) is None
-    head = bound.render_ids([ASK], None, {}, True)
+    head = bound.render_ids(Conversation([ASK], None, {}, True))
     alone = Trajectory("t", (Step(head, odd, request=Request((ASK,)), reply=ANSWER),))
     assert (told := compare_with_render(alone, codec, bound, "strict")) is not None
     assert compare_with_render(alone, codec, bound, "strict", [replace(told, kind="noncanonical_sampling")]) is None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES, Context, start
 from rollout_inspector.streams.trajectory import Ids, Message, Request, Step, Trajectory, ids_array
 from rollout_inspector.text import chat_templates
@@ -168,7 +169,7 @@ class FaultyTurn:
     def text(self, messages: Sequence[Message], gen: bool = True, tools: Any = 0, template: str | None = None) -> str:
         tools = self.task.tools if tools == 0 else tools
         renderer = self.policy.renderer(self.template if template is None else template)
-        return str(renderer.render_text(list(messages), tools, {}, gen))
+        return str(renderer.render_text(Conversation(list(messages), tools, {}, gen)))
 
     def render(self, messages: Sequence[Message], **options: Any) -> Ids:
         return self.encode(self.text(messages, **options))

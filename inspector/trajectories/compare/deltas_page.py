@@ -25,7 +25,7 @@ from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.turns import stored_json
 from inspector.web.twins import whole_number
-from rollout_inspector.streams.interfaces import Codec, Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.strategies.appending import FORMS, dummy_conversation
 from rollout_inspector.streams.trajectory import Ids, Origin, Origins
 from rollout_inspector.text.chat_templates import renderer
@@ -335,8 +335,8 @@ def _both(bound: Renderer, messages: list[dict[str, Any]], tools: Any, kwargs: A
         before = dummy_conversation(messages, arguments)
         try:
             return (
-                bound.render_text(before, tools, kwargs, False),
-                bound.render_text([*before, *messages], tools, kwargs, True),
+                bound.render_text(Conversation(before, tools, kwargs, False)),
+                bound.render_text(Conversation([*before, *messages], tools, kwargs, True)),
             )
         except RenderFailed as error:
             failure = failure or error

@@ -9,28 +9,20 @@ The server knows what it has by its id, so a fragment that is sent twice is stor
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gzip
 import json
 import logging
 import os
-import secrets
-import shutil
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from rollout_inspector.client.adapters.fragments import FragmentFolder, bytes_of_fragments, folders_left
 from rollout_inspector.client.client import Client, ServerError, line_of
-
-try:
-    import fcntl
-except ImportError:  # Windows: what another process left is then sent by hand
-    fcntl = None  # type: ignore[assignment]
 
 LOG = logging.getLogger("rollout_inspector")
 
@@ -49,7 +41,6 @@ CLOSE_SECONDS = 20.0
 
 _REFUSED = (400, 404, 409, 410, 411, 413, 415)
 """Answers that stay the same however often a fragment is sent."""
-_SUFFIX = ".jsonl.gz"
 
 
 @dataclass
@@ -88,7 +79,7 @@ class _Batch:
 
 
 class RolloutStream:
-    """A queue, a folder of fragments and a sender. Safe to use from many threads, and after a fork.
+    """A queue before a folder of fragments, and their sender. Safe to use from many threads, and after a fork.
 
     What is not named is read from ``ROLLOUT_INSPECTOR_URL``, ``_TOKEN``, ``_RUN``, ``_TOKENIZER`` and ``_FOLDER``.
     Without a run, the first fragment that the server takes creates one, called ``name``. Raises ``ValueError`` without
@@ -128,7 +119,7 @@ class RolloutStream:
         self._changed = threading.Condition()
         self._ending = False
         self._threads: list[threading.Thread] = []
-        self._place: _Place | None = None
+        self._fragments: FragmentFolder | None = None
         self._warned: dict[str, float] = {}
 
     # -- from the trainer
@@ -199,38 +190,38 @@ class RolloutStream:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(1.0)
-        n_waiting, place = len(self.waiting()), self._place
+        n_waiting, fragments = len(self.waiting()), self._fragments
         if n_waiting:
             LOG.warning("%d fragments wait in %s. The next stream with this folder sends them.", n_waiting, self.folder)
         if self.counts.dropped or self.counts.refused or self.counts.rejected:
             LOG.warning("Not all records arrived: %s.", asdict(self.counts))
-        if place is not None and not n_waiting:
-            place.remove()
-        elif place is not None:
-            place.unlock()
+        if fragments is not None and not n_waiting:
+            fragments.remove()
+        elif fragments is not None:
+            fragments.unlock()
         atexit.unregister(self.close)
         return self.counts
 
     def send_left_over(self) -> bool:
         """Send what ended processes left in the folder, in this thread. False = some of it still waits."""
-        places = _left_by_others(self.folder, self.url, self._place)
+        left_over = folders_left(self.folder, self.url, self._fragments)
         try:
-            for place in places:
-                while place.fragments():
-                    if not self._send_one(place):
-                        if not place.is_forbidden:
+            for fragments in left_over:
+                while fragments.waiting():
+                    if not self._send_one(fragments):
+                        if not fragments.is_forbidden:
                             return False
                         break
                 else:
-                    place.remove()
+                    fragments.remove()
         finally:
-            for place in places:
-                place.unlock()
-        return not any(place.fragments() for place in places)
+            for fragments in left_over:
+                fragments.unlock()
+        return not any(fragments.waiting() for fragments in left_over)
 
     def waiting(self) -> list[Path]:
         """The fragments of this process that are not sent yet, oldest first."""
-        return self._place.fragments() if self._place is not None else []
+        return self._fragments.waiting() if self._fragments is not None else []
 
     def __enter__(self) -> RolloutStream:
         return self
@@ -308,14 +299,14 @@ class RolloutStream:
     def _keep(self, lines: list[bytes], batch: _Batch) -> None:
         """Write one fragment, or count what it would have held."""
         try:
-            if self._place is None or not self._place.path.is_dir():  # somebody may have cleaned up
-                self._place = _Place.made(self.folder, self._about())
-            if _bytes_in(self.folder) + sum(map(len, lines)) // 4 > self.max_folder_bytes:
+            if self._fragments is None or not self._fragments.path.is_dir():  # somebody may have cleaned up
+                self._fragments = FragmentFolder.create(self.folder, self._about())
+            if bytes_of_fragments(self.folder) + sum(map(len, lines)) // 4 > self.max_folder_bytes:
                 self.counts.dropped_folder_full += len(lines)
                 self._warn("folder", f"{self.counts.dropped_folder_full:,} records were dropped so far: {self.folder} "
                            f"holds {self.max_folder_bytes >> 20} MB of fragments that were not sent.")
                 return
-            self._place.add({"prefix": batch.prefix, "step": batch.step, "n": len(lines)}, lines)
+            self._fragments.add({"prefix": batch.prefix, "step": batch.step, "n": len(lines)}, lines)
         except OSError as error:
             self.counts.dropped_unwritable += len(lines)
             self._warn("disk", f"{self.counts.dropped_unwritable:,} records were dropped so far: {self.folder} cannot "
@@ -327,16 +318,19 @@ class RolloutStream:
     # -- the thread that sends them
 
     def _send_all(self) -> None:
-        left_over: list[_Place] | None = None
+        left_over: list[FragmentFolder] | None = None
         waits = 0
         while True:
-            place = self._place
-            if left_over is None and place is not None:
-                left_over = _left_by_others(self.folder, self.url, place)
-            sending = next((one for one in (*(left_over or ()), place) if one is not None and one.fragments()), None)
+            own = self._fragments
+            if left_over is None and own is not None:
+                left_over = folders_left(self.folder, self.url, own)
+            candidates = (*(left_over or ()), own)
+            sending = next(
+                (fragments for fragments in candidates if fragments is not None and fragments.waiting()), None
+            )
             if sending is None:
-                for one in left_over or ():
-                    one.remove()
+                for fragments in left_over or ():
+                    fragments.remove()
                 left_over = left_over and []
                 with self._changed:
                     if self._ending:
@@ -346,10 +340,10 @@ class RolloutStream:
                 continue
             self._is_busy["send"] = True
             is_sent = self._send_one(sending)
-            if not is_sent and sending is not place and sending.is_forbidden:
+            if not is_sent and sending is not own and sending.is_forbidden:
                 # The token of this process may not push where another process did. Its fragments stay.
                 sending.unlock()
-                left_over = [one for one in left_over or () if one is not sending]
+                left_over = [fragments for fragments in left_over or () if fragments is not sending]
                 is_sent = True
             waits = 0 if is_sent else waits + 1
             with self._changed:
@@ -360,29 +354,29 @@ class RolloutStream:
                 while not self._ending and time.monotonic() < end:
                     self._changed.wait(max(end - time.monotonic(), 0.0))
                 if self._ending:
-                    for one in left_over or ():
-                        one.unlock()
+                    for fragments in left_over or ():
+                        fragments.unlock()
                     return
 
-    def _send_one(self, place: _Place) -> bool:
+    def _send_one(self, fragments: FragmentFolder) -> bool:
         """Send the oldest fragment. False = it is to be sent again later."""
-        fragment = place.fragments()[0]
+        fragment = fragments.waiting()[0]
         try:
-            said = send_fragment(place, fragment, self.url, self.token)
+            said = send_fragment(fragments, fragment, self.url, self.token)
         except ServerError as error:
-            place.faults[fragment.name] = place.faults.get(fragment.name, 0) + (error.status == 500)
-            if error.status in _REFUSED or place.faults[fragment.name] >= MAX_FAULTS:
-                self.counts.refused += place.set_aside(fragment, str(error))
-                self._warn("refused", f"The server refused a fragment, which now lies in {place.refused}: {error}")
+            fragments.faults[fragment.name] = fragments.faults.get(fragment.name, 0) + (error.status == 500)
+            if error.status in _REFUSED or fragments.faults[fragment.name] >= MAX_FAULTS:
+                self.counts.refused += fragments.set_aside(fragment, str(error))
+                self._warn("refused", f"The server refused a fragment, which now lies in {fragments.refused}: {error}")
                 return True
             self._warn("away", f"Rollouts wait in {self.folder}: {error}")
-            place.is_forbidden = error.status in (401, 403)
+            fragments.is_forbidden = error.status in (401, 403)
             return False
         except Exception as error:  # a fragment that a power failure cut, a disk that went away
-            self.counts.refused += place.set_aside(fragment, f"It cannot be read: {error!r}")
-            self._warn("refused", f"A fragment cannot be read and now lies in {place.refused}: {error!r}")
+            self.counts.refused += fragments.set_aside(fragment, f"It cannot be read: {error!r}")
+            self._warn("refused", f"A fragment cannot be read and now lies in {fragments.refused}: {error!r}")
             return True
-        if place is self._place:
+        if fragments is self._fragments:
             self.run = said["run"]
         self.counts.stored += said.get("trajectories", 0)
         self.counts.known += said.get("known", 0)
@@ -392,18 +386,18 @@ class RolloutStream:
         return True
 
 
-def send_fragment(place: _Place, fragment: Path, url: str, token: str) -> dict[str, Any]:
-    """Push one fragment to the run of its place, delete it, and return what the server answered.
+def send_fragment(fragments: FragmentFolder, fragment: Path, url: str, token: str) -> dict[str, Any]:
+    """Push one fragment to the run of its folder, delete it, and return what the server answered.
 
     Raises :class:`ServerError` when the server did not take it, and ``OSError`` or ``ValueError`` when it is damaged.
     """
-    client = Client(url, token, place.about["run"], tries=1, timeout=PUSH_SECONDS)
+    client = Client(url, token, fragments.about["run"], tries=1, timeout=PUSH_SECONDS)
     if client.run is None:
         try:
-            client.create_run(place.about["name"], place.about["tokenizer"])
+            client.create_run(fragments.about["name"], fragments.about["tokenizer"])
         except ServerError as error:  # such as a tokenizer that somebody still has to register: the fragment waits
             raise ServerError(str(error), 403 if error.status in _REFUSED else error.status) from error
-        place.note(run=client.run)
+        fragments.note(run=client.run)
     with gzip.open(fragment, "rb") as file:
         head = json.loads(file.readline())
         said = client.push(_lines(file), head["prefix"], head["step"])
@@ -413,131 +407,6 @@ def send_fragment(place: _Place, fragment: Path, url: str, token: str) -> dict[s
 
 def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
     yield from file
-
-
-class _Place:
-    """The folder of one process in the folder of fragments. A lock on it tells that the process lives."""
-
-    def __init__(self, path: Path, about: dict[str, Any], lock: IO[bytes] | None) -> None:
-        self.path, self.about, self._lock = path, about, lock
-        self.faults: dict[str, int] = {}
-        self.is_forbidden = False
-        """Whether the token may not push its fragments."""
-        self._next = 0
-
-    @classmethod
-    def made(cls, folder: Path, about: dict[str, Any]) -> _Place:
-        path = (
-            folder
-            / f"{time.strftime('%Y%m%d-%H%M%S')}-{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
-        )
-        path.mkdir(parents=True, mode=0o700)
-        place = cls(path, about, _locked(path))
-        place.note()
-        return place
-
-    @classmethod
-    def found(cls, path: Path) -> _Place | None:
-        """The place that an ended process left. None = its process lives, or it is none."""
-        try:
-            about = json.loads((path / "stream.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        if fcntl is None or not isinstance(about, dict) or not {"url", "run", "name", "tokenizer"} <= about.keys():
-            return None
-        lock = _locked(path)
-        return cls(path, about, lock) if lock is not None else None
-
-    @property
-    def refused(self) -> Path:
-        return self.path / "refused"
-
-    def note(self, **more: Any) -> None:
-        """Keep what is known about the run, whole or not at all."""
-        self.about.update(more)
-        draft = self.path / "stream.json.part"
-        draft.write_text(json.dumps(self.about), encoding="utf-8")
-        draft.replace(self.path / "stream.json")
-
-    def add(self, head: dict[str, Any], lines: list[bytes]) -> None:
-        """Write one fragment. It appears under its name when it is whole."""
-        self._next += 1
-        target = self.path / f"{self._next:09d}{_SUFFIX}"
-        draft = target.with_suffix(".part")
-        try:
-            with gzip.open(draft, "wb", compresslevel=1) as file:
-                file.write(json.dumps(head).encode() + b"\n")
-                for line in lines:
-                    file.write(line + b"\n")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
-
-    def fragments(self) -> list[Path]:
-        """The fragments that wait, oldest first."""
-        try:
-            return sorted(path for path in self.path.iterdir() if path.name.endswith(_SUFFIX))
-        except OSError:
-            return []
-
-    def set_aside(self, fragment: Path, reason: str) -> int:
-        """Move a fragment that will never be taken beside its reason. Returns how many records it holds."""
-        n = 0
-        with contextlib.suppress(Exception), gzip.open(fragment, "rb") as file:
-            n = int(json.loads(file.readline())["n"])
-        with contextlib.suppress(OSError):
-            self.refused.mkdir(exist_ok=True)
-            (self.refused / f"{fragment.name}.reason.txt").write_text(reason + "\n", encoding="utf-8")
-            fragment.replace(self.refused / fragment.name)
-        fragment.unlink(missing_ok=True)
-        return max(n, 1)
-
-    def unlock(self) -> None:
-        """Let another process send what is here."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    def remove(self) -> None:
-        """Delete the folder if nothing waits in it and nothing was refused."""
-        self.unlock()
-        if not self.fragments() and not self.refused.exists():
-            shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _left_by_others(folder: Path, url: str, mine: _Place | None) -> list[_Place]:
-    """The places of ended processes that spoke to the server at ``url`` and left fragments."""
-    found = []
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (mine is not None and path == mine.path) or not any(path.glob(f"*{_SUFFIX}")):
-            continue
-        with contextlib.suppress(OSError):  # the folder of another user
-            place = _Place.found(path)
-            if place is not None and place.about["url"] == url:
-                found.append(place)
-            elif place is not None:
-                place.unlock()
-    return found
-
-
-def _locked(path: Path) -> IO[bytes] | None:
-    """The open lock file of a place; None where another process holds it."""
-    file = (path / "lock").open("ab")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.close()
-            return None
-    return file
-
-
-def _bytes_in(folder: Path) -> int:
-    size = 0
-    for path in (*folder.glob(f"*/*{_SUFFIX}"), *folder.glob(f"*/refused/*{_SUFFIX}")):
-        with contextlib.suppress(FileNotFoundError):  # it was just sent
-            size += path.stat().st_size
-    return size
 
 
 def _environment(name: str) -> str:

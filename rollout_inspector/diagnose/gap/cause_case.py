@@ -20,6 +20,8 @@ MIN_TOKENS = 32
 """A cause that fewer tokens show is not named."""
 MIN_STEPS = 4
 """Training steps that a trend needs."""
+STATIONARY = 0.3
+"""The first third of the steps shows at least this part of what the last third shows: no training made it."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def is_stationary(case: CauseCase, where: Mask, of: Mask | None = None) -> bool:
     if len(means) < MIN_STEPS:
         return True
     third = max(len(means) // 3, 1)
-    return float(means[:third].mean()) >= 0.3 * float(means[-third:].mean())
+    return float(means[:third].mean()) >= STATIONARY * float(means[-third:].mean())
 
 
 def means_of(

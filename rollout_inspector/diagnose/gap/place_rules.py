@@ -15,6 +15,39 @@ LAGS = (1, -1, 2, -2)
 """Shifts of a column that are looked for, in tokens."""
 MIN_ZEROS = 4
 """Values of exactly 0.0 in a row that may be placeholders."""
+# Thresholds; of d and of log-probabilities in nats. They were mended on the causes that tests.measure.gap_causes plants
+# with seeds 0 to 3, and measured on other seeds: docs/benchmarks.md, "Causes of a gap".
+IMPROBABLE, IMPROBABLE_REST, IMPROBABLE_EACH = 0.7, 0.2, 0.02
+"""A stretch of zeros is a placeholder where the other side has one token at most at exp(-0.7), about one half. The
+others together are at most at exp(-0.2), and exp(-0.02) for each token of the stretch."""
+IMPROBABLE_RUN = 3.0
+"""... and has the tokens of all such stretches together at most at exp(-3), 5 percent: they are not certain."""
+UNLIKELY, UNLIKELY_EACH = 0.05, 0.01
+"""Where a run has placeholders, others of its stretches count from exp(-0.05) and exp(-0.01) for each token on."""
+TELLS, TELLING_TOKENS, FITTING = 0.3, 6, 0.85
+"""A row is shifted where, of at least 6 pairs with an absolute d above 0.3, 85 percent fit with the column moved."""
+TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN = 0.1, 1, 0.7
+"""The same once the shift is known from other rows."""
+FITS = 0.25
+"""A pair of tokens fits where moving the column leaves this part of d."""
+OTHER_SHIFTS = 1.25
+"""The rows that fit any shift are at most so many times those that fit the best one: noise fits all alike."""
+REPEATS, REPEATS_MUCH = 0.05, 0.5
+"""A row repeats its routing from this share on; where every row repeats so much as the second, all of them do."""
+NEAR_MEAN, NEAR_WIDE = 0.05, 0.1
+"""Near the context limit the mean absolute d is above the first, and so is this share of the tokens there."""
+NEAR_TIMES, NEAR_TIMES_GUESSED, NEAR_TIMES_ROW = 4, 6, 3
+"""The mean there over that of all others: where the limit is known, where it is guessed, and within the same rows."""
+HEAVY_ID, HEAVY_ID_TIMES = 0.2, 8
+"""The mean absolute d of a heavy id, and of all heavy ids over all others."""
+HEAVY_IDS_GAP, HEAVY_IDS_TOKENS = 0.5, 0.1
+"""Heavy ids hold this share of the gap at least, and this share of the tokens at most."""
+HEAVY_PLACE, HEAVY_PLACE_TIMES = 0.5, 20
+"""The absolute d of a heavy token at least, and its quotient over the median."""
+HEAVY_PLACES_GAP, HEAVY_PLACES_TOKENS, CROWDED = 0.25, 0.01, 0.1
+"""Heavy tokens hold this share of the gap at least, this share of all tokens at most, and of the longest row's."""
+CALM = 0.005
+"""The mean absolute d around heavy tokens counts as that of any token up to twice this."""
 RETOKENIZED = "row_not_sampled"
 """The kind of the finding that says that the ids of a row differ from what was sampled."""
 
@@ -54,11 +87,12 @@ def _placeholder(case: CauseCase) -> None:
         # where it has most of the mass. That several tokens of a stretch are improbable is none of these.
         edges = np.column_stack([starts, stops]).ravel()
         least = np.minimum.reduceat(np.append(other, 0), edges)[::2]
-        wrong = (n >= MIN_ZEROS) & (least <= -0.7) & (told - least <= -np.maximum(0.2, 0.02 * n))
-        if told[wrong].sum() <= -3.0:
+        wrong = (n >= MIN_ZEROS) & (least <= -IMPROBABLE)
+        wrong &= told - least <= -np.maximum(IMPROBABLE_REST, IMPROBABLE_EACH * n)
+        if told[wrong].sum() <= -IMPROBABLE_RUN:
             in_rows = np.zeros(len(tokens.rows), np.bool_)
             in_rows[tokens.row[starts[wrong]]] = True
-            wrong |= (told <= -0.05 - 0.01 * n) & ((n >= MIN_ZEROS) | in_rows[tokens.row[starts]])
+            wrong |= (told <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | in_rows[tokens.row[starts]])
             where = _spread(starts[wrong], stops[wrong], len(tokens))
             case.name(
                 "placeholder", where,
@@ -72,16 +106,18 @@ def _placeholder(case: CauseCase) -> None:
 
 def _columns_shifted(case: CauseCase) -> None:
     tokens = case.tokens
-    looked = tokens.per_row((tokens.size > 0.3) & case.left) >= 3
+    looked = tokens.per_row((tokens.size > TELLS) & case.left) >= 3
     if not looked.any():
         return
     use = np.flatnonzero(looked[tokens.row] & case.left)
-    clear = {lag: _fitting_rows(tokens, use, lag, 0.3, 6, 0.85)[0] for lag in LAGS}
+    clear = {lag: _fitting_rows(tokens, use, lag, TELLS, TELLING_TOKENS, FITTING)[0] for lag in LAGS}
     lag = max(LAGS, key=lambda one: int(clear[one].sum()))
-    if not clear[lag].any() or sum(int(rows.sum()) for rows in clear.values()) > 1.25 * int(clear[lag].sum()):
+    if not clear[lag].any() or sum(int(rows.sum()) for rows in clear.values()) > OTHER_SHIFTS * int(clear[lag].sum()):
         return
     # With the shift known, rows with fewer tokens that tell it count as well.
-    shifted, moved = _fitting_rows(tokens, np.flatnonzero(case.left), lag, 0.1, 1, 0.7)
+    shifted, moved = _fitting_rows(
+        tokens, np.flatnonzero(case.left), lag, TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN
+    )
     where = case.in_rows(shifted)
     case.name(
         "columns_shifted", where,
@@ -108,7 +144,7 @@ def _fitting_rows(
     told = np.maximum(tokens.size[left], tokens.size[right])
     trainer, sampler = (right, left) if lag > 0 else (left, right)
     misfit, row, tells = np.abs(tokens.trainer[trainer] - tokens.sampler[sampler]), tokens.row[left], told > least
-    n, fitting = (np.bincount(row[at], minlength=len(tokens.rows)) for at in (tells, tells & (misfit <= 0.25 * told)))
+    n, fitting = (np.bincount(row[at], minlength=len(tokens.rows)) for at in (tells, tells & (misfit <= FITS * told)))
     found: Mask = (n >= n_least) & (fitting >= share * n)
     inside = misfit[found[row]]
     return found, float(inside.mean(dtype=np.float64)) if len(inside) else 0.0
@@ -122,9 +158,9 @@ def _routing_repeated(case: CauseCase) -> None:
     share = np.array([row.repeats or 0.0 for row in case.tokens.rows])
     # A model with few experts repeats some rows by nature, so that a row is compared with the one that repeats least.
     least = float(share[known].min())
-    repeated = known & (share >= (0.5 if least >= 0.5 else max(0.05, 2 * least)))
+    repeated = known & (share >= (REPEATS_MUCH if least >= REPEATS_MUCH else max(REPEATS, 2 * least)))
     where, others = case.in_rows(repeated), case.in_rows(~repeated)
-    if not repeated.any() and least >= 0.05 and not case.agrees():
+    if not repeated.any() and least >= REPEATS and not case.agrees():
         case.undecided["routing_repeated"] = (
             "All rows repeat about as much of their routing: none shows the gap without."
         )
@@ -184,9 +220,9 @@ def _near_context_limit(case: CauseCase) -> None:
         same = rest & of_rows[tokens.row]
         mean, others, before = case.mean(near), case.mean(rest), case.mean(same)
         # Not a few heavy tokens that happen to stand there.
-        wide = int((near & (tokens.size > 0.05)).sum())
-        is_clear = mean > 0.05 and mean >= (4 if known else 6) * others and (not same.any() or mean >= 3 * before)
-        is_clear &= wide >= max(8, 0.1 * int(near.sum()))
+        wide = int((near & (tokens.size > NEAR_MEAN)).sum())
+        is_clear = mean > NEAR_MEAN and mean >= (NEAR_TIMES if known else NEAR_TIMES_GUESSED) * others
+        is_clear &= (not same.any() or mean >= NEAR_TIMES_ROW * before) and wide >= max(8, NEAR_WIDE * int(near.sum()))
         if not rest.any() or not is_clear or (found is not None and mean < found[1] / 2):
             continue
         found = near, mean, others, window
@@ -217,13 +253,13 @@ def _few_ids(case: CauseCase) -> None:
         return
     top = np.argsort(sums)[::-1][:3]
     means = sums[top] / np.maximum(counts[top], 1)
-    top = top[(means >= 0.2) & (means >= means.max() / 4) & (counts[top] >= 4)]
+    top = top[(means >= HEAVY_ID) & (means >= means.max() / 4) & (counts[top] >= 4)]
     n = int(left.sum())
-    if not len(top) or sums[top].sum() < 0.5 * sums.sum() or counts[top].sum() > 0.1 * n:
+    if not len(top) or sums[top].sum() < HEAVY_IDS_GAP * sums.sum() or counts[top].sum() > HEAVY_IDS_TOKENS * n:
         return
     where = left & np.isin(tokens.ids, top)
     mean, rest = case.mean(where), case.mean(left & ~where)
-    if mean >= 8 * rest and is_stationary(case, where, where):
+    if mean >= HEAVY_ID_TIMES * rest and is_stationary(case, where, where):
         named = ", ".join(str(int(one)) for one in top)
         case.name(
             "heavy_tokens", where,
@@ -239,12 +275,12 @@ def _few_places(case: CauseCase) -> None:
     if n < 500:
         return
     size = np.where(left, tokens.size, 0)
-    heavy = size >= max(0.5, 20 * float(np.median(size[left])))
+    heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(size[left])))
     rest = left & ~heavy
     if (
         heavy.sum() < 3
-        or heavy.sum() > 0.01 * n
-        or size[heavy].sum() < 0.25 * size.sum()
+        or heavy.sum() > HEAVY_PLACES_TOKENS * n
+        or size[heavy].sum() < HEAVY_PLACES_GAP * size.sum()
         or case.mean(rest) > AGREE_MEAN
     ):
         return
@@ -252,8 +288,8 @@ def _few_places(case: CauseCase) -> None:
     rows[tokens.row[heavy]] = True
     heavy_rows = tokens.per_row(heavy.astype(np.float32))[rows]
     around = case.mean(rest & rows[tokens.row])
-    crowded = heavy_rows.max() > 0.1 * max(np.diff(tokens.starts)[rows].max(), 1) and heavy_rows.max() > 3
-    if around <= 2 * max(case.mean(rest), 0.005) and not crowded and is_stationary(case, heavy):
+    crowded = heavy_rows.max() > CROWDED * max(np.diff(tokens.starts)[rows].max(), 1) and heavy_rows.max() > 3
+    if around <= 2 * max(case.mean(rest), CALM) and not crowded and is_stationary(case, heavy):
         case.name(
             "heavy_tokens", heavy,
             f"{counted_things(int(heavy.sum()), 'token')} of {n:,} hold {size[heavy].sum() / size.sum():.0%} of the "

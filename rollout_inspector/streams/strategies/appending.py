@@ -46,7 +46,7 @@ class Appending(Strategy):
         key, is_closed = self._key(messages), self._is_closed
         if not is_closed:
             key = (*key, "closes the turn")
-        delta, self.delta_origin = self._context.remember(key, lambda: self._written(messages, is_closed))
+        delta, self.delta_origin = self._context.cache.remember(key, lambda: self._written(messages, is_closed))
         self._buffer.append_delta(delta, self.delta_origin)
         return self._buffer.ids
 
@@ -58,23 +58,23 @@ class Appending(Strategy):
         if segment.recorded_prompt is None:
             yield from segment.prompt_asks[:1]
         for turn in segment.turns[:-1]:
-            if turn.following is not None and not self._context.remembers(self._key(turn.following)):
+            if turn.following is not None and not self._context.cache.remembers(self._key(turn.following)):
                 yield from self._foresee_delta(turn.following)
 
     def _ask(self, tools: Tools, kwargs: Mapping[str, Any]) -> None:
         self._tools, self._kwargs = tools, kwargs
-        self._asked = (self._context.as_decoded(tools), self._context.as_decoded(kwargs))
+        self._asked = (self._context.repr_of(tools), self._context.repr_of(kwargs))
 
     def _key(self, messages: Sequence[Message]) -> Any:
-        return self.slug, "delta", self._context.as_decoded(messages), self._asked
+        return self.slug, "delta", self._context.repr_of(messages), self._asked
 
     def _written(self, messages: Sequence[Message], is_closed: bool = True) -> tuple[Ids, Origins]:
         delta = self._delta(messages)
         if not is_closed:
             # A stop text ended the completion. So the stop token is the template's, with mask 0.
             delta = np.concatenate([self._closing, delta])
-        key = "origins", delta.tobytes(), self._context.as_decoded(messages)  # most strategies make the same delta
-        return delta, self._context.remember(key, lambda: self._context.origins(delta, messages))
+        key = "origins", delta.tobytes(), self._context.repr_of(messages)  # most strategies make the same delta
+        return delta, self._context.cache.remember(key, lambda: self._context.origins(delta, messages))
 
     def _probe(self, messages: Sequence[Message]) -> None:
         """Raise :class:`StrategyRefused` for a template that this strategy cannot work with."""
@@ -88,12 +88,12 @@ class Appending(Strategy):
     def _foresee_difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools
     ) -> Iterator[Conversation]:
-        if not self._context.remembers(self._shorter_key(before, tools)):
+        if not self._context.cache.remembers(self._shorter_key(before, tools)):
             yield Conversation(before, tools, self._kwargs, False)
         yield Conversation([*before, *messages], tools, self._kwargs, True)
 
     def _shorter_key(self, before: Sequence[Message], tools: Tools) -> Any:
-        return self.slug, self._context.as_decoded(before), tools is None, self._asked
+        return self.slug, self._context.repr_of(before), tools is None, self._asked
 
     def _difference(
         self, before: Sequence[Message], messages: Sequence[Message], tools: Tools, stops: frozenset[int]
@@ -101,14 +101,14 @@ class Appending(Strategy):
         """``R(before + messages) - R(before)``. The shorter render ends after its last stop token."""
 
         def render_shorter() -> Ids:
-            ids = self._context.renderer.render_ids(before, tools, self._kwargs, False)
+            ids = self._context.renderer.render_ids(Conversation(before, tools, self._kwargs, False))
             cut = self._context.after_last(ids, stops)
             # Only separators may be cut. Other text means that the last message ends without a stop token.
             return ids[:cut] if cut and not self._context.codec.decode(ids[cut:]).strip() else ids
 
-        shorter = self._context.remember(self._shorter_key(before, tools), render_shorter)
+        shorter = self._context.cache.remember(self._shorter_key(before, tools), render_shorter)
         self._closing = shorter[-1:] if len(shorter) and int(shorter[-1]) in stops else NO_IDS
-        longer = self._context.renderer.render_ids([*before, *messages], tools, self._kwargs, True)
+        longer = self._context.renderer.render_ids(Conversation([*before, *messages], tools, self._kwargs, True))
         shared = common_prefix(shorter, longer)
         if shared < len(shorter):
             raise changed_past(self.slug, self._context, messages, shorter, longer, shared)
@@ -133,10 +133,10 @@ class ToolDelta(Appending):
         function = self._tools[0].get("function", self._tools[0])
         result = {"role": "tool", "name": str(function.get("name", "dummy")), "content": "dummy"}
         try:
-            self._context.remember(self._key([result]), lambda: self._written([result]))
+            self._context.cache.remember(self._key([result]), lambda: self._written([result]))
         except RenderFailed:
             with_id = [{**result, "tool_call_id": "dummy0001"}]
-            self._context.remember(self._key(with_id), lambda: self._written(with_id))
+            self._context.cache.remember(self._key(with_id), lambda: self._written(with_id))
 
     def _delta(self, messages: Sequence[Message]) -> Ids:
         """Templates want a call's arguments as an object or as JSON text. The first form that renders is used."""
@@ -157,7 +157,7 @@ class ToolDelta(Appending):
         """Returns the same objects for equal calls, so that a prefetched render is found."""
         question = [(m.get("role"), m.get("name"), m.get("tool_call_id")) for m in messages]
         key = ("dummy", repr(question), repr(arguments))
-        return self._context.remember(key, lambda: dummy_conversation(messages, arguments))
+        return self._context.cache.remember(key, lambda: dummy_conversation(messages, arguments))
 
 
 FORMS: tuple[Any, ...] = ({}, "{}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.recorded_renders import NOW, Form, first_rendered, kwargs_of_record, with_objects
 from rollout_inspector.streams.strategies.protocol import (
     Context,
@@ -72,12 +73,11 @@ def for_template(segment: ConversationSegment, context: Context) -> list[Convers
 
 def _form(segment: ConversationSegment, kwargs: Mapping[str, Any], context: Context) -> Form:
     """The form of arguments that the context's template takes. It is looked for in the first calls that render."""
-    form: Form | None = context.memo.get("arguments")
-    if form is None and any(message.get("tool_calls") for message in segment.whole):
-        rendered = first_rendered(context.renderer, segment.whole, segment.tools, kwargs, False)
+    if context.cache.form is None and any(message.get("tool_calls") for message in segment.whole):
+        rendered = first_rendered(context.renderer, Conversation(segment.whole, segment.tools, kwargs))
         if rendered is not None:
-            form = context.memo["arguments"] = rendered[0]
-    return form or with_objects
+            context.cache.form = rendered[0]
+    return context.cache.form or with_objects
 
 
 def continues(step: Step, following: Step) -> bool:

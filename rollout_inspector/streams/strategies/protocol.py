@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer
+from rollout_inspector.streams.recorded_renders import Form
 from rollout_inspector.streams.token_origins import origins_of_text
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Message, Origins, Row, Step
 
@@ -54,6 +55,45 @@ class Extends(Protocol):
         ...
 
 
+class SharedRenders:
+    """What the trajectories of one run share: renders and what follows from them."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[Any, Any] = OrderedDict()  # in the order of their last use
+        self.first_prompt: tuple[Conversation, Ids] | None = None
+        """The last render of a first prompt: trajectories of one prompt start together."""
+        self.form: Form | None = None
+        """The form of a call's arguments that the chat template takes; None = no call was rendered yet."""
+
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
+        """The value under a key; ``make`` is called where there is none. A refusal is kept too.
+
+        At most ``MAX_REMEMBERED`` values are kept, because keys may hold the id of a single call.
+        """
+        values = self._values
+        value = values.get(key)
+        if value is not None:
+            values.move_to_end(key)
+        else:
+            try:
+                value = make()
+            except StrategyRefused as refusal:
+                value = refusal
+            while len(values) >= MAX_REMEMBERED:
+                values.popitem(last=False)
+            values[key] = value
+        if isinstance(value, StrategyRefused):
+            raise value.with_traceback(None)
+        return cast(T, value)
+
+    def remembers(self, key: Any) -> bool:
+        """Whether there is a value under a key. The value then counts as used, because the caller will need it."""
+        if key not in self._values:
+            return False
+        self._values.move_to_end(key)
+        return True
+
+
 @dataclass(frozen=True)
 class Context:
     """What the strategies of one run share."""
@@ -62,17 +102,16 @@ class Context:
     renderer: Renderer
     stop_ids: frozenset[int]
     """The ids that end a completion: EOS and the model's other stop tokens."""
-    memo: OrderedDict[Any, Any] = field(default_factory=OrderedDict)
-    """Renders that many trajectories share, in the order of their last use."""
+    cache: SharedRenders = field(default_factory=SharedRenders)
     rows: Context | None = None
     """The context of the rows, where the rows are made with another chat template than the prompts; else None."""
     bridge: Callable[[Mapping[str, Any]], Extends] | None = None
     """Template kwargs -> the object that extends a stream of this tokenizer and chat template; or a refusal."""
-    encode: Callable[[str], Ids] = None  # type: ignore[assignment]
-    """``codec.encode``, or a faster function that returns the same ids."""
+    fast_encode: Callable[[str], Ids] | None = None
+    """A faster function that returns the ids of ``codec.encode``; None = there is none."""
     keeps_prompts: bool = True
     """Whether a replay may keep recorded prompts: False where it tries another tokenizer or chat template."""
-    as_decoded: Callable[[Any], str] = repr
+    repr_of: Callable[[Any], str] = repr
     """``repr``, or a cache of it for values that never change."""
     refused: str = ""
     """Why nothing can be rendered, as a sentence; empty = it can. Recorded steps make rows all the same."""
@@ -80,49 +119,19 @@ class Context:
     @classmethod
     def without_renderer(cls, why: str) -> Context:
         """A context for the strategies that render nothing."""
-        return cls(None, None, frozenset(), encode=lambda _: NO_IDS, refused=why)  # type: ignore[arg-type]
+        return cls(None, None, frozenset(), refused=why)  # type: ignore[arg-type]  # nobody asks them for anything
 
-    def __post_init__(self) -> None:
-        if self.encode is None:
-            object.__setattr__(self, "encode", self.codec.encode)
-
-    def remember(self, key: Any, make: Callable[[], T]) -> T:
-        """The value under a key; ``make`` is called where there is none. A refusal is kept too.
-
-        At most ``MAX_REMEMBERED`` values are kept, because keys may hold the id of a single call.
-        """
-        memo = self.memo
-        found = memo.get(key)
-        if found is not None:
-            memo.move_to_end(key)
-        else:
-            try:
-                found = make()
-            except StrategyRefused as refusal:
-                found = refusal
-            while len(memo) >= MAX_REMEMBERED:
-                memo.popitem(last=False)
-            memo[key] = found
-        if isinstance(found, StrategyRefused):
-            raise found.with_traceback(None)
-        value: T = found
-        return value
-
-    def remembers(self, key: Any) -> bool:
-        """Whether there is a value under a key. The value then counts as used, because the caller will need it."""
-        if key not in self.memo:
-            return False
-        self.memo.move_to_end(key)
-        return True
+    def encode(self, text: str) -> Ids:
+        """The ids of a text."""
+        return (self.fast_encode or self.codec.encode)(text)
 
     def first_prompt(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
-        """The prompt of a conversation's first step. The last is kept: trajectories of one prompt start together."""
-        asked = (messages, tools, kwargs)
-        kept = self.memo.get("first prompt")
-        if kept is None or kept[0] != asked:
-            kept = self.memo["first prompt"] = (asked, self.renderer.render_ids(messages, tools, kwargs, True))
-        ids: Ids = kept[1]
-        return ids
+        """The prompt of a conversation's first step."""
+        conversation = Conversation(messages, tools, kwargs, True)
+        last = self.cache.first_prompt
+        if last is None or last[0] != conversation:
+            last = self.cache.first_prompt = conversation, self.renderer.render_ids(conversation)
+        return last[1]
 
     def origins(self, delta: Ids, messages: Sequence[Message]) -> Origins:
         """Which ids of a delta the template wrote and which are text of the new messages."""
@@ -134,7 +143,7 @@ class Context:
         """``[n]``: whether each id is in ``wanted``."""
         if len(wanted) > 8:
             # An id outside the table reads its first or last entry. Both are False.
-            return self.remember(wanted, lambda: _table(wanted)).take(ids + 1, mode="clip")
+            return self.cache.remember(wanted, lambda: _table(wanted)).take(ids + 1, mode="clip")
         if not wanted:
             return np.zeros(len(ids), dtype=np.bool_)
         first, *others = wanted

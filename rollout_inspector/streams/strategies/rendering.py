@@ -84,10 +84,10 @@ class Rendering(Strategy):
         return self._ids(self._messages, True)
 
     def _ids(self, messages: Sequence[Message], generation: bool) -> Ids:
-        return self._context.renderer.render_ids(messages, self._tools, self._kwargs, generation)
+        return self._context.renderer.render_ids(Conversation(messages, self._tools, self._kwargs, generation))
 
     def _text(self, messages: Sequence[Message], generation: bool) -> str:
-        return self._context.renderer.render_text(messages, self._tools, self._kwargs, generation)
+        return self._context.renderer.render_text(Conversation(messages, self._tools, self._kwargs, generation))
 
 
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -115,7 +115,7 @@ class Retokenize(Rendering):
         render = getattr(self._context.renderer, "render_tracked", None)
         if render is None:
             raise StrategyRefused("retokenize needs a renderer that follows {% generation %} tags.")
-        text, spans = render(self._messages, self._tools, self._kwargs, False)
+        text, spans = render(Conversation(self._messages, self._tools, self._kwargs, False))
         ids = self._context.encode(text)
         _, stops = self._context.codec.joined_bytes(ids)
         return [row_of_text(ids, spans_to_mask(stops, text, spans), self._n_steps)]
@@ -225,21 +225,21 @@ class PerMessage(Rendering):
 
     def begin(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
         self._messages, self._tools, self._kwargs = list(messages), tools, kwargs
-        self._asked = self._context.as_decoded(kwargs)
-        self._generation = self._context.remember((self.slug, "generation", self._asked), self._generation_prompt)
+        self._asked = self._context.repr_of(kwargs)
+        self._generation = self._context.cache.remember((self.slug, "generation", self._asked), self._generation_prompt)
         return self._prompt()
 
     def _generation_prompt(self) -> Ids:
-        without = self._context.renderer.render_ids(DUMMY, None, self._kwargs, False)
-        with_prompt = self._context.renderer.render_ids(DUMMY, None, self._kwargs, True)
+        without = self._context.renderer.render_ids(Conversation(DUMMY, None, self._kwargs, False))
+        with_prompt = self._context.renderer.render_ids(Conversation(DUMMY, None, self._kwargs, True))
         return with_prompt[common_prefix(without, with_prompt) :]
 
     def foresee(self, segment: ConversationSegment) -> Iterator[Conversation]:
-        self._asked = self._context.as_decoded(segment.kwargs)
+        self._asked = self._context.repr_of(segment.kwargs)
         whole = segment.whole
         for index, message in enumerate(whole):
             tools = segment.tools if index == 0 else None
-            if not self._context.remembers(self._key(message, tools)):
+            if not self._context.cache.remembers(self._key(message, tools)):
                 yield Conversation([message], tools, segment.kwargs, False)
 
     def rows(self) -> list[Row]:
@@ -257,14 +257,14 @@ class PerMessage(Rendering):
         return self._pieces
 
     def _key(self, message: Message, tools: Tools) -> Any:
-        as_decoded = self._context.as_decoded
-        return self.slug, as_decoded(message), None if tools is None else as_decoded(tools), self._asked
+        repr_of = self._context.repr_of
+        return self.slug, repr_of(message), None if tools is None else repr_of(tools), self._asked
 
     def _piece(self, message: Message, tools: Tools) -> RenderedPiece:
-        return self._context.remember(self._key(message, tools), lambda: self._encoded(message, tools))
+        return self._context.cache.remember(self._key(message, tools), lambda: self._encoded(message, tools))
 
     def _encoded(self, message: Message, tools: Tools) -> RenderedPiece:
-        ids = self._context.renderer.render_ids([message], tools, self._kwargs, False)
+        ids = self._context.renderer.render_ids(Conversation([message], tools, self._kwargs, False))
         if message.get("role") != "assistant":
             return RenderedPiece(ids)
         stop = self._context.after_last(ids, self._context.stop_ids) or len(ids)

@@ -82,7 +82,7 @@ def replay_many(
 
     If the renderer can prefetch, the renders of a batch are made in one call while the batch before is replayed.
     """
-    context = replace(context, as_decoded=_ReprCache())
+    context = replace(context, repr_of=_ReprCache())
     renderer = context.renderer
     if not isinstance(renderer, Foresees):
         for trajectory in trajectories:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.text.replies.parsing import Parse, parser
 from rollout_inspector.text.replies.tool_calls import Reader, learn, plain, writes_calls
 
@@ -71,7 +71,7 @@ def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
     If the chat template is not the tokenizer's own, it may take the prompt for a part of the answer.
     """
     try:
-        prompt = renderer.render_ids([{"role": "user", "content": "Hello?"}], add_generation_prompt=True)
+        prompt = renderer.render_ids(Conversation([{"role": "user", "content": "Hello?"}], add_generation_prompt=True))
     except RenderFailed:
         return True  # it wants more than this; nothing speaks against it
     reply = parser(tokenizer.hf, tokenizer.stop_ids)(prompt, tokenizer.encode("Six."), None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 
@@ -104,9 +104,9 @@ def as_written(renderer: Renderer, calls: Calls) -> str | None:
     user = {"role": "user", "content": "How high is it?"}
     for content in ("", None):
         try:
-            answered = renderer.render_text([user, {"role": "assistant", "content": _ANSWER}], _tools())
+            answered = renderer.render_text(Conversation([user, {"role": "assistant", "content": _ANSWER}], _tools()))
             called = renderer.render_text(
-                [user, {"role": "assistant", "content": content, "tool_calls": calls}], _tools()
+                Conversation([user, {"role": "assistant", "content": content, "tool_calls": calls}], _tools())
             )
         except RenderFailed:
             continue

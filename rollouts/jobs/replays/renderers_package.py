@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.strategies.bridge import Bridge
 from rollout_inspector.streams.strategies.protocol import Extends, StrategyRefused, Tools
@@ -117,7 +117,7 @@ def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, A
     wanted = []
     for messages, tools in PROBES:
         try:
-            wanted.append((messages, tools, renderer.render_ids(messages, tools, kwargs, True)))
+            wanted.append((messages, tools, renderer.render_ids(Conversation(messages, tools, kwargs, True))))
         except RenderFailed:
             continue  # not every template takes tools or a system message
     for name, make in _candidates(tokenizer, kwargs):

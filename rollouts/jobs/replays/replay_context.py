@@ -86,11 +86,11 @@ def _rendering(
 
     renderer = chat_templates.PrefetchingRenderer(loaded, text, encode, prefetch=pieces.prefetch)
     context = Context(
-        loaded, renderer, loaded.stop_ids, encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
+        loaded, renderer, loaded.stop_ids, fast_encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
         keeps_prompts=not is_other,
     )
     if rows is not None:
-        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=encode)
+        of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, fast_encode=encode)
         context = replace(context, rows=of_rows)
     return context, loaded
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.streams.interfaces import Renderer, RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.strategies import STRATEGIES, Context, Strategy, StrategyRefused
 from rollout_inspector.streams.strategies.protocol import Tools
@@ -101,7 +101,7 @@ class _Recorded:
 
     def observe(self, messages: Sequence[Message]) -> Ids:
         self._messages += messages
-        self._prompt = self._context.renderer.render_ids(self._messages, *self._asked, True)
+        self._prompt = self._context.renderer.render_ids(Conversation(self._messages, *self._asked, True))
         return self._prompt
 
     def rows(self) -> Sequence[Row]:
@@ -148,8 +148,8 @@ def _completion(
     kwargs: Mapping[str, Any] | None,
 ) -> Ids:
     """The ids of one assistant message as a model would sample it, stop token included."""
-    prompt = renderer.render_text(conversation[:place], tools, kwargs, add_generation_prompt=True)
-    whole = renderer.render_text(conversation[: place + 1], tools, kwargs)
+    prompt = renderer.render_text(Conversation(conversation[:place], tools, kwargs, add_generation_prompt=True))
+    whole = renderer.render_text(Conversation(conversation[: place + 1], tools, kwargs))
     if whole.startswith(prompt):
         ids = tokenizer.encode(whole[len(prompt) :])
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer
 from rollout_inspector.streams.strategies import Context
 from rollout_inspector.streams.trajectory import Ids, ids_array
 
@@ -14,16 +14,14 @@ class Counting:
 
     n = 0
 
-    def render_ids(
-        self, messages: Any, tools: Any = None, kwargs: Any = None, add_generation_prompt: Any = False
-    ) -> Ids:
-        assert add_generation_prompt
+    def render_ids(self, conversation: Conversation) -> Ids:
+        assert conversation.add_generation_prompt
         self.n += 1
         return ids_array([self.n])
 
 
 def test_equal_conversations_in_a_row_are_rendered_once() -> None:
-    context = Context(cast(Codec, None), cast(Renderer, Counting()), frozenset(), encode=lambda text: ids_array([]))
+    context = Context(cast(Codec, None), cast(Renderer, Counting()), frozenset())
 
     def prompt(text: str, tools: Any = None, kwargs: Any = None) -> int:
         # New objects each time: each trajectory has its task from the database.

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import diagnose
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.recorded_renders import NOW, UNKNOWN_DATE, kwargs_of_record, time_of_call
 from rollout_inspector.streams.strategies import STRATEGIES, Context
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay
@@ -61,8 +62,8 @@ def recorded(
     steps = []
     for n in range(1, len(rendered), 2):
         said = {**(kwargs or {}), **(unrecorded or {})}
-        prompt = server.render_text(rendered[:n], None, said, True)
-        whole = server.render_text(rendered[: n + 1], None, said, False)
+        prompt = server.render_text(Conversation(rendered[:n], None, said, True))
+        whole = server.render_text(Conversation(rendered[: n + 1], None, said, False))
         text = whole[len(prompt) :] if whole.startswith(prompt) else str(rendered[n]["content"])
         ids, stops = context.codec.encode(text), context.stop_ids
         stop = next((place for place, one in enumerate(ids.tolist()) if one in stops), len(ids) - 1)
@@ -226,7 +227,7 @@ def test_a_template_that_prints_no_date_here_needs_none(corpus: Path) -> None:
             replace(one, request=replace(one.request, messages=(system, *one.request.messages)), prompt_ids=prompt)
             for one in value.steps
             if one.request
-            for prompt in [context.renderer.render_ids([system, *one.request.messages], None, {}, True)]
+            for prompt in [context.renderer.render_ids(Conversation([system, *one.request.messages], None, {}, True))]
         ),
     )
     for slug in ("tool_delta", "message_delta", "reconcile", "fixed_base"):

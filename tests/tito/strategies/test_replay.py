@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose.row_checks import length_mismatch
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES, Context
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay, replay_many, with_replies
 from rollout_inspector.streams.trajectory import Message, Request, Step, Trajectory
@@ -32,7 +33,7 @@ def contexts(corpus: Path, template: str) -> tuple[Context, Context]:
     shared = PrefetchingRenderer(tokenizer, text, pieces.encode)
     return (
         Context(tokenizer, renderer(tokenizer, text), tokenizer.stop_ids),
-        Context(tokenizer, shared, tokenizer.stop_ids, encode=pieces.encode),
+        Context(tokenizer, shared, tokenizer.stop_ids, fast_encode=pieces.encode),
     )
 
 
@@ -61,7 +62,7 @@ def recorded(context: Context, template: str, name: str, turns: int = 5, tools: 
     steps = []
     for turn in range(turns):
         messages = tuple(said[: 2 * turn + 1])
-        prompt = context.renderer.render_ids(messages, tools, {}, True)
+        prompt = context.renderer.render_ids(Conversation(messages, tools, {}, True))
         sampled = [
             *context.codec.encode(f"I say {turn}. "),
             *context.codec.encode(" Done"),
@@ -157,7 +158,7 @@ class TestRewrittenHistory:
         assert request is not None
         at_3 = (summary, *request.messages[5:])
         for index, messages in ((2, at_2), (3, at_3)):
-            prompt = context.renderer.render_ids(messages, TOOLS, {}, True)
+            prompt = context.renderer.render_ids(Conversation(messages, TOOLS, {}, True))
             steps[index] = replace(steps[index], prompt_ids=prompt, request=Request(messages, TOOLS))
         return replace(whole, steps=tuple(steps))
 

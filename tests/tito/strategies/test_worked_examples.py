@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES, Context, Strategy, StrategyRefused
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin, Row, Step, Trajectory, ids_array
@@ -66,7 +67,7 @@ class TestTheConversationOfThePost:
         asked = [151644, 872, 198, 3838, 594, 220, 17, 10, 17, 30, 151645, 198]
         answered = [151644, 77091, 198, 19, 13, 151645, 198]
         whole = [151644, 8948, 198, *system, 151645, 198, *asked, *answered]
-        assert made.renderer.render_ids([USER, ANSWER]).tolist() == whole
+        assert made.renderer.render_ids(Conversation([USER, ANSWER])).tolist() == whole
 
     def test_a_completion_is_read_to_know_where_the_turn_goes(self, context: Make) -> None:
         made = context("qwen2.5")
@@ -117,8 +118,8 @@ class TestToolDelta:
         call = {**REPLY, "tool_calls": [{"type": "function", "function": function, "id": "abcdefghi"}]}
         result = {**RESULT, "tool_call_id": "abcdefghi"}
         strategy, prompt = started("tool_delta", made, TOOLS)
-        whole = made.renderer.render_ids([USER, call, result], TOOLS, None, True)
-        until_call = made.renderer.render_ids([USER, call], TOOLS, None, False)
+        whole = made.renderer.render_ids(Conversation([USER, call, result], TOOLS, None, True))
+        until_call = made.renderer.render_ids(Conversation([USER, call], TOOLS, None, False))
         stop = made.after_last(until_call, made.stop_ids) or len(until_call)
         assert whole[: len(prompt)].tolist() == prompt.tolist() and len(prompt) < stop
         strategy.sampled(whole[len(prompt) : stop], None, call)
@@ -168,7 +169,7 @@ class TestFixedBase:
         strategy.sampled(sampled, None, THOUGHT)
         following = strategy.observe([THANKS])
         assert f"{THOUGHT['content']}<|im_end|>\n<|im_start|>user\nThank you!" in made.codec.decode(following)
-        stripped = made.renderer.render_text([USER, THOUGHT, THANKS], None, None, True)
+        stripped = made.renderer.render_text(Conversation([USER, THOUGHT, THANKS], None, None, True))
         assert "simple math question" not in stripped and "2 + 2 = 4" in stripped
 
     def test_a_template_that_looks_back_at_the_call_renders_otherwise(self, context: Make) -> None:
@@ -284,7 +285,7 @@ class TestPerMessage:
         strategy = STRATEGIES["per_message"](made)
         prompt = strategy.begin([{"role": "system", "content": "S"}, USER], None, {})
         assert made.codec.decode(prompt).count("You are Qwen, created by Alibaba Cloud") == 1
-        whole = made.renderer.render_ids([{"role": "system", "content": "S"}, USER], None, None, True)
+        whole = made.renderer.render_ids(Conversation([{"role": "system", "content": "S"}, USER], None, None, True))
         assert "created by Alibaba" not in made.codec.decode(whole)
 
 
@@ -356,10 +357,8 @@ class TestReconcile:
         (row,) = strategy.rows()
         assert strategy.decisions == ["realign"]
         assert row.ids[row.loss_mask].tolist() == [19, 13]
-        assert (
-            row.ids.tolist()
-            == made.renderer.render_ids([USER, ANSWER, {"role": "user", "content": "?"}], None, None, True).tolist()
-        )
+        whole = Conversation([USER, ANSWER, {"role": "user", "content": "?"}], add_generation_prompt=True)
+        assert row.ids.tolist() == made.renderer.render_ids(whole).tolist()
 
     @pytest.mark.parametrize(("n", "decision"), [(17, "realign"), (1023, "realign"), (1024, "fork")])
     def test_it_forks_from_the_threshold_of_trl_and_slime_on(self, context: Make, n: int, decision: str) -> None:

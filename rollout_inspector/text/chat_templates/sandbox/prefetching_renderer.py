@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
-from rollout_inspector.streams.trajectory import Ids, Message
+from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 
@@ -76,15 +76,8 @@ class PrefetchingRenderer(TemplateRenderer):
         render = self._foreseen.rendered.get(_key(conversation))
         return super().rendered(conversation) if render is None else render.or_raise()
 
-    def render_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Ids:
+    def render_ids(self, conversation: Conversation) -> Ids:
         """As :meth:`TemplateRenderer.render_ids`. The array is shared: do not write to it."""
-        conversation = Conversation(messages, tools, kwargs, add_generation_prompt)
         key = _key(conversation)
         ids = self._ids.get(key)
         if ids is None:

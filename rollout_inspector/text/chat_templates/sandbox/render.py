@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
-from rollout_inspector.streams.trajectory import Ids, Message
+from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.chat_templates.sandbox import client
 
 PLACEHOLDER_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -58,41 +58,23 @@ class TemplateRenderer:
         """The render of one conversation. Raises :class:`RenderFailed`."""
         return self.render_many([conversation])[0].or_raise()
 
-    def render_text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> str:
+    def render_text(self, conversation: Conversation) -> str:
         """The rendered conversation. Raises :class:`RenderFailed`."""
-        return self.rendered(Conversation(messages, tools, kwargs, add_generation_prompt)).text
+        return self.rendered(conversation).text
 
-    def render_tracked(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> tuple[str, tuple[tuple[int, int], ...]]:
+    def render_tracked(self, conversation: Conversation) -> tuple[str, tuple[tuple[int, int], ...]]:
         """The text, and its characters ``[start, stop)`` that generation blocks wrote, as ``transformers`` counts them.
 
         Raises :class:`RenderFailed`.
         """
-        rendered = self.rendered(Conversation(messages, tools, kwargs, add_generation_prompt))
+        rendered = self.rendered(conversation)
         return rendered.text, rendered.tracked_spans
 
-    def render_ids(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = False,
-    ) -> Ids:
+    def render_ids(self, conversation: Conversation) -> Ids:
         """The rendered conversation encoded as one text. Raises :class:`RenderFailed`."""
         if self.tokenizer is None:
             raise RenderFailed("Without a tokenizer a conversation can be rendered to text, not to ids.")
-        return self.tokenizer.encode(self.render_text(messages, tools, kwargs, add_generation_prompt))
+        return self.tokenizer.encode(self.render_text(conversation))
 
 
 def renderer(tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> TemplateRenderer:
