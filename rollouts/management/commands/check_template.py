@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollouts import chat_templates, services, tokenizers
 from rollouts.chat_templates.probes.report import CheckReport, CheckStatus
 from rollouts.guard.fail_rules import ExitStatus
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_text
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import Project, Tokenizer
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names, tokenizers_of
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.message_validation import messages_problem, tools_problem
 from rollouts.tokenizers import LoadedTokenizer
@@ -115,14 +113,12 @@ class Command(TerminalCommand):
         for registered in tokenizers_of(project).select_related("chat_template"):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
-                with transaction.atomic():  # no worker sees the job before it is taken here
+                with run_jobs() as jobs:
                     check, to_do = template_checks.ask(
                         registered, registered.chat_template, repair=search, project=project
                     )
-                    job = take_job(check.job.pk) if to_do else None
-                if job is not None:
-                    work_on(job)
-                    check.refresh_from_db()
+                    jobs += [check.job] if to_do else []
+                check.refresh_from_db()
                 report, error = check.report, check.error
                 if report is None and not error:
                     error = "A worker checks it now."

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollouts import services
 from rollouts.guard.audit_folder import AuditFolderUnusable
 from rollouts.management import TerminalCommand, one_line
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.work import imports
 from rollouts.work.audit_import import FlaggedTrajectories, flagged_by, write_flagged
@@ -59,10 +57,8 @@ class Command(TerminalCommand):
             raise CommandError(str(error)) from error
         name = options["run"] or f"audit {folder.absolute().name}"
         run = services.create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)
-        with transaction.atomic():  # no worker sees the job before it is taken here
-            job = take_job(imports.ask(run, [file.absolute()], "own_jsonl").pk)
-        assert job is not None
-        work_on(job)
+        with run_jobs() as jobs:
+            jobs.append(imports.ask(run, [file.absolute()], "own_jsonl"))
         run.refresh_from_db()
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")

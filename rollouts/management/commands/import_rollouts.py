@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollouts import services
 from rollouts.formats import FORMATS
@@ -16,12 +15,11 @@ from rollouts.formats.folders import files_of
 from rollouts.formats.training_step import checked_rule
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.runs import check_totals
-from rollouts.services.jobs import take_job
-from rollouts.tasks.jobs import work_on
 from rollouts.tito.diagnose.checks import all_clear
 from rollouts.work import imports
 
@@ -69,10 +67,8 @@ class Command(TerminalCommand):
             tokenizer=tokenizer,
             chat_template=template,
         )
-        with transaction.atomic():  # no worker sees the job before it is taken here
-            job = take_job(imports.ask(run, files, options["format"], training_step=rule).pk)
-        assert job is not None
-        work_on(job)
+        with run_jobs() as jobs:
+            jobs.append(imports.ask(run, files, options["format"], training_step=rule))
         run.refresh_from_db()
         rejections = [dict(one) for one in run.rejections.order_by("pk").values("file", "line", "reason")]
         if options["json"]:
@@ -80,8 +76,9 @@ class Command(TerminalCommand):
         else:
             self._say(run, rejections)
         if is_active(run):  # an outage
-            job.refresh_from_db()
-            raise CommandError(f"{job.error} A worker of the queue default goes on with it as soon as one is there.")
+            raise CommandError(
+                f"{jobs[0].error} A worker of the queue default goes on with it as soon as one is there."
+            )
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
 
