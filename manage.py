@@ -3,11 +3,11 @@
 
 import sys
 
-from rollouts.command_line.manage import run_command
+from rollouts.command_line.main import run_on_server
 
 
 def main() -> None:
-    if status := run_command(sys.argv[1:]):
+    if status := run_on_server(sys.argv[1:], "manage.py"):
         sys.exit(status)
 
 

@@ -17,7 +17,7 @@ from mcp import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from rollouts.client import Client, ServerError
-from rollouts.command_line import agents
+from rollouts.command_line import mcp as agents
 from rollouts.command_line.agent_tools import AgentTools, ToolRefused, tools_of
 from rollouts.command_line.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
 from rollouts.models import Job, Run, default_project

@@ -1,4 +1,8 @@
-"""manage.py check_template: can a chat template be trained with? If not: what breaks, on which line, what mends it."""
+"""Check a chat template: does appending a tool result keep what was rendered before it?
+
+And some forty more questions: what breaks, on which line, and what mends it. Exit status 0: prefix-preserving for
+tool results, 1: not, 2: could not be checked.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,6 @@ class CannotCheck(Exception):
 
 
 class Command(TerminalCommand):
-    help = (
-        "Check a chat template: does appending a tool result keep what was rendered before it? And some forty more "
-        "questions. Exit status 0: prefix-preserving for tool results, 1: not, 2: could not be checked."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--tokenizer",

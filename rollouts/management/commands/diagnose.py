@@ -1,4 +1,7 @@
-"""Diagnoses a run again, with the tokenizer and the chat template it has now."""
+"""Diagnose every finished trajectory of a run again.
+
+With another tokenizer or chat template if one is named. The run's page shows the progress and can cancel it.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,6 @@ from rollouts.selectors.runs import find_run
 
 
 class Command(TerminalCommand):
-    help = (
-        "Diagnose every finished trajectory of a run again, with another tokenizer or chat template if one is named. "
-        "The run's page shows the progress and can cancel it."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN")
         parser.add_argument("--tokenizer", default="", metavar="NAME_OR_DIR")

@@ -1,4 +1,7 @@
-"""Imports what an audit flagged, in this process. Neither Redis nor a worker is needed."""
+"""Import the trajectories that an audit flagged, and print where they are shown.
+
+Neither Redis nor a worker is needed.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ MAX_LINKS = 20
 
 
 class Command(TerminalCommand):
-    help = "Import the trajectories that an audit flagged, and print where they are shown."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("folder", metavar="DIR", help="what `rollout-inspector audit --output DIR` wrote")
         parser.add_argument(

@@ -1,4 +1,7 @@
-"""Imports files of a trainer or an engine in this process. Neither Redis nor a worker is needed."""
+"""Import trajectories from files and look for faults in them.
+
+Neither Redis nor a worker is needed. Exit code 1: nothing was imported.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ from rollouts.work import imports
 
 
 class Command(TerminalCommand):
-    help = "Import trajectories from files and look for faults in them. Exit code 1: nothing was imported."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "files", nargs="+", metavar="FILE", help="files, or folders of files, read in the order of their steps"

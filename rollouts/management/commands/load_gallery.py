@@ -1,4 +1,7 @@
-"""``manage.py load_gallery``: puts the bundled trajectories of the gallery into a project."""
+"""Load the gallery: one short trajectory for each kind of finding worth seeing.
+
+Once; then it is found again.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,6 @@ from rollouts.work import gallery
 
 
 class Command(TerminalCommand):
-    help = "Load the gallery: one short trajectory for each kind of finding worth seeing. Once; then it is found again."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_project_option(parser)
         parser.add_argument(

@@ -1,4 +1,8 @@
-"""Scores a run with an engine, and prints how far its log-probabilities lie from those of the sampler."""
+"""Score a run with an engine, and print how far that is from the sampler's log-probabilities.
+
+The engine's log-probabilities of the stored tokens become a column that can be compared with the sampler's, the
+trainer's or another engine's. The run's page shows the progress.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +26,6 @@ from rollouts.work.sending import engine_queue
 
 
 class Command(TerminalCommand):
-    help = (
-        "Have an engine give its log-probabilities to the stored tokens of a run, and store them as a column that can "
-        "be compared with the sampler's, the trainer's or another engine's. The run's page shows the progress."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN")
         parser.add_argument("--model", default="", help="a served model (setting INSPECTOR_MODELS)")
