@@ -49,14 +49,12 @@ run: $(VENV)/.installed
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade --check
 	$(BIN)/python manage.py makemigrations --check --dry-run
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
 	find templates -name '*.html' -print0 | xargs -0 -r $(BIN)/djade
 
 test: lint

@@ -154,7 +154,7 @@ class Client:
     def tokens(
         self, trajectory: str, row: int = 0, *, step: int | None = None, strategy: str = "", start: int = 0,
         stop: int | None = None, columns: Sequence[str] = (),
-    ) -> dict[str, list[Any]]:  # fmt: skip
+    ) -> dict[str, list[Any]]:
         """Token columns ``[start, stop)`` by name: of a row, or of the stream of a ``step``.
 
         ``ids``, ``loss_mask``, ``logprobs``, ``origin`` and ``step``, and those that a trainer wrote; without what the
@@ -175,7 +175,7 @@ class Client:
     def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[dict[str, Any]]:
         """Yields the findings of a run or of a trajectory. ``filters`` of a run: ``kind``, ``severity``."""
         return self._items(f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings",
-                           filters)  # fmt: skip
+                           filters)
 
     def finding(self, trajectory: str, number: int) -> dict[str, Any]:
         """One finding of a trajectory by its number, from 1, with the tokens that it is about."""

@@ -39,7 +39,7 @@ _CALLS = (
     # this process
     "exit", "exit_group", "getpid", "getppid", "getrandom", "getrlimit", "getrusage", "rt_sigaction",
     "rt_sigprocmask", "rt_sigreturn", "sysinfo",
-)  # fmt: skip
+)
 
 
 class _Comparison(ctypes.Structure):
@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL | None:
         library.seccomp_init.restype = ctypes.c_void_p
         library.seccomp_rule_add_array.argtypes = (
             ctypes.c_void_p, ctypes.c_uint32, ctypes.c_int, ctypes.c_uint, ctypes.POINTER(_Comparison)
-        )  # fmt: skip
+        )
         library.seccomp_attr_set.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32)
         library.seccomp_load.argtypes = (ctypes.c_void_p,)
         library.seccomp_syscall_resolve_name.argtypes = (ctypes.c_char_p,)

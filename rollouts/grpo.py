@@ -159,7 +159,7 @@ class _Sampler:
             RolloutLimits(sampling, settings.max_turns),
             Callbacks(more, keep, lambda found: ends.update({one.key: one for one in found}), lambda: False),
             policy_version=version,
-        )  # fmt: skip
+        )
         if end.error:
             raise RuntimeError(end.error)
         return [self._trajectory(step, job, steps.get(job.key, []), ends[job.key]) for job in jobs]
@@ -171,7 +171,7 @@ class _Sampler:
             f"step-{step}/{group}-{n}", tuple(steps), tuple(_with_logprobs(row, steps) for row in rows),
             reward=end.reward or 0.0, reward_parts=end.reward_parts, stop_reason=end.stop_reason,
             group=f"step-{step}/task-{job.task.index}", tokenizer="demo", training_step=step,
-        )  # fmt: skip
+        )
 
 
 def _numbered(task: Task) -> Task:

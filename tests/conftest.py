@@ -371,17 +371,17 @@ def celery_worker_process(
     }
 
     def start(queue: str, *, threads: int = 4, pool: str = "threads", env: dict[str, str] | None = None,
-              timeout: float = 240) -> subprocess.Popen[bytes]:  # fmt: skip
+              timeout: float = 240) -> subprocess.Popen[bytes]:
         cache.delete(heartbeat_key(queue))
         log = tmp_path / f"worker-{len(started)}.log"
         command = [sys.executable, "-m", "celery", "-A", "inspector", "worker", "-P", pool, "-c", str(threads),
                    "-Q", queue, "--prefetch-multiplier=1", "-n", f"{queue}-{len(started)}@test", "--loglevel=INFO",
-                   "--without-gossip", "--without-mingle"]  # fmt: skip
+                   "--without-gossip", "--without-mingle"]
         with log.open("wb") as file:
             process = subprocess.Popen(
                 command, cwd=ROOT, env={**environment, **(env or {})}, stdout=file, stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         started.append(process)
         wait_until(
             lambda: cache.get(heartbeat_key(queue)) is not None or process.poll() is not None,
@@ -436,7 +436,7 @@ def slow_model(tiny_tokenizer: Path, settings: object) -> Iterator[dict[str, str
             has_called = "<tool_response>" in codec.decode(asked["prompt"])
             ids = codec.encode("The answer is 42.<|im_end|>" if has_called else call).tolist()
             self.answer({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)},
-                                      "finish_reason": "stop", "stop_reason": ids[-1]}]})  # fmt: skip
+                                      "finish_reason": "stop", "stop_reason": ids[-1]}]})
 
         def answer(self, value: object) -> None:
             body = json.dumps(value).encode()

@@ -206,7 +206,7 @@ def test_vllm_is_imported_in_two_files_and_lazily() -> None:
 QUERIES = {
     "aggregate", "annotate", "defer", "exclude", "filter", "get_or_create", "only", "order_by", "prefetch_related",
     "refresh_from_db", "save", "select_related", "values_list",
-}  # fmt: skip
+}
 """Methods that read or write the database through a model, a manager or a queryset."""
 SHORTCUTS = {"get_list_or_404", "get_object_or_404"}
 

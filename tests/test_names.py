@@ -10,7 +10,7 @@ from tests.test_architecture import ROOT, modules
 RETIRED = {
     "scribe", "pulse", "pile", "piles", "desk", "ahead", "talk", "given", "world", "own", "forest", "bench", "facts",
     "sides", "spelt", "anew", "judge", "judged", "judges",
-}  # fmt: skip
+}
 """Words of a private dialect, and *judge*, which in this field is a model that returns a reward."""
 
 DJANGO = {"Command"}

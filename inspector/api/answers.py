@@ -69,7 +69,7 @@ def conditional(
         PAGE_VERSION, trajectory.pk, run.project_id, fingerprint(trajectory), trajectory.worst_severity,
         trajectory.checks, run.diagnosis_version, sorted(run.finding_counts.items()), run.tokenizer_id,
         run.chat_template_id, request.get_full_path(), request.headers.get("Accept", ""), also,
-    )  # fmt: skip
+    )
     return with_etag(request, parts, build)
 
 

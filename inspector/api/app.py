@@ -48,7 +48,7 @@ class BoundedParser(Parser):
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart, LeavingPlace, Summary,
-)  # fmt: skip
+)
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 
 

@@ -160,4 +160,4 @@ def _audit(trajectory: StoredTrajectory, index: int) -> ReplyAudit:
     return ReplyAudit(
         trajectory.code, index, state, why, None if made is None else JobValues.of(made.job),
         made.report if is_done and made is not None else None,
-    )  # fmt: skip
+    )

@@ -68,14 +68,14 @@ MADE = {
         "type": "object", "required": ["run", "url"],
         "properties": {"run": {"type": "string"}, "url": {"type": "string"}},
     }}}},
-}  # fmt: skip
+}
 PUSHED = {
     200: {"description": "What was stored.", "content": {"application/json": {"schema": {
         "type": "object", "required": ["run", "trajectories", "known", "rejected"],
         "properties": {"run": {"type": "string"}, "trajectories": {"type": "integer"}, "known": {"type": "integer"},
                        "rejected": {"type": "array", "items": {"type": "object"}}},
     }}}},
-}  # fmt: skip
+}
 
 
 class RunsAsked(PartAsked):
@@ -186,7 +186,7 @@ def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
 
 
 @router.post("/runs", auth=None, openapi_extra={
-    **extra(411, 413, 415, answers=MADE, requestBody=RUN_BODY), **TOKEN_ALONE})  # fmt: skip
+    **extra(411, 413, 415, answers=MADE, requestBody=RUN_BODY), **TOKEN_ALONE})
 def create_run(request: HttpRequest) -> HttpResponse:
     """Make an empty run to push to. The token needs the scope ``push``."""
     return _pushed(push.create_run(request))
@@ -254,7 +254,7 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
 
 
 @router.post("/runs/{code}/trajectories", auth=None, openapi_extra={
-    **extra(409, 411, 413, 415, answers=PUSHED, requestBody=LINES_BODY), **TOKEN_ALONE})  # fmt: skip
+    **extra(409, 411, 413, 415, answers=PUSHED, requestBody=LINES_BODY), **TOKEN_ALONE})
 def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
     return _pushed(push.push(request, code=code))

@@ -95,7 +95,7 @@ def of_window(
         trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
         window.origin if window.origin_known else None, window.step_index,
         held,
-    )  # fmt: skip
+    )
 
 
 def _wanted(asked: TokensAsked, names: Sequence[str]) -> list[str]:
@@ -128,7 +128,7 @@ def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, aske
     return Columns(
         trajectory.code, start, stop, len(ids), ids[part], sampled[part], None if logprobs is None else logprobs[part],
         origin[part], np.where(sampled, index, -1).astype(np.int32)[part],
-    )  # fmt: skip
+    )
 
 
 def columns_answer(request: HttpRequest, columns: Columns, asked: TokensAsked) -> HttpResponse:

@@ -41,7 +41,7 @@ router = Router(tags=["trajectories"])
 STEP_COLUMNS = (
     "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length", "completion_length",
     "finish_reason", "stop_reason", "logprobs_mode", "temperature", "top_p", "top_k", "engine", "policy_version",
-)  # fmt: skip
+)
 KEPT: dict[str, Any] = extra(422, answers=NOT_CHANGED)
 TOKENS: dict[str, Any] = extra(422, answers={**NOT_CHANGED, **ARROW_ANSWER})
 Index = Path[Count]
@@ -207,7 +207,7 @@ def _current(trajectory: StoredTrajectory) -> Replay:
     made = replays.current(trajectory)
     if made is None:
         raise ApiProblem(409, f"Nobody has replayed this trajectory yet: POST /api/v1/trajectories/{trajectory.code}"
-                              "/replay begins it.")  # fmt: skip
+                              "/replay begins it.")
     return made
 
 
@@ -227,7 +227,7 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
     held = replays.stored_rows(made, [slug]).get(slug)
     if held is None:
         raise ApiProblem(409, "The replay stored no rows of this strategy: it was refused, failed, or made too many "
-                              f"tokens. GET /api/v1/trajectories/{trajectory.code}/strategies says which.")  # fmt: skip
+                              f"tokens. GET /api/v1/trajectories/{trajectory.code}/strategies says which.")
     return held
 
 

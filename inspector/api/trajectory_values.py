@@ -179,7 +179,7 @@ class RowValues(Page):
         """A row, and the names of the columns of each row."""
         named = columns.get(row.index, [])
         return cls(row.index, row.n_tokens, row.n_trained, row.follows_steps, sorted(row.steps), named,
-                   row.key is not None)  # fmt: skip
+                   row.key is not None)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: F
     typed = {
         "name": asked.name, "format": asked.format, "tokenizer": chosen, "training_step": asked.training_step,
         "training_step_from": asked.training_step_from,
-    }  # fmt: skip
+    }
     form = ImportForm(project, typed, request.FILES)
     run = start_import(form, request, project)
     if run is None:

@@ -22,7 +22,7 @@ from rollouts.tito.trajectory import ids_array
 
 GLYPHS = {
     "ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇",
-}  # fmt: skip
+}
 PASSING = ("ok", "not rendered")
 """Words of probes that say nothing against the template. They are folded."""
 IsSpecial = Callable[[int], bool]
@@ -30,7 +30,7 @@ IsSpecial = Callable[[int], bool]
 PROBE_KEYS = (
     "name", "title", "status", "detail", "void", "decisive", "index", "line", "lines", "text_passed", "token_passed",
     "decided_by",
-)  # fmt: skip
+)
 MARKED = "k f"
 """Classes of the first token that differs: filled and ruled, never by colour alone."""
 

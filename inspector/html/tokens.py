@@ -70,7 +70,7 @@ class Tokens:
         return replace(
             self, start=self.start + a, ids=self.ids[a:b], origin=self.origin[a:b], loss_mask=self.loss_mask[a:b],
             logprobs=logprobs, classes=classes,
-        )  # fmt: skip
+        )
 
 
 Ranges = Sequence[tuple[int, int]]
@@ -418,7 +418,7 @@ class _Text:
         data, ends = table.joined(ids)
         return cls(
             tokens.start, ids, data, np.append(0, ends), np.flatnonzero((ids < 0) | (ids >= table.vocab_size))
-        )  # fmt: skip
+        )
 
     def run_html(self, a: int, b: int) -> str:
         """The tokens with row offsets ``[a, b)`` as text; an id without bytes as a number."""

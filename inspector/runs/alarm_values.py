@@ -65,7 +65,7 @@ class AlarmValues(Page):
             alarm.limit, alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst,
             alarm.baseline, alarm.raised_at, _delivery(alarm, held),
             f"{reverse('run', args=[run.code])}?{of_kind}{step}",
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LimitLine(Page):
             one.rule.pk if one.rule is not None else None, one.figure.value, one.kind, _title(one.figure, one.kind),
             one.limit, "off" if one.limit is None else limit_words(one.figure, one.limit), one.scope,
             one.rule.author_name if one.rule is not None and is_member else None,
-        )  # fmt: skip
+        )
 
 
 def _title(figure: str, kind: str) -> str:

@@ -58,14 +58,14 @@ def _page(
     shown = AlarmsPage(
         RunValues.of(run), alarm_values(request, run), [LimitLine.of(one, is_member) for one in limits_in(run)],
         count_alarm_steps(run), dict(errors),
-    )  # fmt: skip
+    )
     return page(
         request, "runs/alarms.html", shown, status, typed=typed,
         figures=[(one.value, TITLES[one]) for one in AlarmFigure],
         kinds=[(slug, kind.title) for slug, kind in KINDS.items()], project=run.project, first_steps=FIRST_STEPS,
         min_trajectories=MIN_TRAJECTORIES, min_groups=MIN_GROUPS, min_gap=MIN_GAP,
         is_admin=access(request).may(run.project_id, Role.ADMIN) and may_write(request),
-    )  # fmt: skip
+    )
 
 
 @writes_run

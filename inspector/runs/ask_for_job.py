@@ -21,7 +21,7 @@ STILL_WORKS = "This run still works. Wait until it has ended, or cancel it first
 def ask_for_job(
     request: HttpRequest, run: Run, kind: Job.Kind, options: Mapping[str, Any], back: str, refused: str = "",
     status: int = 409,
-) -> HttpResponse:  # fmt: skip
+) -> HttpResponse:
     """Send a worker, and lead ``back`` to the page of the result; to a program 202 with the job.
 
     ``refused``: a sentence that says why no job begins, and ``status`` its status; empty = one begins. A job of

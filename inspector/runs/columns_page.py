@@ -64,7 +64,7 @@ class ColumnGap:
         return cls(
             found.tokens, found.mean_abs, mean, found.size_quantile(0.99), found.largest, found.mean_k3,
             effective_share(found),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
         run=RunValues.of(run), columns=lines, jobs=[JobLine.of(job, run) for job in jobs],
         jobs_live=live, models={name: one.engine for name, one in served_models().items()},
         engines=scoring_engines(), sampler=sampler, trainer=trainer, compared=compared, problem=problem,
-    )  # fmt: skip
+    )
     titles = {line.name: line.title for line in lines}
     return page(
         request, "runs/columns.html", shown, choices=[line for line in lines if line.whole],
         compared_titles=(titles.get(sampler, ""), titles.get(trainer, "")),
-    )  # fmt: skip
+    )
 
 
 def _lines(run: Run, found: list[LogprobColumn]) -> list[ColumnLine]:
@@ -175,7 +175,7 @@ def _scored_line(run: Run, column: ScoredColumn) -> ColumnLine:
         column.created_by.get_username() if run.makers_shown and column.created_by else None, whole,
         column.n_trajectories if whole else None, column.n_tokens if whole else None,
         None if column.gap is None else ColumnGap.of(GapFigures.from_json(column.gap)),
-    )  # fmt: skip
+    )
 
 
 def _problem(run: Run, names: set[str], sampler: str, trainer: str) -> str:

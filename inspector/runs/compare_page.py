@@ -165,7 +165,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     return page(
         request, "runs/compare.html", shown, asked=asked, mark=mark, boxes=_boxes(asked), tables=tables,
         is_narrowed=least is not None or most is not None, most_questions=MAX_QUESTIONS,
-    )  # fmt: skip
+    )
 
 
 def compared(runs: Sequence[Run], least: int | None = None, most: int | None = None) -> RunComparison:
@@ -203,7 +203,7 @@ def _compared(runs: Sequence[Run]) -> RunComparison:
         )
         for slug, kind in KINDS.items()
         if any(slug in one.flawed for one in shown)
-    ]  # fmt: skip
+    ]
     kinds.sort(key=_first_gravest)
     return RunComparison(shown, _different(runs), kinds, _questions(runs), any(is_active(run) for run in runs))
 

@@ -52,7 +52,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         {"id": "along", "title": "Along the run", "head": "Trajectories", "bars": slice_bars,
          "axis": "position in the run",
          "text": "Share of trajectories with a finding, from the first trajectory of the run to the last."},
-    ]  # fmt: skip
+    ]
     for chart in charts:
         chart["top"] = highest_share(chart["bars"])
     return page(
@@ -60,7 +60,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, top=SHARES.top, bottom=SHARES.base + TICKS,
         beyond=found.spread.steps_beyond,
-    )  # fmt: skip
+    )
 
 
 def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> KindLine:

@@ -34,13 +34,13 @@ PARAMETERS = {
     "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
     "training_max": "training_max", "policy": "policy_version", "comments": "comments", "muted": "muted",
     "seen": "seen",
-}  # fmt: skip
+}
 """Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
 
 KNOWN = {
     "severity": SEVERITIES, "status": STATUSES, "sort": selectors.SORTS, "comments": ("open", "any"),
     "seen": ("yes", "no"), "muted": ("hide", "show"),
-}  # fmt: skip
+}
 """Parameter -> the values that it takes."""
 PERSONAL = ("comments", "seen")
 """Parameters about what members say and do, which a visitor does not see."""
@@ -60,7 +60,7 @@ class SortHead:
 _HEADS = {
     "index": ("index", "-index"), "findings": ("-n_findings", "index"), "reward": ("-reward", "reward"),
     "tokens": ("-n_tokens", "n_tokens"), "rows": ("-n_rows", "index"),
-}  # fmt: skip
+}
 """Column -> the orders that pressing its head leads to, in turn."""
 
 

@@ -36,4 +36,4 @@ def gap_causes(run: Run, named: Sequence[NamedCause]) -> list[GapCauseValues]:
             reverse("run-gap", args=[run.code]) if one.from_step is None else f"{here}?training_min={one.from_step}",
         )
         for one in named
-    ]  # fmt: skip
+    ]

@@ -58,5 +58,5 @@ def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Ru
     imports.take_uploads(
         run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None,
         cleaned["rule"],
-    )  # fmt: skip
+    )
     return run

@@ -147,7 +147,7 @@ def export(request: HttpRequest, run: Run) -> Any:
             "press Export on the page of the run. "
             f"On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
             run.code,
-        )  # fmt: skip
+        )
     if not _places.acquire(blocking=False):
         sentence = f"{MAX_EXPORTS} other exports are being written at this moment. Ask again in some seconds."
         busy = error_page(request, 503, "The server is busy", sentence, run.code)
@@ -231,7 +231,7 @@ def job_file(request: HttpRequest, run: Run, job: str) -> Any:
             request, 410, "This file is not offered",
             "The export has expired, or was never finished. Go to the page of the run and export it again.",
             run.code,
-        )  # fmt: skip
+        )
     return file
 
 

@@ -31,7 +31,7 @@ class BarPart:
 def listed_run(
     run: Run, severities: Mapping[str, int], tags: list[str], project: str | None, muted: Collection[str], alarms: int,
     causes: Sequence[NamedCause],
-) -> ListedRun:  # fmt: skip
+) -> ListedRun:
     """``severities``: worst severity -> trajectories. ``muted``: the kinds that are muted in the run.
 
     ``alarms``: how many limits it is above. ``causes``: what its gap is put down to.

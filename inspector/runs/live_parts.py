@@ -50,7 +50,7 @@ LOOK_SECONDS = 5
 _MARKED_FIELDS = (
     "pk", "status", "stop_reason", "reward", "n_steps", "n_rows", "n_tokens", "n_trained", "n_findings", "error",
     "checks", "prompt_line", "answer_line",
-)  # fmt: skip
+)
 """The columns of a trajectory that its line shows and that can change."""
 _MOVING = ("elapsed_seconds", "tokens_per_second", "remaining_seconds")
 """Fields that change with the clock. Their change is no reason to draw a part again."""
@@ -144,7 +144,7 @@ def _known_total(listed: TrajectoryFilter, summary: selectors.RunSummary) -> int
     """The total of a filter by one thing that the figures count."""
     by_one = {
         "kind": summary.finding_trajectories, "status": summary.by_status, "stop_reason": summary.stop_reasons,
-    }  # fmt: skip
+    }
     for name, counts in by_one.items():
         others: dict[str, Any] = {name: ""}
         if (value := getattr(listed, name)) and replace(listed, **others).pass_all:
@@ -238,5 +238,5 @@ def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResp
             **place_part(run, wanted, found, part["progress"].queued),
             "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
             "most_counted": selectors.MAX_COUNTED,
-        }  # fmt: skip
+        }
     return render(request, "runs/_changed.html", part)

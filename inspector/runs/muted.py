@@ -51,7 +51,7 @@ class MutedValues(Page):
             rule.pk, rule.kind, finding_title(rule.kind), scope, rule.reason if is_member else None,
             rule.author_name if is_member else None, rule.created_at,
             run.code if run and rule.run_id else None, run.name if run and rule.run_id else "",
-        )  # fmt: skip
+        )
 
     @property
     def reach(self) -> str:

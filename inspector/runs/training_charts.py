@@ -56,7 +56,7 @@ CHARTS = (
                   (("tokens", "tokens_per_trajectory"),)),
     TrainingChart("groups", "Groups that teach nothing", "Share of the groups in which all rewards are equal.",
                   (("same reward", "same_reward/groups"),)),
-)  # fmt: skip
+)
 
 
 def charts_of(lines: Sequence[FiguresLine]) -> list[TrainingChart]:

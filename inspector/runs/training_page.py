@@ -105,13 +105,13 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
         RunValues.of(run), found.steps, found.began, without, least, most, sorted(muted_in(run)),
         notices=notices + axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]),
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
-    )  # fmt: skip
+    )
     return page(
         request, "runs/training.html", shown, **_drawn(found.steps, [f"{one.training_step:,}" for one in found.steps]),
         rows=_rows(found.steps, here), beginnings=_beginnings(shown, here, worst_severities(run)), list_url=here,
         is_narrowed=least is not None or most is not None, has_versions=has_versions(run),
         others=runs_beside(run, MAX_OTHERS) if found.steps and reader_of(request) and not wants_json(request) else [],
-    )  # fmt: skip
+    )
 
 
 def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
@@ -120,7 +120,7 @@ def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
     shown = TrainingPage(
         RunValues.of(run), [], {}, without, None, None, sorted(muted_in(run)), by="version", versions=lines,
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
-    )  # fmt: skip
+    )
     rows = [(line, line.version, _address_of(line, here)) for line in lines[-MAX_ROWS:]]
     worst = worst_severities(run)
     first: dict[str, int] = {}
@@ -133,11 +133,11 @@ def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
             _address_of(lines[place], here, finding=kind), worst,
         )
         for kind, place in first.items()
-    ]  # fmt: skip
+    ]
     return page(
         request, "runs/training.html", shown, **_drawn(lines, [line.version for line in lines]), rows=rows,
         beginnings=sorted(beginnings, key=_gravest_first), list_url=here, has_versions=True,
-    )  # fmt: skip
+    )
 
 
 def _drawn(lines: Sequence[FiguresLine], labels: Sequence[str]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _drawn(lines: Sequence[FiguresLine], labels: Sequence[str]) -> dict[str, Any
     return {
         "charts": [(chart, numbers(chart, lines, labels)) for chart in charts_of(lines)], "n_lines": len(lines),
         "left_out": max(len(lines) - MAX_ROWS, 0), "n_spaced": len(spaced(len(lines))),
-    }  # fmt: skip
+    }
 
 
 def _address_of(line: PolicyVersionLine, here: str, **also: str) -> str:

@@ -26,7 +26,7 @@ from rollouts.work.sending import engine_queue
 
 BOOKKEEPING = (
     "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
-)  # fmt: skip
+)
 """Settings that only the program needs."""
 
 PARTIAL = (

@@ -87,7 +87,7 @@ def index(request: HttpRequest) -> HttpResponse:
         projects=projects_to_filter(request),
         known_tags=selectors.known_tags(access(request), MAX_TAGS),
         lines=[(run, severity_bar(run)) for run in data.runs],
-    )  # fmt: skip
+    )
 
 
 @reads_run

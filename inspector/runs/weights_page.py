@@ -110,7 +110,7 @@ def weights(request: HttpRequest, run: Run) -> HttpResponse:
         made_at=done.finished_at if done is not None else None,
         steps=_steps(held, named["rule"], least, most), weights=report, muted=sorted(muted_in(run)),
         notices=notices,
-    )  # fmt: skip
+    )
     if wants_json(request) or report is None:
         return page(request, "runs/weights.html", shown, rules=RULES.values(), max_replayed=MAX_REPLAYED)
     index = list(RULES).index(shown.rule)
@@ -124,7 +124,7 @@ def weights(request: HttpRequest, run: Run) -> HttpResponse:
         strategies=_strategies(report, index, shown.mean),
         classes=_classes(report["rules"][index]["classes"], shown.mean),
         trainer_columns=", ".join(report["trainer_columns"]),
-    )  # fmt: skip
+    )
     if request.headers.get("HX-Request") == "true" and not shown.live:
         answer["HX-Refresh"] = "true"  # the job has ended: the page is loaded again, with its charts
     return answer
@@ -165,7 +165,7 @@ def _lines(shown: WeightsPage, report: dict[str, Any]) -> list[RuleLine]:
         )
         for line in report["rules"]
         if line["rule"] in RULES
-    ]  # fmt: skip
+    ]
 
 
 def _of(part: int, whole: int) -> str:
@@ -194,7 +194,7 @@ def _kinds(run: Run, shown: WeightsPage, report: dict[str, Any], index: int) -> 
             ),
         )
         for kind, held in found.items()
-    ]  # fmt: skip
+    ]
     return [one for _, one in sorted(made, key=lambda pair: pair[0])]
 
 

@@ -96,7 +96,7 @@ class SearchResult(Page):
         return cls(
             found.trajectory, found.external_id, found.run.code, found.run.name, found.row, found.step, found.start,
             found.stop, found.text, found.before, found.after, found.kind, is_muted, _address(found),
-        )  # fmt: skip
+        )
 
     @property
     def html(self) -> SafeString:
@@ -200,7 +200,7 @@ def search_page(
         run.code if run is not None else None, question.by, question.text or question.filters.kind,
         _results(part.results), part.complete, part.next or None, part.done, part.total, part.notes, runs,
         INDEXES[question.by],
-    ), part  # fmt: skip
+    ), part
 
 
 def _results(found: Sequence[Found]) -> list[SearchResult]:

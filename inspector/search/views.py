@@ -89,7 +89,7 @@ def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
         by=shown.by or request.GET.get("by") or "text", q=request.GET.get("q", "")[:2000],
         finding_kinds=_finding_kinds(run), narrowed=_narrowed(filters), projects=projects_to_filter(request),
         project=project, **more,
-    )  # fmt: skip
+    )
 
 
 def _busy() -> HttpResponse:

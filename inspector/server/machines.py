@@ -205,7 +205,7 @@ def _storage_identity() -> str:
 def _split(
     machines: Iterable[Machine], what: str, of: Callable[[Machine], str], way_out: str, label: str = "",
     harmful: bool = True,
-) -> list[Difference]:  # fmt: skip
+) -> list[Difference]:
     held: dict[str, list[str]] = defaultdict(list)
     for one in machines:
         held[of(one)].append(one.name)

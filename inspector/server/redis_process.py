@@ -40,4 +40,4 @@ def redis_command(socket: Path, folder: Path) -> list[str]:
         "--appendonly", "no",
         "--daemonize", "no",
         "--maxmemory-policy", "noeviction",
-    ]  # fmt: skip
+    ]

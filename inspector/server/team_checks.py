@@ -34,27 +34,27 @@ def team_errors(host: str = "127.0.0.1") -> list[CheckMessage]:
             "INSPECTOR_TEAM is on and other machines may ask, but SECRET_KEY is not set.",
             hint="Set SECRET_KEY to a random text of 50 characters, the same on every web server.",
             id="inspector.E020",
-        ))  # fmt: skip
+        ))
     names = [name for name in settings.ALLOWED_HOSTS if name not in LOCAL_HOSTS]
     if not names or "*" in names:
         found.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but ALLOWED_HOSTS does not name this server.",
             hint="Set ALLOWED_HOSTS to the names that people type into the browser, such as inspector.example; not *.",
             id="inspector.E021",
-        ))  # fmt: skip
+        ))
     if not settings.HTTPS:
         found.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but INSPECTOR_HTTPS is off: passwords would be readable.",
             hint="Put a proxy that speaks HTTPS in front, and set INSPECTOR_HTTPS=1.",
             id="inspector.E022",
-        ))  # fmt: skip
+        ))
     origins = [urlsplit(origin) for origin in settings.CSRF_TRUSTED_ORIGINS]
     if not any(one.scheme == "https" and one.hostname for one in origins):
         found.append(Error(
             "INSPECTOR_TEAM is on and other machines may ask, but CSRF_TRUSTED_ORIGINS names no https address.",
             hint="Set CSRF_TRUSTED_ORIGINS to the address in the browser, such as https://inspector.example.",
             id="inspector.E023",
-        ))  # fmt: skip
+        ))
     return found
 
 

@@ -29,7 +29,7 @@ from rollouts.services.sessions import end_sessions
 
 BROWSERS = (("Edg", "Edge"), ("OPR", "Opera"), ("Firefox", "Firefox"), ("Chrom", "Chrome"), ("Safari", "Safari"))
 SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS", "macOS"),
-           ("Linux", "Linux"))  # fmt: skip
+           ("Linux", "Linux"))
 
 
 def device_name(user_agent: str) -> str:

@@ -54,7 +54,7 @@ class AccountLine(Page):
         return cls(
             user.pk, user.get_username(), user.is_active, user.is_superuser, user.n_projects, user.date_joined,
             user.last_login,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,15 @@ class ApiTokenForm(PlainForm):
     name = forms.CharField(
         max_length=200, required=False, label="What will use it", help_text="A name, to tell tokens apart.",
         widget=forms.TextInput(attrs={"placeholder": "e.g. the trainer on node 7", "autocomplete": "off"}),
-    )  # fmt: skip
+    )
     scopes = forms.MultipleChoiceField(
         choices=[(one.value, f"{one.value}: {SCOPES[one]}") for one in ApiToken.Scope], required=False,
         widget=forms.CheckboxSelectMultiple, initial=[ApiToken.Scope.PUSH], label="It may",
-    )  # fmt: skip
+    )
     days = forms.TypedChoiceField(
         choices=[("7", "7 days"), ("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("0", "until revoked")],
         coerce=int, required=False, empty_value=None, initial=str(DEFAULT_DAYS), label="Works for",
-    )  # fmt: skip
+    )
 
     def clean_name(self) -> str:
         return str(self.cleaned_data["name"]).replace("\0", "")
@@ -93,7 +93,7 @@ class ApiTokenLine(Page):
         return from_columns(
             cls, record, made_by=record.created_by.get_username(), project=record.project.name,
             state=token_state(record), may_revoke=may_revoke(request, record), **more,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def index(request: HttpRequest) -> HttpResponse:
     only_html = {
         "form": form, "choice": choice, "several": sees_several_projects(request),
         "address": request.build_absolute_uri("/").rstrip("/"),
-    }  # fmt: skip
+    }
     if request.method != "POST" or not form.is_valid():
         shown = ApiTokensPage(_lines(request), form.sentences())
         return page(request, "tokens/index.html", shown, 422 if form.errors else 200, **only_html)

@@ -132,7 +132,7 @@ def export(request: HttpRequest, kind: str) -> StreamingHttpResponse:
     wanted, _, _ = _asked(request)
     lines, content_type = {
         "csv": (_csv_lines, "text/csv; charset=utf-8"), "jsonl": (_json_lines, "application/x-ndjson"),
-    }.get(kind, (None, ""))  # fmt: skip
+    }.get(kind, (None, ""))
     if lines is None:
         raise Http404("The audit log is written as csv or as jsonl.")
     response = StreamingHttpResponse(lines(request, wanted), content_type=content_type)

@@ -84,7 +84,7 @@ def login(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form, "next": next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused,
         "provider": settings.OIDC_ISSUER and settings.OIDC_NAME, "team_mode": settings.TEAM_MODE,
-    }  # fmt: skip
+    }
     return render(request, "login.html", context, status=429 if refused else 403 if token else 200)
 
 

@@ -67,6 +67,6 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
         held.webhook if held is not None else "", webhook_key(held) if held is not None and held.webhook else None,
         held.delivered_at if held is not None else None, failing,
         held.next_try_at if held is not None and failing else None, list(settings.WEBHOOK_HOSTS), errors,
-    )  # fmt: skip
+    )
     typed = request.POST.get("webhook", "") if errors else shown.webhook
     return page(request, "team/alarms.html", shown, 422 if errors else 200, typed=typed)

@@ -158,7 +158,7 @@ class InviteForm(PlainForm):
     days = forms.TypedChoiceField(
         choices=[("1", "1 day"), ("7", "7 days"), ("30", "30 days"), (str(MAX_INVITATION_DAYS), "90 days")],
         coerce=int, initial="7", required=False, empty_value=None, label="Works for",
-    )  # fmt: skip
+    )
     note = forms.CharField(max_length=200, required=False, help_text="For whom it is, to tell invitations apart.")
 
     def clean_days(self) -> int:

@@ -36,7 +36,7 @@ MAX_OPENINGS = "300/5m"
 MAX_LISTED = 200
 FIND: dict[str, Callable[[str], Any]] = {
     "run": lambda code: find_run(code=code), "trajectory": find_trajectory, "check": find_check,
-}  # fmt: skip
+}
 """Kind of a target -> how it is found by its code."""
 
 
@@ -93,7 +93,7 @@ class ShareLine(Page):
             cls, record, kind=kind, name=name, url=url, view=view_words(record), made_by=made_by, state=state,
             tokens=window, n_opened=record.n_opened, project=record.project.name,
             may_revoke=may_revoke(request, record), **more,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

@@ -160,4 +160,4 @@ def _refused(
         request, "trajectories/comment_refused.html", CommentRefusedPage({refusal.field: [str(refusal)]}), 422,
         trajectory=trajectory, run=trajectory.run, typed=typed, refusal=refusal, action=action, back=back,
         edited=edited, has_form=not request.POST.get("do") or edited is not None, max_text=MAX_TEXT,
-    )  # fmt: skip
+    )

@@ -165,7 +165,7 @@ def _answer(
         return group_compare.against(
             trajectory, rows, question.row, question.other, question.there, question.right_row, painter, notices,
             **question.shown,
-        )  # fmt: skip
+        )
     if question.against == "trained" and question.row is not None:
         n_read = sum(step.prompt_length + step.completion_length for step in steps)
         return sampled_compare.against(trajectory, rows, question.row, painter, notices, n_read, **question.shown)
@@ -261,7 +261,7 @@ def _choices(
             question.row == row.index and question.against == "trained",
         )
         for row in rows[:40] if sampled_compare.can_compare(row)
-    ]  # fmt: skip
+    ]
     prompts = [
         PairChoice(
             expected, "breaks", f"?step={step.index}&side=prompt", f"prompt of step {step.index}",
@@ -269,7 +269,7 @@ def _choices(
             step.index == current and question.against == "prompt",
         )
         for step in steps[:MAX_CHOICES] if step.breaks
-    ]  # fmt: skip
+    ]
     again = "What was sampled, against the same text encoded again:"
     completions = [
         PairChoice(
@@ -278,7 +278,7 @@ def _choices(
             step.index == current and question.against == "retokenized",
         )
         for step in steps[:MAX_CHOICES]
-    ]  # fmt: skip
+    ]
     whole = [
         PairChoice(
             again, "", f"?row={row.index}" + f"&from={first}" * bool(first),
@@ -287,7 +287,7 @@ def _choices(
             question.row == row.index and question.against == "retokenized" and question.window == first,
         )
         for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
-    ][:MAX_CHOICES]  # fmt: skip
+    ][:MAX_CHOICES]
     return trained + prompts + completions + whole
 
 
@@ -326,7 +326,7 @@ def _against_prompt(
 def _against_retokenized(
     trajectory: models.StoredTrajectory, question: ComparedPair, rows: list[RowSummary], painter: TokenPainter,
     notices: list[str],
-) -> Answer | None:  # fmt: skip
+) -> Answer | None:
     is_cut = (False, False)
     if question.step is not None:
         index = question.step.index
@@ -394,7 +394,7 @@ def _encoded_here(
     return [
         drift for drift in canonical_check(sampled, tokenizer)
         if not ((is_cut[0] and drift.start == 0) or (is_cut[1] and drift.stop == len(sampled)))
-    ]  # fmt: skip
+    ]
 
 
 def _retokenized(sampled: Ids, drifts: Sequence[Drift]) -> tuple[Ids, list[AlignedGroup]]:

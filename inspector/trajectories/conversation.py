@@ -160,7 +160,7 @@ class ChatPainter:
         """Step -> the calls of its reply."""
 
     def step(self, index: int, said: Sequence[Said], reply: Said | None, note: str, numbers: Mapping[int, int],
-             echo: Said | None) -> DrawnStep:  # fmt: skip
+             echo: Said | None) -> DrawnStep:
         """A step. ``said``: its new messages; ``echo``: the message among them that repeats the parent's reply."""
         drawn = DrawnStep(index)
         summary = self.steps.get(index)

@@ -21,7 +21,7 @@ from rollouts.tito.trajectory import NO_IDS, Ids, Origin
 
 NOT_SAMPLED = {
     "row_not_sampled", "observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained",
-}  # fmt: skip
+}
 """Kinds whose places are trained tokens that were not sampled as they stand."""
 
 Break = tuple[int, int]
@@ -135,7 +135,7 @@ def _parts(one: DiffIds) -> list[tuple[int, DiffIds]]:
     if any(group.right_start < group.right_stop for group in groups):
         return [(start, one)]  # other tokens stand there
     return [(start + g.right_start, replace(one, left=one.left[g.left_start : g.left_stop], right=NO_IDS))
-            for g in groups]  # fmt: skip
+            for g in groups]
 
 
 def _gap_words(one: DiffIds) -> str:

@@ -183,7 +183,7 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     """What the head of a page says of a trajectory. At most one query, where it has a group."""
     reward = trajectory.reward
     parts = ", ".join(f"{name} {value:g}" for name, value in list((trajectory.reward_parts or {}).items())[:6]
-                      if isinstance(value, int | float))  # fmt: skip
+                      if isinstance(value, int | float))
     tone = "" if reward is None else "good" if reward > 0 else "bad"
     facts = [HeaderField("reward", "none" if reward is None else f"{reward:.4g}", parts, tone)]
     if trajectory.status == "done":

@@ -41,7 +41,7 @@ def longest(rows: Sequence[RowSummary]) -> int:
 def against(
     trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory,
     there: Sequence[RowSummary], right_row: int, painter: TokenPainter, notices: list[str], **shown: Any,
-) -> tuple[TokenComparison, PairWords]:  # fmt: skip
+) -> tuple[TokenComparison, PairWords]:
     """Row ``row`` against a row of the other. ``shown``: what :func:`compare` is told to draw."""
     left, right = rows[row], there[right_row]
     n = up_to(max(left.n_tokens, right.n_tokens), notices)
@@ -78,7 +78,7 @@ def row_choices(
             (left, right) == (row, right_row),
         )
         for left, right in sorted(set(pairs))
-    ] if len(rows) > 1 or len(there) > 1 else []  # fmt: skip
+    ] if len(rows) > 1 or len(there) > 1 else []
 
 
 def _name(trajectory: models.StoredTrajectory, row: RowSummary, n_rows: int) -> str:

@@ -151,7 +151,7 @@ def lane_tree(
             lane.n_sampled, lane.n_trained,
         )
         for lane in lanes[:MAX_LISTED]
-    ]  # fmt: skip
+    ]
     return LaneTree(len(lanes), sentence_of(trajectory, lanes, rows), items)
 
 

@@ -17,7 +17,7 @@ from rollouts.tito.said import media_data, media_parts
 _STARTS = (
     (b"\x89PNG\r\n\x1a\n", "image/png", "png"), (b"\xff\xd8\xff", "image/jpeg", "jpg"), (b"GIF87a", "image/gif", "gif"),
     (b"GIF89a", "image/gif", "gif"), (b"ID3", "audio/mpeg", "mp3"), (b"\xff\xfb", "audio/mpeg", "mp3"),
-)  # fmt: skip
+)
 _RIFF = {b"WEBP": ("image/webp", "webp"), b"WAVE": ("audio/wav", "wav")}
 BODIES = ("messages_new__body", "reply__body", "extra__body")
 """The values of a step in which media parts are counted, in this order."""

@@ -219,7 +219,7 @@ def _drawn_row(
     drawn = trajectory_html(trajectory, replace(found, place=place, turns=turns), discussion)
     drawn["legends"] = [(lens, legend) for lens, legend in drawn["legends"] if lens == place.lens]
     return drawn | {"index": index, "anchor": f"row-{index}-", "part_text": _part_text(drawn["reader"].start,
-                    drawn["reader"].stop, lengths[index])}  # fmt: skip
+                    drawn["reader"].stop, lengths[index])}
 
 
 def _part_text(start: int, stop: int, n_tokens: int) -> str:

@@ -90,7 +90,7 @@ def read_findings(
                 trained_tokens=(finding.trained_tokens_lost or 0) + (finding.trained_tokens_wrong or 0),
                 muted=finding.kind in muted,
             )
-        )  # fmt: skip
+        )
     return _placed(trajectory, items, steps, rows)
 
 
@@ -193,4 +193,4 @@ def read_tokens(
     """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known."""
     window = selectors.row_window(trajectory, row.handle, start, stop, steps)
     return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,
-                  origin_known=window.origin_known)  # fmt: skip
+                  origin_known=window.origin_known)

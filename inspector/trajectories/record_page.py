@@ -175,7 +175,7 @@ def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
 def _step(step: Mapping[str, Any], bodies: Mapping[str | None, Any]) -> dict[str, Any]:
     found = {"index": step["index"], **{name: step[name] for name in STEP_FIELDS if step[name] not in ("", None)}}
     for name, key in (("messages", "messages_new_id"), ("tools", "tools_id"), ("kwargs", "template_kwargs_id"),
-                      ("reply", "reply_id"), ("text", "text_id"), ("fields", "extra_id")):  # fmt: skip
+                      ("reply", "reply_id"), ("text", "text_id"), ("fields", "extra_id")):
         if step[key] and bodies[step[key]] not in ({}, []):
             found[name] = bodies[step[key]]
     return found
@@ -186,7 +186,7 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
     long = [
         key for key, value in bodies.items()
         if key and isinstance(value, _Clipped) and value.n <= MEDIA_CHARACTERS and '"type"' in value.start
-    ]  # fmt: skip
+    ]
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(bodies), 1))
     found = {key: without_data(value) for key, value in bodies.items()}
     for key, _, whole in parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():

@@ -34,7 +34,7 @@ def can_compare(row: RowSummary) -> bool:
 def against(
     trajectory: models.StoredTrajectory, rows: list[RowSummary], row: int, painter: TokenPainter, notices: list[str],
     n_read: int, **shown: Any,
-) -> tuple[TokenComparison, PairWords] | None:  # fmt: skip
+) -> tuple[TokenComparison, PairWords] | None:
     """The sampled stream of the row's steps, and the row. None and a notice when there is nothing to compare.
 
     ``n_read``: the tokens of all prompts and completions. ``shown``: what :func:`compare` is told to draw.
@@ -58,7 +58,7 @@ def against(
     both = sum(
         int(np.count_nonzero(sampled[one.left_start : one.left_stop] & trained[one.right_start : one.right_stop]))
         for one in groups if one.equal
-    )  # fmt: skip
+    )
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
     left, right = _drawn(ids, sampled), _drawn(row_ids, trained)
     comparison = compare(left, right, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter, **shown)

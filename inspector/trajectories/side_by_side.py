@@ -403,7 +403,7 @@ def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJso
             left_start=line.left_start, left_stop=line.left_stop,
             right_start=line.right_start, right_stop=line.right_stop,
             left_ids=list(line.left_ids), right_ids=list(line.right_ids),
-        )  # fmt: skip
+        )
         if painter.table is not None:
             site["left_text"] = text_of(painter, np.asarray(line.left_ids, dtype=np.int32))
             site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))

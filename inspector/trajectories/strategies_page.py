@@ -192,7 +192,7 @@ class StrategySide:
 def _pair(
     params: Mapping[str, str], trajectory: models.StoredTrajectory, figures: Sequence[Mapping[str, Any]],
     rows: Sequence[RowSummary], notices: list[str],
-) -> tuple[StrategySide, StrategySide] | None:  # fmt: skip
+) -> tuple[StrategySide, StrategySide] | None:
     """The two sides that the address names. The default: the stored rows, and the first strategy that differs."""
     counts = {RECORDED: len(rows), **{one["strategy"]: one["rows_count"] for one in figures if not one["refused"]}}
     counts = {slug: count for slug, count in counts.items() if count}

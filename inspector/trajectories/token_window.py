@@ -168,7 +168,7 @@ def card_columns(
             if first < stop and last > start
         ],
         columns,
-    )  # fmt: skip
+    )
 
 
 def _where(known: NDArray[np.bool_], values: NDArray[np.int64]) -> list[int | None]:

@@ -214,7 +214,7 @@ def trajectory_page(trajectory: StoredTrajectory, found: TokensRead, discussion:
         lanes=lane_tree(trajectory, found.rows, found.steps, found.findings),
         seen=discussion.seen,
         window=_with_columns(trajectory, window, found, columns),
-    )  # fmt: skip
+    )
 
 
 def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
@@ -359,7 +359,7 @@ def trajectory_html(
         "nothing_here": _nothing(trajectory),
         "conversation_url": _conversation_url(trajectory, place, reader.start) if trajectory.n_steps else "",
         "record_url": reverse("trajectory-record", args=[trajectory.code]) if trajectory.n_steps else "",
-    }  # fmt: skip
+    }
     if part != PagePart.PAGE:
         return shown_here
     marked = own + place.marked_template()

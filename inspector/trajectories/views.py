@@ -105,7 +105,7 @@ def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
         request.headers.get("HX-Target", ""),
         # Forms carry a token of the CSRF secret, and belong to one session.
         request.COOKIES.get(settings.CSRF_COOKIE_NAME, ""), request.COOKIES.get(settings.SESSION_COOKIE_NAME, ""),
-    )  # fmt: skip
+    )
     return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
 
 

@@ -188,7 +188,7 @@ def _help_entry(kind: FindingKind) -> HelpEntry:
         kind.slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, kind.remedy, kind.passes,
         kind.fails, reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else "",
         MISSING.get(kind.slug, ""),
-    )  # fmt: skip
+    )
 
 
 def _page(run: Run | None) -> GalleryPage:
@@ -201,7 +201,7 @@ def _page(run: Run | None) -> GalleryPage:
         )
         for slug, kind in KINDS.items()
         if slug in in_gallery()
-    ]  # fmt: skip
+    ]
     entries += [
         GalleryEntry(
             name, one.title, TREE, KINDS[one.kind].severity, one.meaning, one.consequence, evidence.get(name, ""),
@@ -209,7 +209,7 @@ def _page(run: Run | None) -> GalleryPage:
         )
         for name, one in EXAMPLES.items()
         if one.kind
-    ]  # fmt: skip
+    ]
     missing = [(KINDS[slug].title, why) for slug, why in MISSING.items()]
     return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries, missing)
 

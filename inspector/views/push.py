@@ -45,7 +45,7 @@ RETRY_SECONDS = 10
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
     "application/json", "application/octet-stream", "application/gzip", "application/zstd",
-)  # fmt: skip
+)
 
 _places = threading.BoundedSemaphore(MAX_PUSHES)
 
@@ -104,7 +104,7 @@ def _token(request: HttpRequest) -> ApiToken:
         raise Refused(error.status, error.sentence) from error
     if ApiToken.Scope.PUSH not in found.scopes:
         raise Refused(403, f"This API token may not push: its scopes are {', '.join(found.scopes) or 'none'}. Make one "
-                      "with the scope push on the page /tokens.")  # fmt: skip
+                      "with the scope push on the page /tokens.")
     if not access(request).may(found.project_id, Role.MEMBER):
         raise Refused(
             403,

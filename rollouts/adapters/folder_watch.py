@@ -288,7 +288,7 @@ class FolderWatch:
                 raise WatchStopped(f"{self.folder} holds more than {MAX_FILES:,} files. Say which: --only PATTERN.")
         if pickles:
             self._tell("Files that end in .pt or .pkl are left alone. --convert-pickles opens them; only do that with "
-                       "files that you trust.")  # fmt: skip
+                       "files that you trust.")
         return sorted(found, key=lambda path: _in_order(self._key(path)))
 
     def _key(self, path: Path) -> str:
@@ -326,7 +326,7 @@ class FolderWatch:
         value = {
             "version": 1, "url": self.client.url, "run": self.client.run,
             "files": {key: vars(state) for key, state in self._files.items()},
-        }  # fmt: skip
+        }
         draft = self.state_path.with_name(self.state_path.name + ".part")
         try:
             draft.unlink(missing_ok=True)  # whoever writes to the folder may have put a link there

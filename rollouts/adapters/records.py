@@ -29,7 +29,7 @@ def number(value: Any) -> float | None:
 def row(
     prompt_ids: Any, response_ids: Any, mask: Any, logprobs: Any = None, columns: Mapping[str, Any] | None = None,
     step_indices: Sequence[int] = (), extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One training row: a prompt that is not trained, and a response ``[R]``.
 
     ``mask``, ``logprobs`` and ``columns`` are ``[R]``. Another length is kept, and the diagnosis reports it.
@@ -101,7 +101,7 @@ def trajectory(
     external_id: str, *, rows: Sequence[Mapping[str, Any]] = (), steps: Sequence[Mapping[str, Any]] = (),
     reward: Any = None, reward_parts: Mapping[str, Any] | None = None, group: str = "", stop_reason: str = "",
     training_step: int | None = None, extra: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """One line: a trajectory with the rows that the trainer holds, and the engine calls where they are known."""
     parts = {name: number(value) for name, value in (reward_parts or {}).items()}
     found: dict[str, Any] = {

@@ -77,7 +77,7 @@ def send_samples(made: Any, rollout_id: int, reward_key: str | None, stream: Rol
     return stream.send_made(
         lambda: [record(sample, n, reward_key, rollout_id) for n, sample in enumerate(_flat(samples))],
         prefix, rollout_id,
-    )  # fmt: skip
+    )
 
 
 def record(sample: Any, n: int, reward_key: str | None = None, training_step: int | None = None) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def record(sample: Any, n: int, reward_key: str | None = None, training_step: in
         steps=calls, reward=rewards.get(reward_key) if rewards else sample.reward, reward_parts=rewards, group=group,
         stop_reason="length" if status == "truncated" else status, training_step=training_step,
         extra=extra,
-    )  # fmt: skip
+    )
 
 
 def _flat(samples: Any) -> Iterator[Any]:

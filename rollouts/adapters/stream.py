@@ -99,7 +99,7 @@ class RolloutStream:
         self, url: str | None = None, token: str | None = None, run: str | None = None, *, name: str = "",
         tokenizer: str | None = None, folder: str | Path | None = None, max_queued_values: int = MAX_QUEUED_VALUES,
         max_folder_bytes: int = MAX_FOLDER_BYTES, wait_seconds: float = FIRST_WAIT_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.url = (url or _environment("URL")).rstrip("/")
         self.token = token or _environment("TOKEN")
         for value, what in ((self.url, "URL"), (self.token, "TOKEN")):
@@ -177,7 +177,7 @@ class RolloutStream:
         except Exception as error:
             self.counts.dropped_unreadable += 1
             self._warn("make", f"{self.counts.dropped_unreadable:,} batches could not be read, the last one because of "
-                       f"{type(error).__name__}: {error}")  # fmt: skip
+                       f"{type(error).__name__}: {error}")
             LOG.debug("A batch could not be read.", exc_info=True)
             return False
 
@@ -313,13 +313,13 @@ class RolloutStream:
             if _bytes_in(self.folder) + sum(map(len, lines)) // 4 > self.max_folder_bytes:
                 self.counts.dropped_folder_full += len(lines)
                 self._warn("folder", f"{self.counts.dropped_folder_full:,} records were dropped so far: {self.folder} "
-                           f"holds {self.max_folder_bytes >> 20} MB of fragments that were not sent.")  # fmt: skip
+                           f"holds {self.max_folder_bytes >> 20} MB of fragments that were not sent.")
                 return
             self._place.add({"prefix": batch.prefix, "step": batch.step, "n": len(lines)}, lines)
         except OSError as error:
             self.counts.dropped_unwritable += len(lines)
             self._warn("disk", f"{self.counts.dropped_unwritable:,} records were dropped so far: {self.folder} cannot "
-                       f"be written: {error.strerror or error}.")  # fmt: skip
+                       f"be written: {error.strerror or error}.")
 
     def _about(self) -> dict[str, Any]:
         return {"url": self.url, "run": self.run, "name": self.name, "tokenizer": self.tokenizer}

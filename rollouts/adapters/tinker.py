@@ -60,7 +60,7 @@ def trajectories(groups: Iterable[Any], step: int, policy_version: str = "") -> 
                 f"{g}-{n}", steps=records.calls_with_prompts(calls, policy_version=policy_version, engine="tinker"),
                 reward=totals[n], group=str(g), training_step=step, stop_reason=str(one.stop_reason or ""),
                 reward_parts={"steps": sum(each.reward for each in one.transitions), "group": group.final_rewards_G[n]},
-            )  # fmt: skip
+            )
 
 
 def _ids(observation: Any) -> list[int]:

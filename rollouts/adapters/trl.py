@@ -90,7 +90,7 @@ class TrlStream:
         fields = {
             "policy_version": f"step-{step}", "temperature": trainer.args.temperature,
             "engine": "TRL with vLLM" if getattr(trainer, "use_vllm", False) else "TRL",
-        }  # fmt: skip
+        }
         found = []
         for i, ids in enumerate(completion_ids):
             ids = records.plain(ids) or []

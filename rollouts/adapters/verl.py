@@ -41,7 +41,7 @@ class StreamsOutputs:
         about = {
             **trajectory, "agent_name": kwargs.get("agent_name", ""), "session_id": kwargs.get("session_id"),
             "uid": kwargs.get("uid"), "temperature": (sampling_params or {}).get("temperature"),
-        }  # fmt: skip
+        }
         token = _sample.set(about if is_wanted else None)
         try:
             return await super()._run_agent_loop(sampling_params, trajectory, **kwargs)  # type: ignore[misc]
@@ -75,7 +75,7 @@ def record(outputs: Sequence[Any], about: Mapping[str, Any], step: int | None) -
         own = records.calls_of(
             output.prompt_ids, output.response_ids, mask, logprobs, temperature=records.number(about["temperature"]),
             policy_version=versions.copy().pop() if len(versions) == 1 else "", engine="verl",
-        )  # fmt: skip
+        )
         is_told = len(outputs) == 1 and (len(own) == 1 or about["agent_name"] in _FEEDS_BACK)
         steps += own if is_told else []
         rows.append(records.row(output.prompt_ids, output.response_ids, mask, logprobs, step_indices=range(len(steps))))
@@ -89,7 +89,7 @@ def record(outputs: Sequence[Any], about: Mapping[str, Any], step: int | None) -
     return records.trajectory(
         f"{group}-{number}", rows=rows, steps=steps, reward=last.reward_score, group=group, training_step=step,
         reward_parts=info if isinstance(info, Mapping) else None, extra=extra,
-    )  # fmt: skip
+    )
 
 
 def _begin(parent: Any, workers: Any) -> Any:

@@ -26,15 +26,15 @@ CODE = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
 RUN_FIELDS = (
     "code", "name", "kind", "status", "error", "created_at", "model", "environment", "format", "trajectories",
     "finished", "failed", "steps", "rows", "rows_per_call", "tokens", "sampled", "reward_mean", "findings",
-)  # fmt: skip
+)
 TRAJECTORY_FIELDS = (
     "code", "external_id", "group", "status", "stop_reason", "reward", "training_step", "steps", "rows", "tokens",
     "trained", "lost", "findings", "worst_severity",
-)  # fmt: skip
+)
 FINDING_FIELDS = (
     "trajectory", "number", "kind", "title", "severity", "step", "row", "start", "stop", "remedy", "missing",
     "trained_tokens_lost", "trained_tokens_wrong", "muted",
-)  # fmt: skip
+)
 CHECK_FIELDS = ("code", "status", "error", "progress", "tokenizer", "label", "verdicts", "prefix_preserving")
 PROBE_FIELDS = ("name", "title", "status", "void", "decisive", "line")
 REPAIR_FIELDS = ("verified", "scope", "fixes", "still_broken", "changed_conversations")
@@ -69,7 +69,7 @@ class AgentTools:
                 "severities": said["finding_severities"].get(kind), "tokens": said["finding_tokens"].get(kind),
             }
             for kind, n in sorted(said["finding_counts"].items(), key=lambda item: -item[1])
-        ]  # fmt: skip
+        ]
         figures = ("by_status", "n_rewards", "reward_mean", "reward_min", "reward_max", "reward_std", "stop_reasons")
         run_said = {name: value for name, value in _of(whole, RUN_FIELDS).items() if name != "findings"}
         return answer_text({**run_said, **_of(said, figures), "kinds": kinds, **_at(client, whole["url"])})
@@ -152,7 +152,7 @@ class AgentTools:
             "questions": said["questions"][:SHOWN_ITEMS],
             "differences": {one["title"]: one["difference"] for one in (said["overlay"] or {"charts": []})["charts"]},
             "url": f"{client.url}/runs/compare?" + "&".join(f"run={run}" for run in runs),
-        })  # fmt: skip
+        })
 
     def get_gap(self, run: str, content: bool = False) -> str:
         """How far trainer and sampler of a run are apart, which causes were found, and which are not decided.
@@ -171,7 +171,7 @@ class AgentTools:
                 "url": f"{client.url}/runs/{run}/gap",
             },
             _json(texts) if content else None,
-        )  # fmt: skip
+        )
 
     def check_template(
         self, chat_template: str = "", tokenizer: str = "", label: str = "", wait_seconds: float = 60.0
@@ -203,7 +203,7 @@ class AgentTools:
         said = _checked(client, found) | {
             "repair": repair and _of(repair, REPAIR_FIELDS), "repair_detail": found["repair_detail"],
             "wider": bool(repair and repair.get("wider")),
-        }  # fmt: skip
+        }
         return answer_text(said, repair["diff"] if repair and content else None)
 
     def link(self, trajectory: str, row: int = 0, start: int = 0, stop: int = 1) -> str:
@@ -289,7 +289,7 @@ def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict of a template check, without renders."""
     probes = [_of(one, PROBE_FIELDS) for one in check["probes"]]
     return {**_of(check, CHECK_FIELDS), "probes": probes, "has_repair": check["repair"] is not None,
-            **_at(client, check["url"])}  # fmt: skip
+            **_at(client, check["url"])}
 
 
 def _without_texts(value: Any) -> Any:

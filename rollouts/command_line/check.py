@@ -25,11 +25,11 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on", default="error", metavar="SEVERITY,KIND,...",
         help="error, warning, info or none, and kinds of findings (default: error)",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--max-rate", action="append", default=[], metavar="KIND=RATE",
         help="the share of trajectories, 0 to 1, that may have a kind; may be used several times",
-    )  # fmt: skip
+    )
     parser.add_argument("--baseline", metavar="FILE", help="the JSON report of an earlier check: its rates are allowed")
     add_report_options(parser, list(REPORTS))
     parser.add_argument("--input-format", default="auto", metavar="NAME", help=f"auto, or one of: {', '.join(FORMATS)}")

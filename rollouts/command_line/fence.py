@@ -71,5 +71,5 @@ def answer_text(said: Mapping[str, Any], content: str | None = None, start: int 
     stop = start + len(part)
     held["content"] = {
         "start": start, "stop": stop, "characters": len(content), "next": stop if stop < len(content) else None,
-    }  # fmt: skip
+    }
     return f"{json.dumps(held, ensure_ascii=False)}\n\n{fenced(part)}"

@@ -38,11 +38,11 @@ def add_options(parser: ArgumentParser) -> None:
     """Adds the options of this subcommand."""
     parser.add_argument("--url", default="", help="of the server (default: ROLLOUT_INSPECTOR_URL)")
     parser.add_argument("--token", default="", help="of stdio: an API token with the scope read, and launch to check "
-                        "templates; better in the environment, as ROLLOUT_INSPECTOR_TOKEN")  # fmt: skip
+                        "templates; better in the environment, as ROLLOUT_INSPECTOR_TOKEN")
     parser.add_argument("--http", default="", metavar="HOST:PORT",
-                        help="listen on HTTP, at /mcp, and not on stdio; each caller sends a token")  # fmt: skip
+                        help="listen on HTTP, at /mcp, and not on stdio; each caller sends a token")
     parser.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]",
-                        help="of --http: a name that callers use for this door; may be used several times")  # fmt: skip
+                        help="of --http: a name that callers use for this door; may be used several times")
 
 
 def run(options: Namespace) -> int:

@@ -49,9 +49,9 @@ def add_options(parser: ArgumentParser) -> None:
         "--chat-template", metavar="FILE", help="of a new run: a Jinja file; default: the tokenizer's own"
     )
     parser.add_argument("--prefix", metavar="TEXT", help="put before each id and group; default: none for one file, "
-                        "for several the path of each")  # fmt: skip
+                        "for several the path of each")
     parser.add_argument("--training-step", type=_step, metavar="N",
-                        help="of all that is pushed; default: what the path or the record tells")  # fmt: skip
+                        help="of all that is pushed; default: what the path or the record tells")
 
 
 def _step(text: str) -> int:

@@ -21,7 +21,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--for", default="tools", dest="purposes", metavar="PURPOSE,...",
         help=f"what it must be safe for: {', '.join(PURPOSES)} (default: tools)",
-    )  # fmt: skip
+    )
     add_report_options(parser, list(TEMPLATE_REPORTS))
 
 

@@ -30,19 +30,19 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="the output folder of a trainer")
     add_server_options(parser)
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN",
-                        help="paths inside DIR, such as 'rollouts/*'; may be used several times")  # fmt: skip
+                        help="paths inside DIR, such as 'rollouts/*'; may be used several times")
     parser.add_argument("--steady", type=float, default=10.0, metavar="SECONDS",
-                        help="a file that did not change for so long is complete (default: 10)")  # fmt: skip
+                        help="a file that did not change for so long is complete (default: 10)")
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="pause between two looks")
     parser.add_argument("--once", action="store_true", help="push what is complete now, and end")
     parser.add_argument("--no-prefix", action="store_true", help="do not put the path of a file before its ids")
     parser.add_argument("--training-step-from", default="", metavar="REGEX",
-                        help="finds the training step in the path of a file; one group, the number")  # fmt: skip
+                        help="finds the training step in the path of a file; one group, the number")
     parser.add_argument("--state", default="", metavar="FILE", help=f"what was pushed (default: DIR/{STATE_NAME})")
     parser.add_argument("--fragments", action="store_true",
-                        help="DIR is the folder of a stream: push what ended trainers left there, and end")  # fmt: skip
+                        help="DIR is the folder of a stream: push what ended trainers left there, and end")
     parser.add_argument("--convert-pickles", action="store_true",
-                        help="also open .pt and .pkl files; only where you trust who wrote them")  # fmt: skip
+                        help="also open .pt and .pkl files; only where you trust who wrote them")
 
 
 def run(options: Namespace) -> int:
@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
             tokenizer_of(options), options.steady,
             tuple(options.only), not options.no_prefix, convert=_converted if options.convert_pickles else None,
             say=partial(print, flush=True), step_pattern=pattern,
-        )  # fmt: skip
+        )
         try:
             counts = watch.once() if options.once else watch.follow(options.every)
         finally:

@@ -79,7 +79,7 @@ class Generation:
     def of(
         cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
         alternatives: tuple[Ids, Floats] | None = None,
-    ) -> Generation:  # fmt: skip
+    ) -> Generation:
         """A completion from lists, and from reasons of any type; None = the engine names no reason."""
         finish, stop = ("" if value is None else str(value) for value in (finish, stop))
         floats = np.asarray(logprobs, dtype=np.float32)
@@ -170,7 +170,7 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
 def _check_alternatives(generation: Generation, vocab_size: int) -> None:
     ids, logprobs, entropy = generation.alternative_ids, generation.alternative_logprobs, generation.entropy
     fault = alternatives.problem(Step(NO_IDS, generation.completion_ids, entropy=entropy,
-                                      alternative_ids=ids, alternative_logprobs=logprobs))  # fmt: skip
+                                      alternative_ids=ids, alternative_logprobs=logprobs))
     if fault:
         raise EngineError(f"The engine's alternatives do not fit its completion: {fault}")
     if ids is not None and logprobs is not None and ids.size:

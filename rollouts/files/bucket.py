@@ -69,7 +69,7 @@ class BucketStorage(S3Storage):
                 self._one = self._create_session().resource(
                     "s3", region_name=self.region_name, endpoint_url=self.endpoint_url, config=self.client_config,
                     use_ssl=self.use_ssl, verify=self.verify,
-                )  # fmt: skip
+                )
             return self._one
 
     @property

@@ -61,7 +61,7 @@ PUSH = Limits(
     line_bytes=64 << 20, line_memory=768 << 20, line_ids=25_000_000, line_items=50_000,
     line_repeated_bytes=64 << 20, parquet_group_bytes=512 << 20, rejected=10_000, ids=250_000_000,
     seconds=60.0,
-)  # fmt: skip
+)
 """Somebody waits for the answer to a push. What is larger can be imported as a file."""
 BY_IMPORT = "Push it in smaller parts, or import it as a file."
 

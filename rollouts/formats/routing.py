@@ -27,7 +27,7 @@ _INSIDE = ("choice", "response", "meta_info", "model_output", "rollout", "line")
 """Objects of an ``extra`` that are looked into."""
 _TOUCHED = frozenset((*ARRAYS, *_INSIDE))
 _DTYPES = {"u1": "<u1", "u2": "<u2", "i2": "<i2", "u4": "<u4", "i4": "<i4", "i8": "<i8", "uint8": "<u1",
-           "uint16": "<u2", "int16": "<i2", "int32": "<i4", "int64": "<i8"}  # fmt: skip
+           "uint16": "<u2", "int16": "<i2", "int32": "<i4", "int64": "<i8"}
 
 
 def with_routing(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:
@@ -49,7 +49,7 @@ def summarised(trajectory: Trajectory) -> Trajectory:
         extra = {key: value for key, value in extra.items() if key != KEY}
     if extra is trajectory.extra and all(a is b for a, b in zip(steps, trajectory.steps, strict=True)) and all(
         a is b for a, b in zip(rows, trajectory.rows, strict=True)
-    ):  # fmt: skip
+    ):
         return trajectory
     return replace(trajectory, steps=steps, rows=rows, extra=extra)
 

@@ -11,7 +11,7 @@ from rollouts.formats.top_logprobs import alternatives_of
 from rollouts.tito.trajectory import NO_IDS, Floats, Ids
 
 META = ("output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs", "weight_version",
-        "weight_versions", "finish_reason")  # fmt: skip
+        "weight_versions", "finish_reason")
 """Fields that are read, or that repeat what is read."""
 
 

@@ -295,4 +295,4 @@ def _name(value: Any) -> str:
     return {
         type(None): "null", bool: "true or false", int: "a number", float: "a number with a fraction", str: "a text",
         list: "a list", dict: "an object",
-    }.get(type(value), type(value).__name__)  # fmt: skip
+    }.get(type(value), type(value).__name__)

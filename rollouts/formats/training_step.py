@@ -21,7 +21,7 @@ MAX_STEP = 2**31 - 1
 NAMES = (
     "training_step", "train_step", "trainer_step", "global_step", "global_steps", "optimizer_step", "iteration",
     "rollout_id",
-)  # fmt: skip
+)
 """Keys of a record that mean the training step wherever they stand, the surest first."""
 OF_TRAJECTORY = (*NAMES, "step", "gen_step")
 """Keys that mean it at the top of a record. Deeper, ``step`` counts engine calls."""

@@ -403,7 +403,7 @@ def appended_eos_trained(t: FaultyTurn, row: Row) -> Row:
         row, ids=ids_array(np.concatenate([row.ids, stop])), loss_mask=np.append(row.loss_mask, True),
         logprobs=np.append(row.logprobs, np.float32(0)).astype(np.float32), origin=None,
         columns={"advantages": np.append(row.columns["advantages"], np.float32(0.7)).astype(np.float32)},
-    )  # fmt: skip
+    )
 
 
 @row_case

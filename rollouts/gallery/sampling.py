@@ -89,19 +89,19 @@ class Policy:
         return Trajectory(
             "", tuple(steps), () if way.rows_follow_from_steps else tuple(way.rows()), reward=outcome.reward,
             reward_parts=outcome.reward_parts, stop_reason=outcome.stop_reason, tokenizer=NAME,
-        )  # fmt: skip
+        )
 
     def step(
         self, prompt: Ids, made: Generation, messages: Sequence[Message], tools: Any, reply: Message | None,
         kwargs: Mapping[str, Any] | None = None, template: str = "", **fields: Any,
-    ) -> Step:  # fmt: skip
+    ) -> Step:
         """A step that the policy sampled. ``template``: the name of a template of the gallery."""
         request = Request(tuple(copy.deepcopy(list(messages))), None if tools is None else tuple(tools), kwargs or {})
         return Step(
             ids_array(prompt), made.completion_ids, made.logprobs, self.engine.logprobs_mode, made.finish_reason,
             made.stop_reason, request, copy.deepcopy(reply), temperature=1.0, policy_version=NAME,
             chat_template_sha256=sha256_of(self.templates[template]) if template else "", **fields,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +211,7 @@ class FaultyTurn:
         return Trajectory(
             "", steps, reward=outcome.reward, reward_parts=outcome.reward_parts, stop_reason=outcome.stop_reason,
             tokenizer=NAME,
-        )  # fmt: skip
+        )
 
     def with_content(self, content: str) -> FaultyTurn:
         """The same turn with another answer of the tool."""

@@ -67,7 +67,7 @@ class Plans:
         return replace(
             self, cpu=True, trajectories=trajectories, live=trajectories, mean_tokens=12, max_tokens=64, rounds=3,
             repeats=1, demo_trajectories=trajectories, max_model_len=1024, tolerance=1e-4, shape=SMALL,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     form = LaunchSettings(
         model=RANDOM, environment="rounds", prompts=plans.trajectories, group=1, temperature=1.0, seed=plans.seed,
         max_tokens=plans.max_tokens, max_turns=plans.rounds,
-    )  # fmt: skip
+    )
     say("Random weights: warming up ...")
     _work(replace(form, prompts=min(plans.trajectories, plans.live), seed=plans.seed + 1000))
     owner, live = _owner(RANDOM), live_trajectories(served_models()[RANDOM], "proof")

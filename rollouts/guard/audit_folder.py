@@ -110,7 +110,7 @@ class AuditFolder:
                 for kind, held in sorted(kinds.items(), key=lambda one: (-one[1]["trajectories"], one[0]))
             },
             "settings": asdict(settings), "pieces": [one.pieces for one in cut.shards],
-        }  # fmt: skip
+        }
         for name in SCHEMAS:
             (self.path / f"{name}.part").replace(self.path / name)
         part = self.path / f"{SUMMARY}.part"
@@ -120,7 +120,7 @@ class AuditFolder:
 
     def _tables(
         self, shards: Sequence[AuditShard], digest: str, refused: Sequence[tuple[str, str]]
-    ) -> Iterator[pa.Table]:  # fmt: skip
+    ) -> Iterator[pa.Table]:
         """The table of each shard, with its number, and one of what could not be opened."""
         for number, shard in enumerate(shards):
             table = pq.read_table(self.file_of(shard.key(digest)))

@@ -75,7 +75,7 @@ def _end_with_parent() -> None:
 def _in_pool(
     todo: Todo, settings: AuditSettings, n: int, read: Callable[..., pa.Table],
     left: dict[str, AuditShard], suspects: list[str],
-) -> Done:  # fmt: skip
+) -> Done:
     """Read shards until all are done or a process died. What was being read then is suspected."""
     waiting = iter(todo.items())
     under_way: dict[Future[pa.Table], str] = {}

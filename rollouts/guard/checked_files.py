@@ -134,7 +134,7 @@ class CheckedFiles:
                 place = FindingPlace(
                     file, line, trajectory.external_id, trajectory.training_step,
                     finding.step, finding.row, finding.start, finding.stop,
-                )  # fmt: skip
+                )
                 self.found.append(PlacedFinding(finding, place))
 
     def sorted_kinds(self) -> list[tuple[str, KindCount]]:

@@ -298,7 +298,7 @@ class _Mending:
                 "columns_left_out": list(done.columns_left_out),
                 "trained_tokens": [before.trained_tokens, after.trained_tokens],
             }
-        )  # fmt: skip
+        )
 
     def _change(self, value: dict[str, Any]) -> None:
         self._log.write(("," if self._n_changes else "") + "\n" + json.dumps(value))

@@ -46,7 +46,7 @@ FINDING = pa.struct(
         "trained_tokens_lost": pa.int64(), "trained_tokens_wrong": pa.int64(), "rows": pa.int64(),
         "prompt_tokens_repaid": pa.int64(),
     }
-)  # fmt: skip
+)
 """A finding. ``start`` and ``stop`` count tokens in the stream of ``step``, or in ``row`` where there is no step."""
 SCHEMA = pa.schema(
     {
@@ -55,7 +55,7 @@ SCHEMA = pa.schema(
         "policy_version": pa.string(), "reward": pa.float64(), "n_steps": pa.int64(), "n_rows": pa.int64(),
         "n_tokens": pa.int64(), "n_findings": pa.int64(), "worst": pa.string(), "findings": pa.list_(FINDING),
     }
-)  # fmt: skip
+)
 """One row a trajectory, in the order of the files; and one for each line or file that was not read.
 
 ``place`` counts the trajectories of a shard from 0. ``unread`` is null for a trajectory, and else says why.
@@ -263,7 +263,7 @@ def unread_row(file: str, line: int | None, reason: str) -> dict[str, Any]:
 
 def _row(
     file: str, line: int | None, place: int, format_name: str, one: Trajectory, diagnosis: Diagnosis, template: str
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     found = [
         finding
         for finding in diagnosis.findings
@@ -279,7 +279,7 @@ def _row(
         "n_tokens": sampled or sum(len(row.ids) for row in one.rows),
         "n_findings": len(found), "worst": None if worst is None else worst.value,
         "findings": [_finding(finding, one, template) for finding in found],
-    }  # fmt: skip
+    }
 
 
 def _finding(one: Finding, trajectory: Trajectory, template: str) -> dict[str, Any]:
@@ -294,7 +294,7 @@ def _finding(one: Finding, trajectory: Trajectory, template: str) -> dict[str, A
         "evidence": _text(one.evidence, MAX_TEXT), "remedy": _text(one.remedy, MAX_TEXT),
         "trained_tokens_lost": one.cost.trained_tokens_lost, "trained_tokens_wrong": one.cost.trained_tokens_wrong,
         "rows": one.cost.rows, "prompt_tokens_repaid": one.cost.prompt_tokens_repaid,
-    }  # fmt: skip
+    }
 
 
 def _text(value: str, most: int = 1024) -> str:

@@ -21,7 +21,7 @@ MASKS = ("loss_mask", "response_mask", "completion_mask", "action_mask", "env_ma
 LOGPROBS = (
     "logprobs", "rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps", "response_logprobs",
     "generation_logprobs", "inference_logprobs",
-)  # fmt: skip
+)
 COLUMNS = {
     "advantages": "advantages",
     "trainer_logprobs": "trainer_logprobs",

@@ -122,7 +122,7 @@ class Guard:
         """What was seen, looked at, found and dropped so far, and how long it took. Tokens and seconds are sums."""
         with self._lock:
             names = ("calls", "seen", "checked", "tokens_seen", "tokens_checked", "failing", "dropped", "unchecked",
-                     "late", "unreadable", "errors")  # fmt: skip
+                     "late", "unreadable", "errors")
             found: dict[str, Any] = {name: self._counts[name] for name in names}
             found["seconds"], found["slowest_seconds"] = self._seconds, self._slowest
             found["findings"] = {kind: count.n_findings for kind, count in self._checked.sorted_kinds()}
@@ -236,7 +236,7 @@ class Guard:
                 ),
             )
             for one in failing
-        ]  # fmt: skip
+        ]
         with self._lock:
             self._checked.add("trainer", None, trajectory, diagnosis)
             self._counts["checked"] += 1

@@ -36,7 +36,7 @@ def end_imports(apps, schema_editor):
             n_trajectories=Count("pk"), n_finished=Count("pk", filter=Q(status="done")), n_steps=Sum("n_steps"),
             n_rows=Sum("n_rows"), n_tokens=Sum("n_tokens"), n_sampled=Sum("n_sampled"), n_rewards=Count("reward"),
             reward_sum=Sum("reward"),
-        )  # fmt: skip
+        )
         for name, value in totals.items():
             setattr(run, name, value or 0)
         run.finding_counts = dict(run.findings.values_list("kind").annotate(n=Count("pk")).order_by("kind"))

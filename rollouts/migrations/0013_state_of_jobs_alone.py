@@ -24,4 +24,4 @@ class Migration(migrations.Migration):
                 name="job_of_one_subject",
             ),
         ),
-    ]  # fmt: skip
+    ]

@@ -91,4 +91,4 @@ __all__ = [
     "default_project",
     "new_code",
     "template_name",
-]  # fmt: skip
+]

@@ -70,7 +70,7 @@ class Job(models.Model):
     whole = models.ForeignKey(
         "self", null=True, on_delete=models.CASCADE, related_name="shards",
         help_text="Of a shard: the job of which it is a part.",
-    )  # fmt: skip
+    )
     kind = models.CharField(max_length=20, choices=Kind.choices)
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
     error = models.TextField(blank=True)

@@ -35,7 +35,7 @@ class InSegment(models.Model):
     segment = models.ForeignKey(
         TokenSegment, null=True, on_delete=models.DO_NOTHING, related_name="+", db_index=False,
         help_text="The file with its arrays; null = the database has them.",
-    )  # fmt: skip
+    )
     segment_offset = models.PositiveIntegerField(null=True, help_text="Its row in the file.")
 
     class Meta:

@@ -12,7 +12,7 @@ from rollouts.models.work_status import WorkStatus
 
 FILTERED = (
     "id", "external_id", "status", "stop_reason", "reward", "n_tokens", "n_steps", "n_findings", "worst_severity",
-)  # fmt: skip
+)
 """The columns of the filters of a run's list, and the key."""
 
 

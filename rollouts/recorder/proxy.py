@@ -38,7 +38,7 @@ MAX_BODY_BYTES = 256 << 20
 NOT_PASSED = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade", "host", "content-length", "proxy-connection", "expect", access.TOKEN_HEADER.lower())
-)  # fmt: skip
+)
 STREAM_TYPE = "text/event-stream"
 
 
@@ -216,7 +216,7 @@ class Recorder:
         response = web.Response(
             status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
             body=wire.strip(answer, asked),
-        )  # fmt: skip
+        )
         await response.prepare(request)
         await response.write_eof()
         return response

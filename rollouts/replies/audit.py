@@ -122,7 +122,7 @@ class Completion:
         sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
         sizes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1
         values = {"n_said": len(said), "text": _BAD.sub("\ufffd", text), "_ends": ends,
-                  "_starts": np.concatenate([[0], np.cumsum(sizes)])}  # fmt: skip
+                  "_starts": np.concatenate([[0], np.cumsum(sizes)])}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 

@@ -64,7 +64,7 @@ def alarm_steps(run: Run, with_kinds: bool = True) -> list[AlarmStep]:
     columns = held.annotate(kinds=kinds_column).values_list(
         "training_step", "n_trajectories", "n_broken", "kinds", "n_truncated", "n_groups", "n_same_reward",
         "gap__mean_abs",
-    )  # fmt: skip
+    )
     return [
         AlarmStep(step, n, broken, kinds or {}, cut, groups, same, gap)
         for step, n, broken, kinds, cut, groups, same, gap in columns
@@ -115,5 +115,5 @@ def waiting_alarms(now: datetime) -> QuerySet[Alarm]:
     found = Alarm.objects.filter(
         delivered_at=None, holds=True, raised_at__gt=now - GIVE_UP, raised_at__gte=F("run__project__alarms__since"),
         run__project__alarms__next_try_at__lte=now,
-    ).exclude(run__project__alarms__webhook="")  # fmt: skip
+    ).exclude(run__project__alarms__webhook="")
     return found.order_by("raised_at", "pk")

@@ -69,7 +69,7 @@ def scored_value(column: ScoredColumn) -> LogprobColumn:
     return LogprobColumn(
         f"{SCORED}{column.code}", str(column), column.model, engine, column.weights, column.temperature,
         column.finished_at,
-    )  # fmt: skip
+    )
 
 
 def scored_columns(run: Run) -> list[ScoredColumn]:

@@ -96,7 +96,7 @@ def state_of(run: Run) -> str:
     totals = (
         VERSION, run.status, run.n_trajectories, run.n_finished, run.n_failed, run.n_steps, run.n_tokens, run.n_rewards,
         run.reward_sum, sorted(run.finding_counts.items()), run.diagnosis_version,
-    )  # fmt: skip
+    )
     return hashlib.sha256(repr(totals).encode()).hexdigest()
 
 
@@ -107,7 +107,7 @@ def count(run: Run) -> dict[str, Any]:
     body = {
         "summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads,
         "totals": asdict(run_totals(run)),
-    }  # fmt: skip
+    }
     return dict(json.loads(json.dumps(body)))
 
 
@@ -160,7 +160,7 @@ def run_totals(run: Run) -> TrainedTotals:
     sums = found.aggregate(
         sampled=Sum("n_sampled", default=0), trained=Sum("n_trained", default=0), lost=Sum("n_lost", default=0),
         unknown=Count("pk", filter=Q(n_lost=None)),
-    )  # fmt: skip
+    )
     return TrainedTotals(**sums | {"lost": None} if sums["unknown"] else sums)
 
 

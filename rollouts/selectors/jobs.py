@@ -14,7 +14,7 @@ from rollouts.selectors.visible import SUBJECTS
 LISTED = (
     Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.DIAGNOSE_PUSHED, Job.Kind.LOSS_WEIGHTS,
     Job.Kind.RESCORE, Job.Kind.GAP,
-)  # fmt: skip
+)
 """The kinds that the page of a run lists. Its status tells of an import."""
 MAX_JOBS = 10
 

@@ -50,7 +50,7 @@ class RowSummary:
         return StoredRow(
             pk=self.key, index=self.index, last_step_id=self.last_step, n_tokens=self.n_tokens,
             n_trained=self.n_trained, step_indices=sorted(self.steps),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
     held = trajectory.steps.order_by("index").values_list(
         "pk", "index", "row_index", "parent_id", "shared_length", "parent_length", "prompt_length",
         "completion_length", "finish_reason", "has_entropy", "n_alternatives",
-    )  # fmt: skip
+    )
     by_key: dict[int | None, int] = {step[0]: step[1] for step in held}
     steps = [
         StepSummary(pk, index, row, by_key.get(parent), shared, length, prompt, completion, reason, entropy, n)

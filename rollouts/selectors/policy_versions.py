@@ -89,7 +89,7 @@ def count_policy_versions(
         )
         for version, fields in figures_by(held, "policy", kinds, repaid, truncated)
         if version in range_of  # another one was stored in between
-    ]  # fmt: skip
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def over_versions(run: Run) -> list[PolicyVersionLine]:
             last_training_step=one.last_training_step, **PolicyVersionLine.columns(one),
         )
         for one in held
-    ]  # fmt: skip
+    ]
 
 
 def has_versions(run: Run) -> bool:

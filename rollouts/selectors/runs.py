@@ -249,7 +249,7 @@ def run_summary(run: models.Run) -> RunSummary:
         unknown=Count("pk", filter=NOT_INFO & COST_UNKNOWN),
         one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
         **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
-    ).order_by("-n", "kind")  # fmt: skip
+    ).order_by("-n", "kind")
     rows = list(kinds)
     costs = {kind: (None if unknown else tokens, one_row) for kind, _, _, tokens, unknown, one_row, *_ in rows}
     return RunSummary(
@@ -356,5 +356,5 @@ def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]
         "group"
     ).annotate(
         n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")
-    )  # fmt: skip
+    )
     return {group: GroupStats(*values) for group, *values in rows}

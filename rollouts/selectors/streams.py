@@ -29,7 +29,7 @@ def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -
     columns = (
         "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "segment__key", "segment_offset",
         "tokens__delta_ids", "tokens__completion_ids", "messages_shared",
-    )  # fmt: skip
+    )
     rows = models.StoredStep.objects.filter(trajectory__in=trajectory_keys).order_by("trajectory_id", "index")
     held = list(rows.values_list(*columns, *(["messages_new__body"] if with_messages else [])))
     in_segments = iter(read_places([row[5:7] for row in held if row[5] is not None], ("delta_ids", "completion_ids")))

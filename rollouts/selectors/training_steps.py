@@ -44,7 +44,7 @@ def _counted(run: Run, steps: Sequence[int] | None) -> Iterator[TrainingStepFigu
 def figures_by(
     held: QuerySet[StoredTrajectory], axis: str, of_kinds: Mapping[Any, dict[str, int]], repaid: Mapping[Any, int],
     truncated: Mapping[Any, int],
-) -> Iterator[tuple[Any, dict[str, Any]]]:  # fmt: skip
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each value of a column of trajectories, in order, and the columns of its figures. Three queries.
 
     ``of_kinds``: value -> kind -> trajectories that have it. ``repaid``: value -> prompt tokens computed again.
@@ -55,7 +55,7 @@ def figures_by(
         first=Min("index"), last=Max("index"), unknown=Count("pk", filter=Q(n_lost=None)),
         n_rewards=Count("reward"), rewards=Sum("reward", default=0.0),
         **{f"sum_{name}": Sum(name, default=0) for name in _SUMMED},
-    )  # fmt: skip
+    )
     groups = _groups(held, axis)
     gaps = _gaps(held, axis)
     for total in totals.order_by(axis):
@@ -69,7 +69,7 @@ def figures_by(
             "n_lost": None if total["unknown"] else total["sum_n_lost"], "n_repaid": repaid.get(key, 0),
             "n_truncated": truncated.get(key), "n_groups": n_groups, "n_same_reward": n_same,
             "finding_counts": of_kinds.get(key, {}), "gap": gap_value(gaps[key]) if key in gaps else None,
-        }  # fmt: skip
+        }
 
 
 _SUMMED = ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained", "n_lost")
@@ -137,7 +137,7 @@ def gap_value(gap: GapFigures) -> dict[str, float | int | None]:
         "tokens": gap.tokens, "mean_abs": gap.mean_abs, "k3": gap.mean_k3, "median": gap.size_quantile(0.5),
         "p99": gap.size_quantile(0.99), "largest": gap.largest, "low": gap.quantile(0.01), "high": gap.quantile(0.99),
         "ess": effective_share(gap),
-    }  # fmt: skip
+    }
 
 
 def has_training_steps(run: Run) -> bool:

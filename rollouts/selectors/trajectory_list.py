@@ -22,7 +22,7 @@ from rollouts.tito.diagnose.finding import Severity
 
 SORTS = (
     "index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings", "n_rows", "-n_rows",
-)  # fmt: skip
+)
 """The orders of a list of trajectories; a minus sign means descending."""
 
 MAX_COUNTED = 10_000

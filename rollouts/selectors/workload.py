@@ -80,7 +80,7 @@ def stored() -> Stored:
 def _by_kind_and_state(model: Any) -> dict[tuple[str, str], tuple[int, datetime]]:
     active = model.objects.filter(status__in=ACTIVE).values_list("kind", "status")
     return {(kind, status): (n, first) for kind, status, n, first in
-            active.annotate(n=Count("pk"), first=Min("created_at")).order_by()}  # fmt: skip
+            active.annotate(n=Count("pk"), first=Min("created_at")).order_by()}
 
 
 def _waited(found: dict[tuple[str, str], tuple[int, datetime]], now: datetime) -> dict[str, float]:

@@ -204,7 +204,7 @@ def record(
             "user": event.user_name, "address": event.address, "project": event.project_id, "target": event.target,
             "object": f"{event.code} {event.detail}".strip(),
         },
-    )  # fmt: skip
+    )
     try:
         with transaction.atomic():
             event.save(force_insert=True)

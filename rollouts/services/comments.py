@@ -68,7 +68,7 @@ def add_comment(trajectory: StoredTrajectory, author: Any, text: str, place: Pla
     made = Comment.objects.create(
         trajectory=trajectory, row_index=row, start=start, stop=stop, text=text, author=author,
         author_name=author.get_username(),
-    )  # fmt: skip
+    )
     record(Action.COMMENTED, trajectory, detail=f"comment {made.code}")
     return made
 

@@ -18,7 +18,7 @@ from rollouts.tito.batches import batched
 _REFERENCES: list[tuple[type[Any], str]] = [
     *((StoredStep, column) for column in BODY_COLUMNS),
     (StoredRow, "extra_id"), (StoredTrajectory, "extra_id"), (StoredTrajectory, "task_id"),
-]  # fmt: skip
+]
 """Every model and column that holds keys of ``Content``."""
 
 

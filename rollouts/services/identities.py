@@ -63,7 +63,7 @@ def account_of(issuer: str, claims: Mapping[str, Any]) -> tuple[User, bool]:
         raise SignInRefused(
             "This server lets in certain groups or email domains of the provider, and you are in none of them. Ask "
             "its administrator.", wanted,
-        )  # fmt: skip
+        )
     found = _found(issuer, subject)
     if found is None:
         try:

@@ -195,7 +195,7 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
 _ENDED = (
     "status", "finished_at", "lease_until", "reward", "reward_parts", "stop_reason", "n_findings", "worst_severity",
     "n_steps", "n_rows", "n_trained", "n_tokens", "n_sampled", "n_lost", "checks",
-)  # fmt: skip
+)
 """The columns that the end of a trajectory changes."""
 
 
@@ -206,7 +206,7 @@ def fail_trajectory(end: TrajectoryEnd) -> bool:
         lost = held.update(
             status=Status.FAILED, error=without_paths(end.error), finished_at=timezone.now(), lease_until=None,
             n_findings=len(end.findings), worst_severity=worst_severity(finding.severity for finding in end.findings),
-        )  # fmt: skip
+        )
         if lost:
             record = models.StoredTrajectory.objects.select_related("run").get(pk=end.key)
             bump_run(record.run, add_findings(record.run, [(record, end.findings)]), n_failed=1)
@@ -240,7 +240,7 @@ def resume_run(run: models.Run) -> int:
         n = unfinished.update(
             status=Status.QUEUED, error="", finished_at=None, lease_until=None, attempt=F("attempt") + 1,
             n_findings=0, worst_severity="",
-        )  # fmt: skip
+        )
         if not n:
             raise ValueError("Every trajectory of this run is done, so there is nothing to resume.")
         # The clock goes on where it stopped: a pause is not part of the run's pace.
@@ -249,7 +249,7 @@ def resume_run(run: models.Run) -> int:
         models.Run.objects.filter(pk=held.pk).update(
             status=models.Run.Status.QUEUED, error="", finished_at=None, heartbeat_at=None, cancel_requested=False,
             n_failed=F("n_failed") - n_failed, started_at=F("started_at") + paused,
-        )  # fmt: skip
+        )
         bump_run(held, {kind: -count for kind, count in kinds.items()})
     run.refresh_from_db()
     return n

@@ -51,7 +51,7 @@ def mute(run: Run, kind: str, scope: str, reason: str, author: Any) -> MutedKind
         made = MutedKind.objects.create(
             project=run.project, kind=kind, reason=reason, author=author, author_name=author.get_username(),
             **places,
-        )  # fmt: skip
+        )
     record(Action.MUTED, run, detail=f"{kind}, {scope}: {reason}")
     return made
 

@@ -57,4 +57,4 @@ def _stored(key: int, trajectory: int, files_sha256: str, again: Sequence[Encode
             value for one in drifts for value in (one.start, one.stop, len(one.expected_ids), int(one.invalid_utf8))
         ],
         expected_ids=np.concatenate([NO_IDS, *(drift.expected_ids for drift in drifts)]),
-    )  # fmt: skip
+    )

@@ -57,7 +57,7 @@ def fail_run(run: models.Run, error: str) -> None:
     failed = run.trajectories.filter(status__in=models.ACTIVE).update(
         status=models.StoredTrajectory.Status.FAILED, error=without_paths(error), finished_at=timezone.now(),
         lease_until=None,
-    )  # fmt: skip
+    )
     models.Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
     end_active_run(run, models.Run.Status.FAILED, error)
 

@@ -177,7 +177,7 @@ def find_lanes(
                 last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
                 0 if own is None else own.n_trained if alone else None,
             )
-        )  # fmt: skip
+        )
     return lanes
 
 

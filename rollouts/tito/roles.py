@@ -16,7 +16,7 @@ _ROLES = {
     "assistant": "assistant", "model": "assistant", "bot": "assistant",
     "tool": "tool", "function": "tool", "functions": "tool", "ipython": "tool", "observation": "tool",
     "environment": "tool",
-}  # fmt: skip
+}
 _NO_HEADER = {"end", "eot", "eom", "sep", "call", "calls", "list", "tools", "declaration", "pad", "prefix", "suffix"}
 _HEADER = re.compile(r"[ \t]*([A-Za-z]+)(?:\.[\w.\-]+)?(?:[ \t]+to=[^\n]*)?[ \t]*(?:\r?\n|\Z)")
 _HEADER_BYTES = 96

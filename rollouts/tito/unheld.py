@@ -15,7 +15,7 @@ _TAG = re.compile(r"<[^<>\s]{1,60}(?:\s[^<>]{0,60})?>|\[/?[A-Z_]{3,}\]")
 _WORD = re.compile(r"\w+")
 _OF_THE_FORM = {"name", "arguments", "parameters", "function", "functions", "type", "tool", "call", "calls", "id",
                 "assistant", "analysis", "commentary", "final", "json", "think", "to", "null",
-                "true", "false"}  # fmt: skip
+                "true", "false"}
 _ESCAPED = re.compile(r"u[0-9a-f]{4}")
 SHORTEST = 3
 """Fewer words in a row are an escape or a word of the form."""

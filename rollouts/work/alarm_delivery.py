@@ -139,7 +139,7 @@ def sentence_of(alarm: Alarm) -> str:
         return ""
     found = Raised(
         alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst, alarm.baseline
-    )  # fmt: skip
+    )
     title = KINDS[alarm.kind].title if alarm.kind in KINDS else alarm.kind
     return alarm_sentence(AlarmFigure(alarm.figure), title, alarm.limit, found)
 

@@ -84,7 +84,7 @@ def fill_table(model: type[models.Model], file: IO[bytes]) -> int:
         prepared = [
             [field.get_db_prep_save(value, connection) for field, value in zip(fields, row, strict=True)]
             for row in rows
-        ]  # fmt: skip
+        ]
         insert_values(model, prepared)
         n_rows += len(rows)
     return n_rows

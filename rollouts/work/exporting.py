@@ -355,7 +355,7 @@ def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
         bytes_written=size,
         notes=[left_out, *notes, *[f"And {more:,} more."] * (more > 0)] if left_out else [],
         expires_at=timezone.now() + FILE_AGE,
-    )  # fmt: skip
+    )
     if not ended:
         raise JobLost  # the worker that has the job now reads the parts
 

@@ -65,7 +65,7 @@ def load(project: Project | None = None, user: Any = None) -> Run:
         records = services.save_trajectories(
             run, bundled, [one.findings for one in found], checks=[one.checks for one in found],
             token_table=services.byte_table_of(run),
-        )  # fmt: skip
+        )
         services.keep_retokenized(run, [(one.pk, made.again) for one, made in zip(records, found, strict=True)])
         services.end_run(run, Run.Status.DONE)
     run.refresh_from_db()
@@ -94,7 +94,7 @@ def import_training(project: Project | None = None, user: Any = None) -> list[tu
             run = services.create_run(
                 Run.Kind.IMPORT, one.title, user=user, project=project, settings=mark, tokenizer=tokenizer,
                 chat_template=tokenizer.chat_template,
-            )  # fmt: skip
+            )
             found.append((one, run, ask_for_uploads(run, [SimpleUploadedFile(one.path.name, body)])))
     return found
 

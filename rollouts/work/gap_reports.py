@@ -41,7 +41,7 @@ def gap_key(run: Run) -> str:
     parts = (
         VERSION, run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens, run.diagnosis_version,
         run.tokenizer_id, sorted(run.finding_counts.items()),
-    )  # fmt: skip
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -141,7 +141,7 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
     done = {
         "files": len({piece["file"] for piece in pieces}), "next_index": next_final_index(run),
         "formats": sorted({piece["format"] for piece in pieces if piece["file"] not in refusals}),
-    }  # fmt: skip
+    }
     read = sum(piece["bytes"] for shard in shards for piece in shard.row.options["pieces"])
     is_whole = len(shards) == job.shards.count()
     note_imported(run, done, run.bytes_total if is_whole else read, alive)
@@ -165,7 +165,7 @@ def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
     shards = shards_of(job)
     open_files = {
         piece["file"] for one in shards if one.status != Job.Status.DONE for piece in one.options["pieces"]
-    }  # fmt: skip
+    }
     kept = []
     for one in shards:
         if one.status == Job.Status.DONE and open_files.isdisjoint(piece["file"] for piece in one.options["pieces"]):
@@ -322,7 +322,7 @@ def _place(run: Run, shard: _Shard, changes: _Changes, job: Job, alive: Alive) -
             change_whole(
                 StoredTrajectory, ("external_id", "group"),
                 [(*changes.named[row[1]], row[0]) for row in rows if changes.named[row[1]] != row[2:]],
-            )  # fmt: skip
+            )
         _leave_out(changes)
         start = next_final_index(run)
         move_range(run, first, stop + 1, start)

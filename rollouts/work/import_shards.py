@@ -176,7 +176,7 @@ class _Piece(FileImport):
 
     def __init__(
         self, run: Run, source: Source, before: int, index: int, stop: int, beat: Beat, whole: Job
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(run, source, before, index, False, partial(beat_job, beat.job), rule_of(whole))
         self._first, self._stop, self._beat, self._whole = index, stop, beat, whole
         self._rejected: list[Rejected] = []
@@ -245,4 +245,4 @@ class _Piece(FileImport):
             "held": [] if self.refused else [[at, *name] for at, name in self._held.items()],
             "rejected": [] if self.refused else [[one.line, storable_text(one.reason)] for one in self._rejected],
             "n_rejected": 0 if self.refused else self._n_rejected,
-        }  # fmt: skip
+        }

@@ -119,7 +119,7 @@ def do_job(job: Job, beat: Beat) -> None:
     import_files(
         run, [file_of(key) for key in options["files"]], options["format"] or "auto", options["use_recorded_tokenizer"],
         alive=beat, end=partial(end_import, run, job), training_step=rule_of(job),
-    )  # fmt: skip
+    )
     drop_uploads(run.code)
 
 
@@ -225,7 +225,7 @@ def import_files(
                 _read_file(
                     run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive,
                     training_step,
-                )  # fmt: skip
+                )
     except ImportCancelled:
         drop_incomplete(run, alive)
         end(models.Run.Status.CANCELLED, "")
@@ -237,7 +237,7 @@ def import_files(
 def _read_file(
     run: models.Run, file: Path | Source, name: str, format_name: str, use_recorded: bool, before: int, size: int,
     alive: Callable[[], object], training_step: TrainingStepRule,
-) -> None:  # fmt: skip
+) -> None:
     """Store a file, or a rejection in its place. ``before``: the bytes of the files before it."""
     drop_incomplete(run, alive)
     done = imported(run)
@@ -295,7 +295,7 @@ class FileImport:
     def __init__(
         self, run: models.Run, source: Source, before: int, index: int, use_recorded: bool,
         alive: Callable[[], object], training_step: TrainingStepRule = ANY,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.source, self.use_recorded, self.alive = run, source, use_recorded, alive
         self.training_step = training_step
         self.next_index = index
@@ -357,7 +357,7 @@ class FileImport:
                 records = services.save_trajectories(
                     self.run, batch, [one.findings for one in found], self.next_index,
                     checks=[one.checks for one in found], gaps=[gap_json(one) for one in found], encoded=encoded,
-                )  # fmt: skip
+                )
                 again = [(record.pk, one.again) for record, one in zip(records, found, strict=True)]
                 services.keep_retokenized(self.run, again)
         except (IntegrityError, JobLost):  # it is rolled back; after an outage that is not known

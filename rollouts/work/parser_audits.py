@@ -47,7 +47,7 @@ def key_of(trajectory: StoredTrajectory) -> str:
     parts = (
         VERSION, trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
-    )  # fmt: skip
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -130,7 +130,7 @@ def audit_steps(
 def _audited(
     record: StoredTrajectory, value: Trajectory, codec: LoadedTokenizer, case: DiagnosisContext, index: int,
     parsers: VllmParsers | None, notes: Sequence[str], say: Callable[[str], object],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     if not 0 <= index < len(value.steps):
         raise CannotAudit(f"There is no step {index}: steps run from 0 to {len(value.steps) - 1}.")
     step, notes = value.steps[index], list(notes)

@@ -46,7 +46,7 @@ _TALKED: list[Message] = [
 ]
 PROBES: tuple[tuple[list[Message], list[dict[str, Any]] | None], ...] = (
     (_ASKED, None), (_TALKED, None), (_ASKED, [_TOOL]), (_CALLED, [_TOOL]),
-)  # fmt: skip
+)
 
 
 def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapping[str, Any]], Extends]:
@@ -104,7 +104,7 @@ class _Bridge:
             extended = self._renderer.bridge_to_next_turn(
                 prompt_ids.tolist(), completion_ids.tolist(), [dict(message) for message in messages],
                 tools=None if tools is None else [dict(tool) for tool in tools],
-            )  # fmt: skip
+            )
         except Exception:  # it may fail on a message that its model never saw
             return None
         return None if extended is None else ids_array(extended.token_ids)

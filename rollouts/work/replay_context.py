@@ -87,7 +87,7 @@ def _rendering(
     context = Context(
         loaded, renderer, loaded.stop_ids, encode=encode, bridge=renderers_package.bridges_of(loaded, renderer),
         keeps_prompts=not is_other,
-    )  # fmt: skip
+    )
     if rows is not None:
         of_rows = Context(loaded, chat_templates.renderer(loaded, rows.text), loaded.stop_ids, encode=encode)
         context = replace(context, rows=of_rows)

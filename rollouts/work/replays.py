@@ -58,7 +58,7 @@ def hash_of(run: Run, *counted: Any) -> str:
         VERSION, sorted(STRATEGIES), all_installed(), *counted,
         run.tokenizer.sha256 if run.tokenizer else "", hashlib.sha256((template_text(run) or "").encode()).hexdigest(),
         *filter(None, [run.rows_chat_template_id]),
-    )  # fmt: skip
+    )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -147,7 +147,7 @@ def script(
             title=_plain(title or finding.kind.replace("_", " ").capitalize()),
             run=_plain(name) + (" FOLDER_OF_THE_TOKENIZER" if named else ""), trajectory=_plain(trajectory.external_id),
         )
-    ]  # fmt: skip
+    ]
     if named:
         parts.append(_FROM_ARGUMENT.format(name=ascii(_plain(named[0])), sha256=ascii(named[1])))
     elif tokenizer:
@@ -174,7 +174,7 @@ def _material(finding: Finding, trajectory: Trajectory) -> tuple[dict[str, Any],
     """The variables of the script, the assertions about them, and the code that the assertions need."""
     data: dict[str, Any] = {
         "START": finding.start, "STOP": finding.stop, "EXPECTED": finding.expected_ids, "ACTUAL": finding.actual_ids,
-    }  # fmt: skip
+    }
     if finding.axis == Axis.ROW:
         held, checks, code = row_material(finding, trajectory)
         return data | held, checks, code

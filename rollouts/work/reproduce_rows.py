@@ -109,7 +109,7 @@ def _of_row(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check]
     data: Data = {
         "IDS": row.ids, "LOSS_MASK": row.loss_mask.astype(int), "LOGPROBS": row.logprobs,
         "COLUMNS": {**dict(row.columns), **_odd_columns(row)},
-    }  # fmt: skip
+    }
     if row.origin is not None:
         data["ORIGIN"] = [Origin(value).slug for value in row.origin.tolist()]
     elif row.step_indices and (places := sampled_places(trajectory.steps, row)) is not None:
@@ -127,7 +127,7 @@ def _odd_columns(row: Row) -> Data:
     return {
         name: value for name, value in row.extra.items()
         if isinstance(value, list) and ("advantage" in name or "logprob" in name or "log_prob" in name)
-    }  # fmt: skip
+    }
 
 
 def _known(checks: dict[str, Check], data: Data) -> list[Check]:
@@ -291,7 +291,7 @@ ROW_SCRIPTS: dict[str, Callable[[Finding, Trajectory, Row, Data], Found]] = {
     "logprob_invalid": _logprobs, "logprobs_other_distribution": _distribution, "advantage_misplaced": _advantages,
     "prompt_split_wrong": _split, "routing_misaligned": _routing, "row_not_sampled": _not_sampled,
     "step_order_invalid": _flags, "mixed_policy_versions": _versions,
-}  # fmt: skip
+}
 
 
 def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check], str]:
@@ -347,7 +347,7 @@ def _truncated(trajectory: Trajectory, index: int, data: Data) -> Found:
 STEP_SCRIPTS: dict[str, Callable[[Trajectory, int, Data], Found]] = {
     "routing_misaligned": _step_routing, "stop_string_misaligned": _past_stop_string, "trained_twice": _twice,
     "never_trained": _never, "truncated_trained": _truncated,
-}  # fmt: skip
+}
 
 NEEDS_TOKENIZER = {"stop_string_misaligned"}
 """Kinds whose script asserts something about the text, so that it needs the tokenizer."""

@@ -48,7 +48,7 @@ def new_report(run: Run, first: int = 0, last: int = LAST) -> dict[str, Any]:
 _SUMMED = {
     "rows": "rows_count", "tokens": "tokens", "trained": "trained_tokens", "sampled": "sampled_tokens",
     "lost": "lost_tokens", "repaid": "prompt_tokens_repaid",
-}  # fmt: skip
+}
 """Figure of a run -> the figure of its trajectories that is summed."""
 
 

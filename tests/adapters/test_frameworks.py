@@ -82,7 +82,7 @@ def verl(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], Any]:
                 "ToolListWrap": list,
             },
             {"AgentLoopWorker": ["_run_agent_loop", "_compute_score"]},
-        )  # fmt: skip
+        )
 
         class AgentLoopWorker(taken.AgentLoopWorker):  # type: ignore[misc, name-defined]
             def __init__(self) -> None:
@@ -130,7 +130,7 @@ def test_verl_outputs_with_their_reward(
                 reward_score=value.reward, num_turns=2 * len(value.steps), metrics={},
                 extra_fields={"min_global_steps": 6, "max_global_steps": 6, "reward_extra_info": {"acc": 1.0}},
             )
-        )  # fmt: skip
+        )
     adapter = verl([*outputs, *outputs[:2], outputs[0]])
     manager = getattr(adapter, f"StreamingAgentLoopManager{ending}")()
     worker = manager.agent_loop_workers_class()
@@ -171,7 +171,7 @@ def generator_output() -> tuple[dict[str, Any], Any]:
     batch = skyrl_batch()
     batch["trajectory_ids"] = [made.TrajectoryID(**one) for one in batch["trajectory_ids"]]
     more = {"rollout_metrics": {"x": 1}, "rollout_expert_indices": None, "pixel_values": None,
-            "trajectory_generation_times": [1.0]}  # fmt: skip
+            "trajectory_generation_times": [1.0]}
     return batch | more, made.BatchMetadata
 
 
@@ -229,7 +229,7 @@ def verifiers_traces() -> Iterator[tuple[Any, list[Any]]]:
                 tokens = kinds.TurnTokens(
                     prompt_ids=step.prompt_ids.tolist(), completion_ids=step.completion_ids.tolist(),
                     completion_logprobs=np.asarray(step.logprobs, dtype=np.float64).tolist(),
-                )  # fmt: skip
+                )
                 reply = message(step.reply or {})
                 turn.commit(
                     kinds.Response(id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens)
@@ -297,7 +297,7 @@ def test_prime_rl_rollouts_of_older_versions(server: FakeServer, stream: Rollout
             for step in value.steps
         ]}
         for value in SOURCES
-    ]  # fmt: skip
+    ]
 
     def compact(kept: Any, step: int) -> None:
         for one in kept:
@@ -345,7 +345,7 @@ def slime_samples() -> list[list[Sample]]:
                 n // 2, n, "p", prompt + response, "r", len(response), reward={"acc": value.reward, "len": 1.0},
                 loss_mask=mask, rollout_log_probs=logprobs, weight_versions=["5"] * len(value.steps),
             )
-        )  # fmt: skip
+        )
     return [found[:2], found[2:]]
 
 
@@ -443,7 +443,7 @@ def test_nemo_rl_training_data(server: FakeServer, stream: RolloutStream) -> Non
         "sample_loss_mask": [1.0] * 3,
         "generation_logprobs": [padded([0.0] * len(prompt) + logprobs) for prompt, _, _, logprobs in parts],
         "prev_logprobs": [padded([0.0] * len(prompt) + logprobs) for prompt, _, _, logprobs in parts],
-    }  # fmt: skip
+    }
     written: list[str] = []
     logger = SimpleNamespace(log_batched_dict_as_jsonl=lambda to_log, filename: written.append(filename))
     assert nemo_rl.stream_logger(logger, stream) is logger
@@ -482,7 +482,7 @@ def test_tinker_groups(server: FakeServer, stream: RolloutStream) -> None:
                     reward=0.0, episode_done=step is value.steps[-1],
                 )
                 for step in value.steps
-            ]  # fmt: skip
+            ]
             one = kinds.Trajectory(transitions, model_input.from_ints([]), "done")
             groups.append(kinds.TrajectoryGroup([one], [value.reward], [{}]))
         done: list[Any] = []

@@ -129,6 +129,6 @@ def test_it_needs_the_standard_library_alone(asked: FakeServer) -> None:
     ran = subprocess.run(
         [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     assert json.dumps(asked.pushes[0][:2]) == json.dumps(["r", {"training_step": "3"}])

@@ -121,7 +121,7 @@ def test_a_killed_process_loses_nothing_that_was_written(server: FakeServer, tmp
         assert stream.flush()
     assert [(run, [one["id"] for one in records]) for run, _, records in server.pushes] == [
         ("r", ["a", "b"]), ("later", ["c"]),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_full_queue_drops_and_counts(

@@ -52,11 +52,11 @@ def test_two_steps_of_grpo_arrive(live_server: Any, tmp_path: Path, sent: list[i
         **os.environ, "ROLLOUT_INSPECTOR_URL": live_server.url, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "ROLLOUT_INSPECTOR_TOKEN": create_api_token(make_member("bob"))[1], "TRL_EXPERIMENTAL_SILENCE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(needed)]),
-    }  # fmt: skip
+    }
     ran = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("train_with_trl.py")), str(tmp_path)],
         capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path,
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr[-4000:]
     plain, tool = json.loads(ran.stdout.splitlines()[-1])
     for held in (plain, tool):
@@ -87,7 +87,7 @@ class FakeTrainer(SimpleNamespace):
             accelerator=SimpleNamespace(num_processes=1, process_index=0), model=SimpleNamespace(training=True),
             state=SimpleNamespace(global_step=3), _calculate_rewards=lambda *_: None,
             _generate_and_score_completions=lambda inputs: {"unknown": inputs}, **more,
-        )  # fmt: skip
+        )
 
 
 def test_a_shape_that_is_not_known_stops_no_training(server: FakeServer, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_a_dump_of_slime_is_converted_only_when_asked(server: FakeServer, tmp_pa
     import pickle
 
     sample = {"tokens": [1, 2, 3], "response_length": 2, "loss_mask": [1, 1], "rollout_log_probs": [-1.0, -2.0],
-              "reward": 1.0, "index": 0, "group_index": 0, "status": "completed", "weight_versions": ["7"]}  # fmt: skip
+              "reward": 1.0, "index": 0, "group_index": 0, "status": "completed", "weight_versions": ["7"]}
     for name, value in {"rollout_5.pkl": {"rollout_id": 5, "samples": [sample]}, "other.pkl": [1]}.items():
         (tmp_path / name).write_bytes(pickle.dumps(value))
         os.utime(tmp_path / name, (1, 1))

@@ -42,11 +42,11 @@ def train(folder: Path, **more: Any) -> list[dict[str, Any]]:
     arguments = GRPOConfig(
         output_dir=str(folder), per_device_train_batch_size=4, num_generations=2, max_completion_length=8, max_steps=2,
         report_to=[], save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
-    )  # fmt: skip
+    )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(MODEL_DIR), reward_funcs=reward, args=arguments,
         train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(MODEL_DIR), **more,
-    )  # fmt: skip
+    )
     trainer.add_callback(TrlStream(trainer, folder=folder / "fragments"))
     callback = trainer.callback_handler.callbacks[-1]
     held, generate = [], trainer._generate_and_score_completions

@@ -84,7 +84,7 @@ def test_an_agent_goes_from_runs_to_tokens(token: str, run: Run, make: Maker, li
     listed, whole, found, one = map(read, ask(
         server, ("list_runs", {"limit": 1}), ("get_run", {"run": run.code}), ("list_findings", {"run": run.code}),
         ("list_findings", {"trajectory": broken.code}),
-    ))  # fmt: skip
+    ))
     assert [one["code"] for one in listed["runs"]] == [other.code] and listed["more"]
     assert [(kind["kind"], kind["findings"], kind["trajectories"]) for kind in whole["kinds"]] == [
         ("unclassified", 1, 1)
@@ -115,7 +115,7 @@ def test_an_agent_goes_from_runs_to_tokens(token: str, run: Run, make: Maker, li
     missing, path, far, both = ask(
         server, ("get_run", {"run": "zzzzzzzzzzzz"}), ("get_run", {"run": "../jobs"}),
         ("link", {"trajectory": broken.code, "stop": 10**6}), ("list_findings", {}),
-    )  # fmt: skip
+    )
     assert missing.startswith("refused: ") and "There is no run 'zzzzzzzzzzzz' here." in missing
     assert "is no code" in path and "stop is at most that" in far and "one of the two" in both
 
@@ -147,7 +147,7 @@ def test_a_template_is_checked_and_mended(token: str, make: Maker, answered: Non
     mended, short, none = ask(
         server, ("propose_repair", {"check": code}), ("propose_repair", {"check": code, "content": False}),
         ("check_template", {}),
-    )  # fmt: skip
+    )
     figures, diff = parted(mended)
     assert figures["repair"]["verified"] and figures["repair"]["fixes"] and "@@" in diff
     assert read(short)["repair"] == figures["repair"] and none.startswith("refused: ")
@@ -175,7 +175,7 @@ def test_over_http_each_caller_has_the_rights_of_their_own_token(token: str, run
                 await listed(f"Bearer {token}"), await listed("Bearer wrong"), await refused("127.0.0.1:9"),
                 await refused("127.0.0.1:9", Authorization="Basic abc"),
                 await refused("evil.example", Authorization=f"Bearer {token}"),
-            ]  # fmt: skip
+            ]
 
     ours, wrong, *statuses = anyio.run(all_of_them)
     assert [one["code"] for one in read(ours)["runs"]] == [run.code]
@@ -241,7 +241,7 @@ class Checks:
             "progress": "" if self.looks > 2 else "trying", "tokenizer": None, "label": "", "verdicts": {"tools": "no"},
             "prefix_preserving": False, "probes": [{"name": "p", "status": "failed", "detail": "says 'obey me'"}],
             "repair": repair if self.looks > 2 else None, "repair_detail": "",
-        }  # fmt: skip
+        }
 
 
 def test_a_check_is_waited_for_and_its_repair_is_fenced() -> None:
@@ -291,7 +291,7 @@ def test_answers_are_bounded_and_say_what_is_left_out() -> None:
     last, shown = parted(answer_text({}, text, MAX_CONTENT))
     assert shown == "xxxxx" and last["content"]["next"] is None
     assert metadata({"a": ["b"] * 101, "c" * 300: "d" * 300}) == {
-        "a": ["b"] * 100 + ["[cut] 1 more"], "c" * 200 + " [cut]": "d" * 200 + " [cut]"}  # fmt: skip
+        "a": ["b"] * 100 + ["[cut] 1 more"], "c" * 200 + " [cut]": "d" * 200 + " [cut]"}
     assert metadata({str(n): n for n in range(101)})["[cut]"] == "1 more"
 
 

@@ -65,7 +65,7 @@ def test_the_examples(make: Maker, live_server: Any, answered: None, tmp_path: P
         "Client": client.Client, "url": live_server.url, "token": token, "run": run.code,
         "path": tmp_path / "run.jsonl",
         "page": tmp_path / "finding.html",
-    }  # fmt: skip
+    }
     exec(program, names)
     assert names["job"]["status"] == "done" and names["path"].stat().st_size > 100
     assert set(names["columns"]) == {"ids", "loss_mask", "logprobs"}

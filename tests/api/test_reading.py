@@ -205,7 +205,7 @@ def test_queries_and_bytes_do_not_grow_with_the_tokens(make: Maker, ask: Ask, dj
     known = {
         "/runs": 3, f"/runs/{run.code}": 3, f"/runs/{run.code}/trajectories": 7, here: 3, f"{here}/steps": 4,
         f"{here}/rows": 6, f"{here}/rows/0/tokens?start=100&stop=200": 6,
-    }  # fmt: skip
+    }
     for path, queries in known.items():
         ask(path)
         with django_assert_num_queries(queries):

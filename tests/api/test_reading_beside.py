@@ -19,7 +19,7 @@ def test_lanes_are_told_and_kept(run: Run, ask: Ask) -> None:
     told = ask(f"/trajectories/{code_of(run, 'broken')}/lanes", "viewer")
     assert [(one["kind"], one["row"], one["steps"]) for one in told.json()["items"]] == [
         ("first", 0, [0]), ("unnamed", 1, [1]),
-    ]  # fmt: skip
+    ]
     assert told.json()["sentence"].startswith("2 engine calls made 2 rows") and told["ETag"]
     again = ask(f"/trajectories/{code_of(run, 'broken')}/lanes", **{"if-none-match": told["ETag"]})
     assert again.status_code == 304

@@ -65,7 +65,7 @@ def test_a_hidden_project_is_as_one_that_does_not_exist(run: Run, ask: Ask, sent
         )],
         (f"/trajectories/{trajectory.code}/replay", "post"),
         (f"/jobs/{job.code}", "get"), (f"/jobs/{job.code}/file", "get"), (f"/jobs/{job.code}/cancel", "post"),
-    ]  # fmt: skip
+    ]
     for address, method in addresses:
         body = {} if method == "post" else None
         hidden = assert_problem(ask(address, "foreign", method, body), 404)
@@ -74,7 +74,7 @@ def test_a_hidden_project_is_as_one_that_does_not_exist(run: Run, ask: Ask, sent
             hidden["detail"] = hidden["detail"].replace(code, "zzzzzzzzzzzz")
         assert hidden == assert_problem(ask(address, "foreign", method, body), 404)
     for path in ("/runs", "/jobs", "/checks", f"/search?text={run.code}", "/search?text=broken", "/search?by=ids&q=*+1",
-                 "/search?by=metadata&q=broken"):  # fmt: skip
+                 "/search?by=metadata&q=broken"):
         assert not any(value for value in ask(path, "foreign").json().values()), path
     assert sent == [] and Run.objects.filter(cancel_requested=False).count() == 1
 
@@ -110,12 +110,12 @@ PARAMETERS = {
     "/jobs": ("cursor", "limit", "status", "kind", "run"),
     "/checks": ("cursor", "limit"),
     "/search": ("cursor", "limit", "text", "kind", "by", "q", "run"),
-}  # fmt: skip
+}
 CURSORS = [
     cursor("runs", "2026-01-01", 1), cursor("runs", "2026-01-01T00:00:00+00:00", 2**63), cursor("runs", True, True),
     cursor("jobs", 1e400), cursor("jobs", -1), cursor("findings", None), cursor("steps", "1"), cursor(["jobs"], 1),
     cursor("index", "nan", 1), cursor("index", 1, 2**40), "AAAA", "====", "\u0663", cursor("checks", 2**63 - 1),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("path", PARAMETERS)
@@ -140,7 +140,7 @@ BODIES = [
     b"", b"[]", b"null", b"{", b"\xff", b'{"format": NaN}', b'{"format": "\\ud800"}', b'{"format": "\\u0000"}',
     b'{"pad_to": 1e400}', b'{"pad_to": ' + b"9" * 5000 + b"}", b"[" * 100_000, b'{"unknown": 1}',
     b'{"format": "none"}', b'{"force": true, "leave_out": true}', b'{"strategy": "none"}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))

@@ -21,7 +21,7 @@ from tests.web.trajectory_samples import Maker
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
     "response_schema_conformance", "unsupported_method", "allow_header_conformance",
-)  # fmt: skip
+)
 
 
 def operations() -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -90,7 +90,7 @@ def test_the_server_answers_as_the_schema_says(
         f"{live_server.url}/api/v1/openapi.json", "-H", f"Authorization: Bearer {token}", "--seed", "1",
         "--max-examples", str(examples), "--checks", ",".join(CHECKS), "--phases", phases,
         "--no-shrink", "--suppress-health-check", "all", "--warnings", "off", "--no-color", "--continue-on-failure",
-    ]  # fmt: skip
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
     assert ran.returncode == 0, ran.stdout[-12_000:] + ran.stderr[-3_000:]
     assert Run.objects.filter(code=codes["runs"]).exists()

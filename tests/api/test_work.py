@@ -43,7 +43,7 @@ def test_a_launch_with_the_defaults(ask: Ask, sent: list[int]) -> None:
         ({"template_kwargs": {"a": "\0"}}, "template_kwargs"), ({"chat_template": "\0"}, "chat_template"),
         ({"environment": "\0"}, "environment"), ({"temperature": "hot"}, "temperature"),
     ],
-)  # fmt: skip
+)
 def test_a_launch_that_makes_no_sense(ask: Ask, settings: Any, field: str, sent: list[int]) -> None:
     found = assert_problem(ask("/launches", "member", "post", {"settings": settings}), 422)
     assert f"settings.{field}" in found["errors"], found
@@ -71,7 +71,7 @@ def test_an_import_that_is_refused(client: Client, callers: dict[str, str], sent
     assert_problem(upload(client, callers["viewer"], line), 403)
     assert_problem(upload(client, callers["reader"], line), 403)
     broken = client.post("/api/v1/imports", b"--x\r\nnothing", content_type="multipart/form-data; boundary=",
-                         headers={"authorization": f"Bearer {token}"})  # fmt: skip
+                         headers={"authorization": f"Bearer {token}"})
     assert_problem(broken, 400)
     assert sent == [] and not Run.objects.exists()
 
@@ -92,7 +92,7 @@ def test_a_check_is_asked_once(ask: Ask, make: Maker, sent: list[int]) -> None:
         ({"chat_template": CHATML, "conversation": [{"role": 1}]}, "conversation"),
         ({"chat_template": CHATML, "conversation": {}}, "conversation"),
     ],
-)  # fmt: skip
+)
 def test_a_check_that_makes_no_sense(ask: Ask, question: Any, field: str, sent: list[int]) -> None:
     assert field in assert_problem(ask("/checks", "member", "post", question), 422)["errors"]
     assert sent == [] and not TemplateCheck.objects.exists()

@@ -75,7 +75,7 @@ def batch_with_a_large_field(n: int = 20_000, n_bytes: int = 1_000_000) -> bytes
     """One line that is a batch of ``n`` trajectories, with one large text that belongs to all of them."""
     value = {
         "prompt_ids": [[1]] * n, "completion_ids": [[2]] * n, "logprobs": [[0.0]] * n, "note": "x" * n_bytes,
-    }  # fmt: skip
+    }
     return gzip.compress(json.dumps(value).encode() + b"\n", 6)
 
 

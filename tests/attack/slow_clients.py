@@ -123,4 +123,4 @@ ATTACKS: dict[str, Any] = {
     for attack in (
         silent, half_heads, dripped_heads, bodies_of_strangers, pushes, dripped_pushes, readers, unclosed, unread
     )
-}  # fmt: skip
+}

@@ -49,7 +49,7 @@ def filled(route: str, codes: dict[str, str]) -> str:
     code = codes.get(route.partition("/")[0], "z" * 12)
     for placeholder, value in (
         ("<code:code>", code), ("<int:number>", "1"), ("<int:pk>", "1"), ("<str:kind>", "jinja"), ("<str:token>", "x"),
-    ):  # fmt: skip
+    ):
         route = route.replace(placeholder, value)
     return "/" + route
 

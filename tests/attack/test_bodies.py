@@ -122,7 +122,7 @@ def send(client: Client, token: str, run: Run, body: bytes = GOOD) -> Any:
     return client.post(
         reverse("api-trajectories", args=[run.code]), body, content_type="application/x-ndjson",
         headers={"Authorization": f"Bearer {token}"},
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def test_l19_a_deployment_behind_https_has_no_warning(tmp_path: Path) -> None:
         **os.environ, "INSPECTOR_DATA": str(tmp_path / "data"), "DJANGO_SETTINGS_MODULE": "inspector.settings",
         "INSPECTOR_HTTPS": "1", "ALLOWED_HOSTS": "inspector.example", "CSRF_TRUSTED_ORIGINS": "https://inspector.example",
         "INSPECTOR_TEAM": "1", "SECRET_KEY": "k" * 10 + "0123456789" * 5,
-    }  # fmt: skip
+    }
     for name in ("DATABASE_URL", "DJANGO_ALLOW_ASYNC_UNSAFE"):
         environment.pop(name, None)
     command = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]

@@ -166,7 +166,7 @@ def test_passwords_are_tried_ten_times(django_user_model: Any, caplog: pytest.Lo
     failures = [record for record in caplog.records if record.message == "login failed"]
     assert [(one.user, one.address) for one in failures] == [  # type: ignore[attr-defined]
         *[("ada", "127.0.0.1")] * 10, ("bob", "127.0.0.1")
-    ]  # fmt: skip
+    ]
     assert not any("wrong" in str(vars(record)) for record in failures), "no password is logged"
     cache.clear()
 

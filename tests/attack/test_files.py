@@ -52,7 +52,7 @@ def calls_that_continue_one(n: int) -> list[dict[str, Any]]:
     """Calls of rLLM: one of 1,000 ids, and ``n`` that continue it."""
     first = {"session_id": "s", "trace_id": "0", "prompt_token_ids": [1] * 1000, "completion_token_ids": [2]}
     again = {"session_id": "s", "prompt_token_ids": [], "parent_trace_id": "0", "prompt_delta_token_ids": [1],
-             "completion_token_ids": [2]}  # fmt: skip
+             "completion_token_ids": [2]}
     return [first, *[{**again, "trace_id": str(k + 1)} for k in range(n)]]
 
 
@@ -88,7 +88,7 @@ GROWS = {
     "size of a batch": (lines(BATCH), Limits(line_items=19), Limits(line_items=20)),
     "bytes of a line": (lines(CALL), Limits(line_bytes=3000), Limits(line_bytes=4000)),
     "values of a line": (lines(CALL), Limits(line_memory=40_000), Limits(line_memory=60_000)),
-}  # fmt: skip
+}
 """What grows: a file, limits that it breaks, and limits that it keeps."""
 
 
@@ -140,7 +140,7 @@ def test_packed_bytes_in_packed_bytes_are_not_unpacked(pack: Any) -> None:
 
 
 SHAPES = [b"{},", b"[],", b"[[]],", b'{"a":1},', b'"ab",', "\"é1\",".encode(), b"1000,", b"1e9,", b'{"abc":"def"},',
-          b'"\\"{[,",', b'"{{{{,,,,[[[[",']  # fmt: skip
+          b'"\\"{[,",', b'"{{{{,,,,[[[[",']
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, b"keys"])
@@ -224,7 +224,7 @@ def test_pages_of_parquet_take_bounded_memory(tmp_path: Path) -> None:
         ran = subprocess.run(
             [sys.executable, "-c", PAGES, str(file), str(limit)],
             cwd=ROOT, capture_output=True, text=True, timeout=300, check=True,
-        )  # fmt: skip
+        )
         return ran.stdout.strip()
 
     assert read_pages(16 << 20).startswith("TooLarge a.parquet needs more than 16 MB of memory")

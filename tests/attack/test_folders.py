@@ -45,7 +45,7 @@ def test_a_folder_below_a_root_is_copied(room: Path) -> None:
 @pytest.mark.parametrize("named", [
     "outside/model", "root/../outside/model", "data/tokenizers/abc", "root/to_outside", "root/to_data/tokenizers/abc",
     "root/circle", "root/none", "root/model/tokenizer.json", "root", "root/model\0",
-])  # fmt: skip
+])
 def test_m6_every_folder_outside_gets_one_sentence(named: str, room: Path) -> None:
     (room / "root/to_outside").symlink_to(room / "outside" / "model")
     (room / "root/to_data").symlink_to(room / "data")
@@ -91,7 +91,7 @@ def too_large(path: Path, room: Path) -> None:
 
 @pytest.mark.parametrize("place", [
     to_secret_key, to_a_file_of_the_root, to_blobs_that_are_a_link, hard_link, pipe, too_large
-])  # fmt: skip
+])
 def test_m6_a_file_that_is_no_file_of_the_folder_is_refused(place: Callable[[Path, Path], None], room: Path) -> None:
     path = room / "root/model/chat_template.jinja"
     path.unlink(missing_ok=True)

@@ -152,7 +152,7 @@ SHARE, API, LOGIN, SESSION, RECORDER, PASSWORD = TOKENS.values()
     f"Cookie: inspector_session={SESSION}; csrftoken={SESSION}", f"{{'inspector_session': '{SESSION}'}}",
     f"X-CSRFToken: {SESSION}", f"csrfmiddlewaretoken={SESSION}&a=b", f"/token/{RECORDER}/v1/chat/completions",
     f"X-Recorder-Token: {RECORDER}", f"redis://:{PASSWORD}@10.0.0.1:6379/0", f"postgres://me:{PASSWORD}@db/x",
-])  # fmt: skip
+])
 def test_no_line_of_a_log_holds_a_secret(said: str) -> None:
     for formatter in (TextLineFormatter(), JsonLineFormatter()):
         try:

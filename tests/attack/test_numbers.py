@@ -21,7 +21,7 @@ def test_numbers_that_no_key_can_be_name_nothing() -> None:
     posts = (
         "shares/{}/revoke", "tokens/{}/revoke", "accounts/{}", "account/sessions/{}/end", "projects/default/members/{}",
         "projects/default/invitations/{}/revoke",
-    )  # fmt: skip
+    )
     assert [root.post(f"/{path.format(HUGE)}").status_code for path in posts] == [404] * len(posts)
     assert root.get(f"/trajectories/{trajectory.code}/findings/{HUGE}.py").status_code == 404
     for query in (f"row={HUGE}", f"t={HUGE}-{HUGE}", f"step={HUGE}", f"w={HUGE}", f"finding={HUGE}"):

@@ -40,7 +40,7 @@ def test_without_the_token_nothing_is_reached(tmp_path: Path) -> None:
         ("", {"Authorization": f"Bearer {TOKEN}"}), ("/token/wrong", {}), ("/token/", {}), (f"/TOKEN/{TOKEN}", {}),
         (f"/token/{TOKEN}", {"X-Recorder-Token": "wrong"}), ("", {"X-Recorder-Token": "\udcff\udcfe".encode(
             "utf-8", "surrogateescape").decode("latin-1")}), (f"/token/{TOKEN.upper()}", {}),
-    ]  # fmt: skip
+    ]
     places = [
         ("POST", "/v1/chat/completions"),
         ("GET", "/health"),

@@ -90,7 +90,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         job = Job.objects.create(
             run=run, kind=Job.Kind.EXPORT, status="done", options={"format": "own_jsonl"}, created_by=user,
             expires_at=timezone.now() + timedelta(days=1),
-        )  # fmt: skip
+        )
         files.put(exporting.key_of(job), io.BytesIO(bytes(BIG)))
         member = Client()
         member.force_login(user)
@@ -102,14 +102,14 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         environment = {
             **os.environ, "DJANGO_SETTINGS_MODULE": "inspector.settings", "DATABASE_URL": database_url(), "DEBUG": "1",
             "REDIS_URL": "redis://127.0.0.1:1/0", "INSPECTOR_DATA": str(settings.INSPECTOR_DATA),
-        }  # fmt: skip
+        }
         command = [sys.executable, "-m", "gunicorn", "-c", str(conf), "inspector.wsgi:application",
-                   "--bind", f"fd://{listener.fileno()}"]  # fmt: skip
+                   "--bind", f"fd://{listener.fileno()}"]
         with log.open("wb") as output:
             processes.append(
                 subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT,
                                  pass_fds=[listener.fileno()], start_new_session=True)
-            )  # fmt: skip
+            )
         listener.close()
         cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in member.cookies.items())
         server = Server("127.0.0.1", port, cookie, token, run.code, f"/runs/{run.code}/jobs/{job.code}/file", log)

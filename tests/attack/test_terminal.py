@@ -66,7 +66,7 @@ def test_l11_each_command_that_reads_foreign_data(tiny_tokenizer: Path, tmp_path
         ["import_rollouts", str(lines), "--format", "own_jsonl", "--name", HOSTILE], ["import_rollouts", HOSTILE],
         ["register_tokenizer", HOSTILE], ["export_rollouts", run.code, "--format", HOSTILE], ["api_token", "--list"],
         ["record", "--upstream", f"http://{HOSTILE}"], ["diagnose", run.code, "--tokenizer", HOSTILE + "x"],
-    ):  # fmt: skip
+    ):
         out, err = io.StringIO(), io.StringIO()
         try:
             call_command(*arguments, stdout=out, stderr=err)

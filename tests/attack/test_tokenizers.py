@@ -31,7 +31,7 @@ from tests.web.trajectory_samples import Maker
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
 PIECES = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-          "max_input_chars_per_word": 100}  # fmt: skip
+          "max_input_chars_per_word": 100}
 HOSTILE: dict[str, dict[str, Any]] = {
     "replace an empty text": {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
     "replace an empty pattern": {"normalizer": {"type": "Replace", "pattern": {"Regex": ""}, "content": "x"}},

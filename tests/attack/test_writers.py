@@ -46,7 +46,7 @@ def test_m11_who_deletes_revokes_or_pushes_is_logged(caplog: pytest.LogCaptureFi
         (f"/shares/{link.pk}/revoke", "bob"), (f"/runs/{run.code}/cancel", "bob"),
         (f"/tokens/{record.pk}/revoke", "bob"), (f"/runs/{run.code}/delete", "bob"),
         (f"/api/runs/{run.code}/trajectories", "ada"),
-    ):  # fmt: skip
+    ):
         assert any(f"method=POST path={path} user={user} status=" in line for line in lines), (path, lines)
     done = [vars(one) for one in caplog.records if one.name == "inspector.audit"]
     assert [(one["message"], one["object"], one["user"]) for one in done if one["user"] == "bob"] == [

@@ -49,7 +49,7 @@ def large_run(n: int = N) -> models.Run:
                 n_findings=int(counts[i]), worst_severity="error" if counts[i] else "",
             )
             for i in range(size)
-        )  # fmt: skip
+        )
         models.StoredFinding.objects.bulk_create(
             models.StoredFinding(
                 trajectory=record, run=run, step_index=int(rng.integers(0, steps[i])), row_index=0, axis="stream",
@@ -59,7 +59,7 @@ def large_run(n: int = N) -> models.Run:
             )
             for i, record in enumerate(trajectories)
             for _ in range(counts[i])
-        )  # fmt: skip
+        )
     services.recount(run)
     services.end_run(run, models.Run.Status.DONE)
     with connection.cursor() as cursor:
@@ -148,7 +148,7 @@ def test_pages_of_a_large_run() -> None:
     start = time.perf_counter()
     small, large = large_run(200), large_run()
     print(f"\n{connection.vendor}: {N:,} trajectories, {large.findings.count():,} findings, stored in "
-          f"{time.perf_counter() - start:.0f} s")  # fmt: skip
+          f"{time.perf_counter() - start:.0f} s")
     web = Client()
     web.force_login(make_member("bench"))
     compare(web, large, small)

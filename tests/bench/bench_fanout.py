@@ -151,7 +151,7 @@ def test_finding_sessions(mixed: int, tmp_path: Path) -> None:
     whole, read = timed(lambda: [one.external_id for one in chosen.read(source) if isinstance(one, Trajectory)])
     by_parts, found = timed(lambda: [
         one.external_id for part in parts for one in chosen.read(source.of_part(part)) if isinstance(one, Trajectory)
-    ])  # fmt: skip
+    ])
     assert found == read and len(read) == n_sessions
     print(
         f"\n{source.size / MB:.0f} MB, {mixed} sessions side by side, {len(parts)} parts: cutting {cut:.2f} s, "
@@ -167,7 +167,7 @@ def call_of(session: int, call: int, rng: np.random.Generator) -> bytes:
     line = {
         "session_id": f"s{session}", "request": {"messages": [{"role": "user", "content": "y" * 999}]},
         "response": {"prompt_token_ids": ids[:-250], "choices": [choice]},
-    }  # fmt: skip
+    }
     return json.dumps(line).encode() + b"\n"
 
 

@@ -151,7 +151,7 @@ def serving(data: Path) -> Iterator[str]:
         process = subprocess.Popen(
             [sys.executable, "manage.py", "serve", "--port", "8000"],
             cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        )
     try:
         while not (found := LINK.search(said.read_text())):
             assert process.poll() is None, said.read_text()
@@ -304,7 +304,7 @@ def main() -> None:
             stack.callback(postgres.close)
             options.database = postgres.url
         os.environ |= {"INSPECTOR_DATA": str(data), "DATABASE_URL": options.database, "HF_HUB_OFFLINE": "1",
-                       "DJANGO_SETTINGS_MODULE": "inspector.settings"}  # fmt: skip
+                       "DJANGO_SETTINGS_MODULE": "inspector.settings"}
         os.environ.pop("REDIS_URL", None)
         with serving(data) as url:
             import django

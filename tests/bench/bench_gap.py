@@ -32,7 +32,7 @@ def made() -> GapTokens:
         random.integers(0, 150_000, n).astype(np.int32), sampler,
         np.minimum(sampler + random.normal(0, 0.05, n).astype(np.float32), 0), position, np.zeros(n, np.int32),
         np.zeros(n, np.int32), ["0"], random.integers(0, 6, n).astype(np.uint8),
-    )  # fmt: skip
+    )
 
 
 def best_of(work: Callable[[], object]) -> float:

@@ -47,7 +47,7 @@ def stored_run() -> Run:
             for n in range(N)
         ),
         batch_size=2000,
-    )  # fmt: skip
+    )
     empty = ids_array([])
     StoredFinding.objects.bulk_create(
         (
@@ -58,7 +58,7 @@ def stored_run() -> Run:
             for n, one in enumerate(made) if one.n_findings
         ),
         batch_size=2000,
-    )  # fmt: skip
+    )
     Run.objects.filter(pk=run.pk).update(
         n_trajectories=N, n_finished=N, n_steps=3 * N, n_rows=N, n_rewards=N, finding_counts={"boundary_merge": N // 3}
     )

@@ -228,7 +228,7 @@ def test_throughput_with_open_pages(
         return Rate(
             run.n_sampled / used.seconds, run.n_sampled / (used.seconds - used.waited), run.n_sampled / used.computed,
             used, seen,
-        )  # fmt: skip
+        )
 
     rate(1, 16, 1)  # loads the engine and fills every cache
     warm(port, cookie)

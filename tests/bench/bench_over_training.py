@@ -55,13 +55,13 @@ def stored_run() -> Run:
     one = StoredTrajectory.objects.create(
         run=run, external_id="0", index=0, group="g0", reward=0.5, n_steps=3, n_rows=1, n_tokens=500, n_sampled=100,
         n_trained=100, n_lost=0, training_step=0, checks={}, worst_severity="error", n_findings=2,
-    )  # fmt: skip
+    )
     copy(one, total, {
         "code": "'t' || i", "external_id": "CAST(i AS TEXT)", "index": "i", "group": "'g' || (i / 8)",
         "training_step": f"i / {PER_STEP}", "reward": "(i % 3) / 3.0",
         "worst_severity": "CASE i % 9 WHEN 0 THEN 'error' ELSE '' END",
         "n_findings": "CASE i % 9 WHEN 0 THEN 2 ELSE 0 END",
-    })  # fmt: skip
+    })
     finding = StoredFinding.objects.create(
         run=run,
         trajectory=one,
@@ -112,7 +112,7 @@ def rows(n: int, step: Callable[[int], int]) -> Iterator[bytes]:
             "token_ids": [ids.tolist()], "token_loss_mask": [[0] * 100 + [1] * 300], "idx": at,
             "generation_logprobs": [logprobs.tolist()], "prev_logprobs": [(logprobs - 0.01).tolist()],
             "global_step": [step(at)], "rewards": [at % 3],
-        }).encode() + b"\n"  # fmt: skip
+        }).encode() + b"\n"
 
 
 def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

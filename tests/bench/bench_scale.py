@@ -65,7 +65,7 @@ def world() -> World:
     return World(
         large, live, runs[7::40], codes,
         sorted(counts, key=counts.__getitem__, reverse=True),
-    )  # fmt: skip
+    )
 
 
 STOPS = ("answered", "max_turns", "length", "cancelled", "context_full", "never")
@@ -162,7 +162,7 @@ def pages(world: World) -> dict[str, Ask]:
         "workers": lambda dice: dice.choice(["/workers", "/workers.json"]),
         "form of a launch": lambda dice: f"/runs/new?again={any_run(dice).code}",
         "form of an import": lambda dice: "/import",
-    }  # fmt: skip
+    }
     for name in filters(world):
         found[f"run, by {name}"] = listed("index", name)
         found[f"run, by {name}, sorted"] = listed(None, name)

@@ -156,7 +156,7 @@ def test_bytes_a_token_of_every_encoding(monkeypatch: pytest.MonkeyPatch, tmp_pa
             "logprobs": logprobs[at : at + 400],
         })
         for n, at in enumerate(cut)
-    ]  # fmt: skip
+    ]
     leaves = [f"{name}.list.element" for name in ("delta_ids", "completion_ids", "ids")]
     own = segment_file._WRITING
     for name, writing in {

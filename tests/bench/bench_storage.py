@@ -136,7 +136,7 @@ def test_store_and_load_against_json_text(bench_tables: None) -> None:
                 )
                 for m in range(BATCH)
                 for n, step in enumerate(value.steps)
-            )  # fmt: skip
+            )
 
     def load_json(k: int) -> list[tuple[np.ndarray, ...]]:
         return [

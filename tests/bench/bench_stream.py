@@ -34,7 +34,7 @@ def batch(step: int) -> list[dict[str, Any]]:
             rows=[records.row(ids[n, :PROMPT], ids[n, PROMPT:], mask, logprobs[n], {"advantages": logprobs[n]}, [0])],
         )
         for n in range(ROLLOUTS)
-    ]  # fmt: skip
+    ]
     made[0]["seconds"] = time.perf_counter() - start
     return made
 

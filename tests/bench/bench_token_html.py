@@ -78,7 +78,7 @@ def test_a_window_against_a_template_loop(tiny_tokenizer: Path, tmp_path: Path) 
                     )
                 ]
             }
-        )  # fmt: skip
+        )
 
     cold = best(lambda: TokenPainter(table).window(tokens), 3)
     warm = best(lambda: painter.window(tokens))

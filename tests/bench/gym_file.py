@@ -77,7 +77,7 @@ def _turns(rng: random.Random, calls: int) -> list[Any]:
             items, observed, text, added = found[-1]
             found[-1] = (
                 items, [*observed, {"type": "message", "role": "user", "content": user["content"]}], text, added + asked
-            )  # fmt: skip
+            )
         for message in rest:
             if message["role"] == "tool":
                 items, observed, text, _ = found[-1]

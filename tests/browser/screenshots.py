@@ -64,7 +64,7 @@ def main() -> None:
             pages = {"runs": "/", "new": "/runs/new", "run": f"/runs/{broken}", "import": "/import", "help": "/help",
                      "tokens": place, "window": f"{place}?view=tokens&lens=logprob", "compare": f"{place}/compare",
                      "deltas": f"{place}/deltas", "mask": f"{place}/mask", "templates": "/templates",
-                     "tokenizers": "/tokenizers", "workers": "/workers", "shares": "/shares"}  # fmt: skip
+                     "tokenizers": "/tokenizers", "workers": "/workers", "shares": "/shares"}
             for name, path in pages.items() if folder else ():
                 for scheme in ("light", "dark"):
                     for width in (1400, 700):

@@ -247,7 +247,7 @@ MARKED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
     "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}" + TURN
     + "{% endif %}{% endfor %}" + PROMPT
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
@@ -329,7 +329,7 @@ def test_masks_are_those_of_transformers(corpus: Path, trimming: Path) -> None:
     messages = [
         {"role": "user", "content": "hello"}, {"role": "assistant", "content": "well, 4"},
         {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "yes 🙂 "},
-    ]  # fmt: skip
+    ]
     overran = 0
     for name in ("qwen3", "qwen2.5", "deepseek-r1", "gpt-oss", "trimming"):
         tokenizer = load(trimming if name == "trimming" else corpus / "tokenizers" / name)

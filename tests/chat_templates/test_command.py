@@ -39,7 +39,7 @@ def template(tmp_path: Path) -> Any:
 KEYS = {
     "name", "passed", "status", "index", "expected_ids", "actual_ids", "expected_text", "actual_text", "line", "source",
     "detail",
-}  # fmt: skip
+}
 
 
 @pytest.mark.django_db

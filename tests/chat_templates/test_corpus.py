@@ -60,7 +60,7 @@ def test_every_case(corpus: Path, surrogates: Path) -> None:
             found = check_append(
                 Probe(row["id"], "", Purpose.TOOLS, tuple(row["prefix"]), tuple(row["append"]), row["tools"],
                       row["kwargs"] or None, prompted), cache,
-            )  # fmt: skip
+            )
             if found.comparison is None:
                 return "error", "error"
             words = {True: "ok", False: "BREAK"}
@@ -74,7 +74,7 @@ def test_every_case(corpus: Path, surrogates: Path) -> None:
 
 SURROGATES = {
     "qwen3.5-surrogate": "qwen3", "llama3.2": "llama3.1", "glm-4.5": "qwen3",
-}  # fmt: skip
+}
 
 
 def test_the_table_of_the_post(corpus: Path, surrogates: Path) -> None:

@@ -78,7 +78,7 @@ def test_a_forced_think_block_is_not_marked() -> None:
         (("{% for m in messages %}{{ '%s: %s<|im_end|>\\n' % (m.role, m.content) }}{% endfor %}"
          "{% if add_generation_prompt %}assistant: {% endif %}"), "in one piece"),
     ],
-)  # fmt: skip
+)
 def test_where_there_is_no_place_the_reason_is_given(template: str, reason: str) -> None:
     marks, detail = find_marks(None, check(None, template))
     assert marks is None and reason in detail and detail.startswith("No place for generation tags was found: ")
@@ -109,7 +109,7 @@ def test_operands_and_cuts() -> None:
     operands = next(walk([leaf])).operands
     assert [(one.source, one.text, one.joiner) for one in operands] == [
         ("'<a>'", "<a>", ""), ("m['x + y']", None, "+"), ('"it\\\'s\\n"', "it's\n", "~"),
-    ]  # fmt: skip
+    ]
     first, second = cut(operands[2], 4)
     assert (first.text, second.text, second.source) == ("it's", "\n", '"\\n"')
     for whole in ("a if b else 'c' + 'd'", "a + b | length > 2", "n - 1 + 2", "not a + b"):

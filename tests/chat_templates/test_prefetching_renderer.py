@@ -143,7 +143,7 @@ def grown(template: str) -> None:
         variables = {
             "bos_token": "<s>", "messages": [LONG[n] for n in indices], "tools": None if tools is None else TOOLS,
             "add_generation_prompt": with_prompt,
-        }  # fmt: skip
+        }
         plain = serving.answer(template, {"variables": variables})
         if "error" in plain:
             assert outcome == plain

@@ -55,7 +55,7 @@ def test_every_case_of_the_corpus_renders_as_in_transformers(corpus: Path, fixed
             options = dict(
                 chat_template=text, tools=conversation.tools, tokenize=False,
                 add_generation_prompt=conversation.add_generation_prompt, **(conversation.kwargs or {}),
-            )  # fmt: skip
+            )
             try:
                 expected = tokenizer.hf.apply_chat_template(list(conversation.messages), **options)
             except Exception as error:
@@ -168,7 +168,7 @@ def test_every_probe_on_every_template_renders_as_in_transformers(corpus: Path, 
             options: dict[str, Any] = dict(
                 chat_template=text, tools=conversation.tools,
                 add_generation_prompt=conversation.add_generation_prompt, **(conversation.kwargs or {}),
-            )  # fmt: skip
+            )
             try:
                 expected = tokenizer.hf.apply_chat_template(list(conversation.messages), tokenize=False, **options)
             except Exception as error:

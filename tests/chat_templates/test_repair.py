@@ -76,7 +76,7 @@ def test_nothing_is_offered_where_nothing_can_be(tiny_tokenizer: Path) -> None:
     tokenizer = load(tiny_tokenizer)
     assert find_repair(tokenizer, check(tokenizer, PLAIN)) == (
         None, "There is nothing to repair: appending messages keeps what was rendered before.",
-    )  # fmt: skip
+    )
     refusing = "\n{% if messages[-1].role == 'tool' %}{{ raise_exception('No tools, please.') }}{% endif %}" + PLAIN
     report = check(tokenizer, refusing)
     assert "(with the messages user, assistant, tool). Probed in" in report.check("tool_append").detail
@@ -137,7 +137,7 @@ def assert_scope(report: CheckReport, repair: Repair) -> None:
     named = {
         "tools": {Purpose.TOOLS}, "users": {Purpose.USERS}, "generation": {Purpose.GENERATION},
         "all": {Purpose.TOOLS, Purpose.USERS},
-    }  # fmt: skip
+    }
     if repair.scope == "every":
         assert Purpose.GENERATION in mended and len(mended) > 1
     else:
@@ -205,7 +205,7 @@ def test_every_conversation_of_the_check_that_changes_is_listed(tiny_tokenizer: 
     assert repair is not None, detail
     listed = {json.dumps([one.conversation.messages, one.conversation.tools], default=list) for one in repair.changed}
     assert any("RESX1" in str(message["content"]) for one in repair.changed for message in one.conversation.messages
-               if isinstance(message["content"], dict))  # fmt: skip
+               if isinstance(message["content"], dict))
     for one in report.checks:
         for side in (one.comparison.before, one.comparison.after) if one.comparison else ():
             asked = side.conversation
@@ -227,7 +227,7 @@ def test_a_repair_that_hides_a_message_is_not_given(tiny_tokenizer: Path) -> Non
     broken = (
         "{% for m in messages %}{% if m.role == 'tool' and loop.last %}{{ messages | length }}" + TURN + "{% elif "
         "m.role != 'tool' %}{{ messages | length if m.tool_calls }}" + TURN + "{% endif %}{% endfor %}" + PROMPT
-    )  # fmt: skip
+    )
     tokenizer = load(tiny_tokenizer)
     repair, _ = find_repair(tokenizer, check(tokenizer, broken), n_candidates=500)
     cache, _ = make_render_cache(TemplateRenderer(tokenizer, broken), None, None)

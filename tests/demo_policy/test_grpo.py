@@ -72,7 +72,7 @@ def test_the_same_settings_make_the_same_tokens(clean: list[GrpoStep]) -> None:
     """Log-probabilities differ in the last digits: they depend on what is in a batch at the same time."""
     again, first = ([[row.ids.tolist() for row in one.rows] for one in made] for made in (
         steps(1)[0].trajectories, clean[0].trajectories,
-    ))  # fmt: skip
+    ))
     assert again == first
 
 

@@ -90,7 +90,7 @@ class TestContract:
         assert (stopped.finish_reason, stopped.stop_reason) == ("stop", text.decode())
         assert len(stopped.logprobs) == n + 1 and not engine.has_unfinished()
         both = [GenerationRequest(name, prompt(2), Sampling(temperature=0, max_tokens=24, stop=stop))
-                for name, stop in (("with", (text.decode(),)), ("without", ()))]  # fmt: skip
+                for name, stop in (("with", (text.decode(),)), ("without", ()))]
         done = run(engine, both)
         assert len(done["with"].completion_ids) == n + 1 and len(done["without"].completion_ids) == 24
 
@@ -312,6 +312,6 @@ def test_alternatives_that_make_no_sense_are_an_error(
     made = replace(
         GOOD, alternative_ids=None if ids is None else ids_array(ids), alternative_logprobs=floats(logprobs),
         entropy=floats(entropy),
-    )  # fmt: skip
+    )
     with pytest.raises(EngineError, match=words) if words else nullcontext():
         check_generation(made, REQUEST, 10)

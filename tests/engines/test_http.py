@@ -71,7 +71,7 @@ def vllm_like(path: str, body: Any) -> tuple[int, Any]:
     if path == "/v1/completions":
         assert body["return_token_ids"] is True and body["ignore_eos"] is True
         return 200, {"choices": [{"token_ids": [8, 9], "logprobs": {"token_logprobs": [-0.5, -0.25]},
-                                  "finish_reason": "stop", "stop_reason": 9}]}  # fmt: skip
+                                  "finish_reason": "stop", "stop_reason": 9}]}
     return 404, {"detail": "Not Found"}
 
 
@@ -85,7 +85,7 @@ def sglang_like(path: str, body: Any) -> tuple[int, Any]:
             "weight_version": "default", "input_token_logprobs": [],
             "output_token_logprobs": [[-0.5, 8, None], [-0.25, 9, None]], "completion_tokens": 2, "cached_tokens": 0,
             "e2e_latency": 0.1,
-        }  # fmt: skip
+        }
         return 200, {"text": " x", "output_ids": [8, 9], "meta_info": meta}
     return 404, {}
 
@@ -276,7 +276,7 @@ def test_a_server_that_stays_away_is_given_up_when_patience_ends(engine: Any, st
         ("vllm_server", vllm_like, "/v1/completions", {
             "choices": [{"token_ids": [8], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": "abort"}]}),
     ],
-)  # fmt: skip
+)
 def test_a_completion_that_the_server_dropped_is_asked_for_again(
     engine: Any, name: str, base: Answer, at: str, reply: Any
 ) -> None:

@@ -144,7 +144,7 @@ def test_another_process_makes_the_same_tasks():
         env={**os.environ, "PYTHONHASHSEED": "1"},  # this process has another one, by chance
     ).stdout.splitlines()
     here = [repr([t.messages for t in environment(f"reasoning_gym:{name}").tasks(8, 5)])
-            for name in reasoning_gym.DATASETS]  # fmt: skip
+            for name in reasoning_gym.DATASETS]
     # A data set prints dots while it makes its tasks.
     assert [line for line in there if line.startswith("[[")] == here and len(here) > 1
 

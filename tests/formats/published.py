@@ -38,7 +38,7 @@ def path_of(package: str, path: str) -> Path:
 def taken_from(
     package: str, path: str, names: list[str], around: Mapping[str, Any],
     methods: Mapping[str, Sequence[str]] | None = None, lazy: bool = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """Functions and classes of a published file, run among the names that they use; nothing is imported.
 
     A class of ``methods`` has these methods alone, and the base ``Base``. ``lazy``: annotations are not evaluated.

@@ -43,7 +43,7 @@ def sample(index: int, **more: Any) -> dict[str, Any]:
         "response_length": 3, "label": "4", "reward": 1.0, "loss_mask": [1, 0, 1], "weight_versions": ["3"],
         "rollout_log_probs": [-0.5, 0.0, -0.25], "remove_sample": False, "status": "completed", "metadata": {"a": 1},
         "spec_info": {"spec_verify_ct": 0}, **more,
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -56,7 +56,7 @@ def test_a_slime_dump(tmp_path: Path, zipped: bool) -> None:
                 1, remove_sample=True, reward={"form": 1, "score": np.float32(0.5)}, status="truncated", label="\ud800"
             ),
         ],
-    }  # fmt: skip
+    }
     found = convert(saved(dump, _use_new_zipfile_serialization=zipped), tmp_path)
     assert [one.external_id for one in found] == ["7-0", "7-1", "7-1+"] and {one.group for one in found} == {"0"}
     first, second, third = (one.rows[0] for one in found)
@@ -86,7 +86,7 @@ def skyrl_module() -> ModuleType:
                 {"format": "numpy", "data": value.numpy().tobytes(), "shape": tuple(value.shape),
                  "dtype": str(value.numpy().dtype)}
                 for key, value in self.items()
-            }  # fmt: skip
+            }
             state = {"batch_dict": arrays, "batch_size": 3, "device": torch.device("cpu"), "metadata": self.metadata}
             return rebuild, (TrainingInputBatch, state)
 
@@ -209,7 +209,7 @@ def training(**more: Any) -> dict[str, Any]:
         "rollout_log_probs": [torch.tensor([-0.25, 0.0]), torch.tensor([-1.5])],
         "advantages": [torch.tensor([0.5, 0.5]), torch.tensor([-0.5])], "entropy": None,
         "rollout_routed_experts": [np.ones((3, 2, 2), np.int32), np.zeros((1, 2, 2), np.int32)], **more,
-    }  # fmt: skip
+    }
     return {"rollout_id": 12, "rank": 0, "rollout_data": data}
 
 

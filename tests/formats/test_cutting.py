@@ -37,7 +37,7 @@ def in_parts(source: Source, n_bytes: int) -> list[tuple[int, bytes | None]]:
 @given(
     st.lists(st.binary(max_size=12).map(lambda data: b"x" + data.replace(b"\n", b" ")) | st.just(b"") | st.just(b" ")),
     st.integers(1, 40), st.booleans(), st.sampled_from([b"", b"\xef\xbb\xbf", b"\n\n"]),
-)  # fmt: skip
+)
 def test_the_parts_have_the_lines_of_the_file(texts: list[bytes], n: int, ends: bool, head: bytes) -> None:
     data = head + b"\n".join([b"first", *texts]).replace(b"\0", b"0") + (b"\n" if ends else b"")
     source = Source.of_bytes(data)
@@ -54,7 +54,7 @@ SEEK_TABLE = b"\x5e\x2a\x4d\x18\x04\0\0\0abcd"
 @given(
     st.lists(st.integers(0, 60).map(lambda n: b"x" * n), min_size=1, max_size=40), st.integers(1, 300),
     st.integers(1, 400), st.sampled_from(list(PACK)), st.booleans(),
-)  # fmt: skip
+)
 def test_a_packed_file_is_cut_at_its_frames(texts: list[bytes], size: int, n: int, kind: str, ends: bool) -> None:
     data = b"\xef\xbb\xbf" + b"\n".join([b"first", *texts]) + (b"\n" if ends else b"")
     frames = [PACK[kind](data[at : at + size]) for at in range(0, len(data), size)]
@@ -133,7 +133,7 @@ CALLS = {
     "recorded_calls": (CALL, "session_id"),
     "rllm": ({"session_id": "", "prompt_token_ids": [1], "completion_token_ids": [3]}, "session_id"),
     "token_capture": ({"rollout_id": "", "prompt_token_ids": [1], "generation_token_ids": [3]}, "rollout_id"),
-}  # fmt: skip
+}
 
 
 def session_file(name: str, order: list[int]) -> Source:
@@ -151,7 +151,7 @@ def session_file(name: str, order: list[int]) -> Source:
 @given(
     st.sampled_from(list(CALLS)), st.lists(st.integers(-4, 6), max_size=30), st.integers(1, 3000),
     st.sampled_from([1, 400, 1 << 20]),
-)  # fmt: skip
+)
 def test_sessions_are_cut_where_they_end(name: str, order: list[int], n_bytes: int, max_gap: int) -> None:
     source = session_file(name, order)
     chosen, items = read(source, name)

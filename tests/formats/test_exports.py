@@ -87,7 +87,7 @@ def test_a_whole_run_is_one_batch() -> None:
     assert batch["trajectory_ids"] == [
         {"instance_id": "g", "repetition_id": 0}, {"instance_id": "g", "repetition_id": 7},
         {"instance_id": "x", "repetition_id": 0},
-    ]  # fmt: skip
+    ]
     assert batch["rewards"] == [0.5] * 3 and batch["is_last_step"] is None and batch["stop_reasons"] == ["answered"] * 3
     assert batch["prompt_token_ids"][0] + batch["response_ids"][0] == ROW.ids.tolist()
 
@@ -134,7 +134,7 @@ def test_step_wise_output_has_the_five_invariants() -> None:
         ("is_last_step", [False, True, False], "3"), ("trajectory_ids", ["a", "b", "a"], "4"),
         ("trajectory_ids", ["a", "b", "b"], "5"),
     ],
-)  # fmt: skip
+)
 def test_each_invariant_can_fail(key: str, value: Any, number: str) -> None:
     batch = export("skyrl_step_wise", VALUE)
     assert any(fault.startswith(number) for fault in step_wise_faults({**batch, key: value}))
@@ -145,7 +145,7 @@ def test_masks_of_single_steps_are_kept() -> None:
         Row(step.stream, np.arange(len(step.stream)) == len(step.stream) - 2, np.full(len(step.stream), -1, np.float32),
             step_indices=(n,))
         for n, step in enumerate(VALUE.steps)
-    )  # fmt: skip
+    )
     batch = export("skyrl_step_wise", replace(VALUE, rows=rows))
     assert [sum(one) for one in batch["loss_masks"]] == [1, 1, 1] and step_wise_faults(batch) == []
 
@@ -181,7 +181,7 @@ BAD = {
     "finding advantage_misplaced": replace(
         ROW, columns={"advantages": (~ROW.loss_mask).astype(np.float32)}
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("reason", list(BAD))

@@ -40,7 +40,7 @@ def columns(path: Path, indices: Sequence[int], **more: Any) -> None:
         "tokens": pa.array([[1, 2, 10 + n_, 20, 11] for n_ in range(n)], pa.list_(pa.int32())),
         "loss_mask": pa.array([[1, 0, 1]] * n, pa.list_(pa.int8())),
         "rollout_log_probs": pa.array([[-0.5, 0.0, -0.25]] * n, pa.list_(pa.float32())), **more,
-    }  # fmt: skip
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(table), path, row_group_size=2)
 
@@ -49,7 +49,7 @@ def talk(index: int, **more: Any) -> dict[str, Any]:
     return {
         "sample_index": index, "sample_occurrence": 0, "group_index": 4, "status": "completed", "reward": 1.0,
         "prompt": "2+2?", "messages": [{"role": "user", "content": f"sample {index}"}], **more,
-    }  # fmt: skip
+    }
 
 
 def test_miles_columns_are_read_with_their_conversations(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def episode(name: str, **more: Any) -> dict[str, Any]:
         {"parent": 1, "message": {"role": "tool", "content": "4"}, "token_ids": [20], "mask": [False]},
         {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [12, 13],
          "mask": [True, True], "logprobs": [-0.125, -1.0]},
-    ]  # fmt: skip
+    ]
     trace = {"id": f"t-{name}", "nodes": nodes, "calls": [], "rewards": {"right": {"score": 1.0, "weight": 1.0}}}
     run = {"id": "r", "type": "train", "work": {"type": "train", "step": 3, "policy": {"start": 2, "end": 2}}}
     return {"id": name, "group": {"id": "g"}, "run": run, "traces": [trace], **more}
@@ -154,7 +154,7 @@ def test_a_stream_of_prime_rl_is_read_with_its_annotations(tmp_path: Path) -> No
     assert [one.reason.split(":")[0] for one in rejected] == [
         "annotations/trainer/00000.jsonl.zst, line 2", "annotations/trainer/00000.jsonl.zst, line 3",
         "The line is not valid JSON",
-    ]  # fmt: skip
+    ]
 
 
 def test_annotations_of_each_step_are_read(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ CALL = {
         "index": 0, "token_ids": [10, 11], "logprobs": {"content": [{"logprob": -0.1}, {"logprob": -0.2}]},
         "message": {"role": "assistant", "content": "4", "reasoning_content": None, "tool_calls": []},
         "finish_reason": "stop", "stop_reason": 151645, "text": "4<end>"}]},
-}  # fmt: skip
+}
 GYM: dict[str, Any] = {
     "responses_create_params": {"input": [{"role": "user", "content": "2+2?"}], "tools": []},
     "response": {"id": "r1", "model": "m", "output": [
@@ -39,12 +39,12 @@ GYM: dict[str, Any] = {
          "prompt_token_ids": [1, 2, 3, 10, 11, 20], "generation_token_ids": [30], "generation_log_probs": [-0.1]}]},
     "reward": 1.0, "_ng_task_index": 0, "_ng_rollout_index": 2, "mask_sample": False,
     "routed_experts": "nrlre1:u1:1x1x1:AA==",
-}  # fmt: skip
+}
 TRAIN = {
     "content": [["", ""]], "rewards": [1.0], "input_lengths": [3], "token_ids": [[1, 2, 3, 0, 0]], "idx": 7,
     "token_loss_mask": [[0, 1, 1, 0, 0]], "sample_loss_mask": [1.0], "advantages": [[0.0, 0.5, 0.5, 0, 0]],
     "generation_logprobs": [[0.0, -1.0, -2.0, 0, 0]], "prev_logprobs": [[0.0, -1.0, -2.0, 0, 0]],
-}  # fmt: skip
+}
 
 
 def jsonl(*values: Any) -> bytes:
@@ -200,7 +200,7 @@ def test_nemo_gym_long_and_short() -> None:
     assert first.reply == {
         "role": "assistant", "content": "", "reasoning_content": "hm",
         "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "calc", "arguments": '{"e":"2+2"}'}}],
-    }  # fmt: skip
+    }
     assert long.steps[1].extra["items_before"] == [GYM["response"]["output"][2]]
     assert (
         long.extra["routing"] == {"repeats": 0.0, "zero_layers": 1, "length": 1} and long.extra["mask_sample"] is False
@@ -284,7 +284,7 @@ BAD_LINES = {
     b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}": "nested more than 100",
     b'{"a": "\\ud800"}': "not valid JSON", b'{"a": "\\ud800", "b": NaN}': "half a character",
     b"[1]": "must be a JSON object", b'"text"': "must be a JSON object",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("line", list(BAD_LINES))
@@ -364,7 +364,7 @@ REFUSED = {
     b"PK\x03\x04abc": "Unpack it", b"\x93NUMPY\x01": "binary", b"\0\1\2": "binary",
     b"hello\n": "could not be recognised",
     b'{"a": 1}\n': "no format that is known", b"\n\n": "no lines",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("data", list(REFUSED))

@@ -15,7 +15,7 @@ from tests.formats.test_mutations import EXAMPLES
 VALUES: list[Any] = [
     {"a": 'quote " and \\ and ],[{ inside', "b": [[], {}, [1, {"c": "\\"}]]}, {}, {"é": "\u2028"}, [1, 2],
     "x,y", 3, None,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("indent", [None, 2])

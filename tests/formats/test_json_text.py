@@ -16,7 +16,7 @@ from rollouts.formats.containers.json_text import canonical_json
         None, "é\u2028\x7f\t\"\\/", "\0", {"n": 2**70}, {"n": -0.0},
         [], {}, [{"a": {}}], {"deep": [[[[1]]]]}, 12345678901234567890,
     ],
-)  # fmt: skip
+)
 def test_it_is_what_json_writes(value: Any) -> None:
     text = canonical_json(value)
     assert text == json.dumps(value, ensure_ascii=False, separators=(",", ":"))

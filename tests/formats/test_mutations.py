@@ -37,7 +37,7 @@ FILES = int(os.environ.get("INSPECTOR_TEST_MUTATIONS", "500"))
 ODD: list[Any] = [
     None, -1, 0, 2**31, 2**70, 1.5, True, "", "\0", "x" * 300, [], {}, [[]], {"a": []}, "\ud800", 1e308, -0.0, [None],
     ["1"], [-5], [1, [2]], "token_id:x", [{}], {"role": 1}, [1e308, 1e308], 10**30,
-]  # fmt: skip
+]
 
 
 def own(value: Trajectory) -> Any:
@@ -65,7 +65,7 @@ EXAMPLES = {
     "own_parquet": {"external_id": "a", "record": json.dumps(own(chain("a", hostile="")))},
     "verl_agent_loop": exported("verl"), "trl_rollouts": exported("trl"), "prime_rl_samples": exported("prime_rl"),
     "tinker_data": exported("tinker"), "nemo_message_log": exported("nemo_message_log"), "sft_rows": exported("sft"),
-}  # fmt: skip
+}
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -158,7 +158,7 @@ HOSTILE = {
     "huge": b"1e400", "minus huge": b"-1e400", "lone surrogate": b'"\\ud800"', "half a pair": b'"\\udc00x"',
     "NUL": b'"a\\u0000b"', "raw NUL": b"\0", "raw surrogate": b'"\xed\xa0\x80"', "long number": b"9" * 5000,
     "not a number": b"NaN",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", list(HOSTILE))

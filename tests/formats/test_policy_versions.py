@@ -29,7 +29,7 @@ def span(version: str, start: int, stop: int) -> dict[str, Any]:
         ([[span("3", 2, 9)]], {}), ([[span("4", 3, 6)], [span("3", 2, 3)]], {}), ([[span("", 2, 6)]], {}),
         ([[{"version": "3"}]], {}), ([["3"]], {}),
     ],
-)  # fmt: skip
+)
 def test_versions_of_a_row(value: Any, fields: dict[str, Any]) -> None:
     assert of_row(value, MASK) == fields
     assert sum(n for _, n in fields.get("version_rle", [])) in (0, len(MASK))

@@ -104,7 +104,7 @@ def test_prompts_become_arrays_and_share_what_repeats() -> None:
         b'{"calls": [{"generation_token_ids": [3], "prompt_token_ids": [1]}, {"generation_token_ids": [4]}]}',
         b'"prompt_token_ids"',
     ],
-)  # fmt: skip
+)
 def test_odd_lines_are_read_as_they_always_are(data: bytes) -> None:
     left, right = both(data)
     assert left == right

@@ -15,7 +15,7 @@ RLLM_STEP: dict[str, Any] = {
     "model_output": {"text": "4", "prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -0.25],
                      "finish_reason": "stop", "weight_version": 6},
     "done": True, "mc_return": 0.0, "advantage": [0.5, -0.5], "weight_version": 7,
-}  # fmt: skip
+}
 RLLM_EPISODE: dict[str, Any] = {
     "id": "task-9:0", "task": {"question": "2+2?"}, "termination_reason": "env_done", "is_correct": True, "metrics": {},
     "info": {}, "trajectories": [
@@ -23,7 +23,7 @@ RLLM_EPISODE: dict[str, Any] = {
             RLLM_STEP, {**RLLM_STEP, "prompt_ids": [1, 2, 3, 4, 5], "response_ids": [6], "logprobs": [-0.1],
                         "model_output": None, "advantage": 2.0, "weight_version": None}]},
     ],
-}  # fmt: skip
+}
 SGLANG: dict[str, Any] = {
     "session_id": "s", "reward": 1.0, "request": {
         "input_ids": [1, 2], "sampling_params": {"temperature": 0.7, "top_p": 0.9, "top_k": -1, "max_new_tokens": 9},
@@ -32,7 +32,7 @@ SGLANG: dict[str, Any] = {
         "id": "r1", "finish_reason": {"type": "stop", "matched": 4}, "prompt_tokens": 2, "completion_tokens": 2,
         "weight_version": "12", "cached_tokens": 1, "output_token_logprobs": [[-0.5, 3, "4"], [-0.25, 4, None]],
         "output_top_logprobs": [[[-0.5, 3, None], [-1.0, 8, None]], [[-0.2, 9, None], [-0.25, 4, None]]]}},
-}  # fmt: skip
+}
 HARBOR: dict[str, Any] = {
     "id": "0b", "task_name": "sum", "trial_name": "sum__a1", "agent_info": {
         "name": "terminus-2", "version": "2.0", "model_info": {"name": "qwen3", "provider": "hosted_vllm"}},
@@ -41,7 +41,7 @@ HARBOR: dict[str, Any] = {
          "logprobs": [[-0.5], [-0.25, -0.125]], "extra": {"finish": ["tool", "stop"], "short": [1]}},
         {"prompt_token_ids": [[9]], "completion_token_ids": [[8]]}]},
     "verifier_result": {"rewards": {"reward": 1.0, "style": 0.5}}, "exception_info": None,
-}  # fmt: skip
+}
 EVENT: dict[str, Any] = {
     "event_id": "e1", "event_type": "model_request", "rollout_id": "r", "attempt_id": "pod-1", "timestamp": 5.0,
     "data": {
@@ -51,7 +51,7 @@ EVENT: dict[str, Any] = {
             {"index": 0, "token_ids": [3, 4], "finish_reason": "stop", "message": {"role": "assistant", "content": "4"},
              "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -0.25}]}}]},
     },
-}  # fmt: skip
+}
 REWARD = {"event_id": "e2", "event_type": "reward", "rollout_id": "r", "attempt_id": "pod-1", "data": {"value": 0.5}}
 
 
@@ -168,7 +168,7 @@ def test_a_harbor_trial() -> None:
         (changed(HARBOR, "agent_result", "rollout_details", to=[{"prompt_token_ids": [], "completion_token_ids": []}]),
          "the agent made no call"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_trial_is_said(value: dict[str, Any], sentence: str) -> None:
     assert sentence in reason(value)
 
@@ -216,7 +216,7 @@ def test_policy_versions_of_areal() -> None:
     line: dict[str, Any] = {
         "task_id": 42, "sample_idx": 0, "seqlen": 5, "prompt_len": 2, "head_version": 5, "tail_version": 6,
         "version_rle": [[5, 1], [6, 2]], "reward": 1.0, "prompt": "2+2?", "completion": "4.",
-    }  # fmt: skip
+    }
     step = one(line)[1].steps[0]
     assert step.policy_version == "6" and step.extra["policy_versions"] == [["5", 1], ["6", 2]]
     assert one({**line, "tail_version": None})[1].steps[0].policy_version == "6"

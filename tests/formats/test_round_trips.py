@@ -20,7 +20,7 @@ FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChec
 READERS = {
     "skyrl": "skyrl", "skyrl_step_wise": "skyrl", "nemo_message_log": "nemo_message_log", "trl": "trl_rollouts",
     "verl": "verl_agent_loop", "prime_rl": "prime_rl_samples", "tinker": "tinker_data", "sft": "sft_rows",
-}  # fmt: skip
+}
 ids = st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=6)
 logprob = st.floats(-50, -(2**-20), width=32)
 texts = st.text(max_size=8)  # surrogates too: JSON can say them, UTF-8 cannot
@@ -51,7 +51,7 @@ def trajectories(draw: st.DrawFn, name: str, one_row: bool = False) -> Trajector
                 request=draw(st.sampled_from([None, request])), text=draw(st.none() | texts),
                 temperature=draw(st.none() | st.floats(0, 2)), extra=draw(st.dictionaries(texts, texts, max_size=2)),
             )
-        )  # fmt: skip
+        )
         stream = prompt + completion
         if not one_row and draw(st.booleans()):
             stream = stream[: draw(st.integers(1, len(stream)))]
@@ -71,7 +71,7 @@ def rows(draw: st.DrawFn) -> Row:
     return Row(
         column(st.integers(0, 2**31 - 1), np.int32), column(st.booleans(), np.bool_),
         draw(st.none() | st.just(column(any_float, np.float32))), columns={"advantages": column(any_float, np.float32)},
-    )  # fmt: skip
+    )
 
 
 def exported(name: str, values: list[Trajectory], **more: Any) -> list[Row]:

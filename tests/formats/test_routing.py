@@ -46,7 +46,7 @@ def test_the_figures() -> None:
         f"nrlre1:u1:4x3x2:{text(ARRAY.astype(np.uint8))}",
         {"data": text(ARRAY.astype(np.uint8)), "shape": [4, 3, 2], "dtype": "uint8"},
     ],
-)  # fmt: skip
+)
 def test_every_form_of_an_array_has_the_same_figures(value: Any) -> None:
     assert summary_of(value) == FIGURES
 
@@ -67,7 +67,7 @@ def test_rows_of_an_array_without_a_shape_follow_from_the_tokens() -> None:
         (base64.b64encode(b"\x93NUMPY\x01\x00\x10\x00{'descr': '<i4'").decode(), None),
         (base64.b64encode(base64.b64decode(npy(ARRAY)).replace(b"(4, 3, 2)", b"(4000,3,)")).decode(), None),
     ],
-)  # fmt: skip
+)
 def test_an_array_that_cannot_be_read_is_left_out(value: Any, length: int | None) -> None:
     assert summary_of(value) == ({} if length is None else {"length": length})
     assert without_arrays({"routed_experts": value, "a": 1}) == {"a": 1, "routing": summary_of(value)}

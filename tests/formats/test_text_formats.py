@@ -17,12 +17,12 @@ from tests.storage.build import assert_same, chain, rows_only
 
 VERL = {"input": "user 2+2?", "output": "4", "gts": "4", "score": 1.0, "step": 3}
 EVALS = {"input_prompt": [{"role": "user", "content": "?"}], "output_response": "4<end>", "score": [0.0, 1.0],
-         "stop_reason": "stop", "env_class": "calc", "data_source": "x"}  # fmt: skip
+         "stop_reason": "stop", "env_class": "calc", "data_source": "x"}
 AREAL = {"task_id": "t", "sample_idx": 2, "seqlen": 9, "prompt_len": 4, "head_version": 1, "tail_version": 2,
-         "reward": 0.5, "prompt": "?", "completion": "!"}  # fmt: skip
+         "reward": 0.5, "prompt": "?", "completion": "!"}
 SWIFT = {"step": [1, 1], "prompt": ["a", "b"], "completion": ["A", "B"], "reward": [0.0, 1.0]}
 MESSAGES = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"},
-            {"role": "user", "content": "??"}, {"role": "assistant", "content": "b"}], "tools": []}  # fmt: skip
+            {"role": "user", "content": "??"}, {"role": "assistant", "content": "b"}], "tools": []}
 ART: dict[str, Any] = {
     "group_index": 4, "group_metadata": '{"step": 2}', "reward": 0.5, "metadata": '{"id": "t0"}', "logs": ["hm"],
     "tools": '[{"type": "function", "function": {"name": "f"}}]',
@@ -32,7 +32,7 @@ ART: dict[str, Any] = {
                   "trainable": True},
                  {"role": "tool", "content": "4", "tool_call_id": "c", "trainable": False},
                  {"role": "assistant", "content": "b", "trainable": True}],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_stands_behind_the_advantages_is_no_reward() -> None:
     table = {
         "gen_step": [1, 1], "prompt": ["a", "b"], "completion": ["A", "B"], "Accuracy": [1.0, 0.0],
         "Format": [0.5, None], "advantages": [0.1, -0.1], "entropy": [0.3, 0.4], "solution_length": [9.0, 8.0],
-    }  # fmt: skip
+    }
     name, found, rejected = read(jsonl(table))
     assert (name, rejected, [one.reward for one in found]) == ("completions", [], [1.5, 0.0])
     assert [one.reward_parts for one in found] == [{"Accuracy": 1.0, "Format": 0.5}, {"Accuracy": 0.0}]
@@ -109,7 +109,7 @@ def test_art_keeps_calls_and_tools_as_json_text() -> None:
     assert request is not None and request.tools == ({"type": "function", "function": {"name": "f"}},)
     assert first.reply == request.messages[2] == {
         "role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f"}}],
-    }  # fmt: skip
+    }
     untold = {**ART, "messages": [{**message, "trainable": False} for message in ART["messages"]]}
     assert len(read(jsonl(untold))[1][0].steps) == 3
     for path, says in ((("tools",), "tools is a text"), (("messages", 2, "tool_calls"), "messages[2].tool_calls is a")):
@@ -181,9 +181,9 @@ def test_parquet_says_what_json_says() -> None:
         "token_ids": [1, 2, 3], "token_loss_mask": [True, False, True], "idx": 7, "advantages": [0.5, None, math.nan],
         "generation_logprobs": [-0.25, math.nan, -math.inf], "note": None, "text": 'a"\u2028\0', "nested": [[1], []],
         "bytes": b"x",
-    }  # fmt: skip
+    }
     (row,) = rows(io.BytesIO(parquet([value])), "x.parquet", 1 << 20)
     assert json.loads(row) == {
         "token_ids": [1, 2, 3], "token_loss_mask": [True, False, True], "idx": 7, "advantages": [0.5, None, None],
         "generation_logprobs": [-0.25, None, None], "text": 'a"\u2028\0', "nested": [[1], []], "bytes": "b'x'",
-    }  # fmt: skip
+    }

@@ -15,7 +15,7 @@ CAPTURE = {
     "schema_version": 1, "rollout_id": "r1", "model_call_id": "c", "model": "m", "prompt_token_ids": [1, 2],
     "generation_token_ids": [10, 11], "generation_log_probs": [-0.5, -0.3], "token_item_index": 0, "created_at": 1,
     "output_items": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "4"}]}],
-}  # fmt: skip
+}
 TRACE: dict[str, Any] = {
     "id": "e1", "rewards": {"right": 1.0, "form": 0.5},
     "traces": [{"nodes": [
@@ -28,7 +28,7 @@ TRACE: dict[str, Any] = {
         {"parent": 0, "message": {"role": "assistant", "content": "6"}, "sampled": True, "token_ids": [3, 40],
          "mask": [False, True], "logprobs": [-0.2]}],
         "calls": [{"node": 1, "model": "m", "finish_reason": "tool_calls"}, {"node": 3, "finish_reason": "stop"}]}],
-}  # fmt: skip
+}
 _TOOL = {"type": "function", "name": "calc", "description": "", "parameters": {}}
 _CALL = {"id": "c1", "type": "function", "name": "calc", "arguments": "{}"}
 TRACE_04: dict[str, Any] = {"traces": [{
@@ -43,45 +43,45 @@ TRACE_04: dict[str, Any] = {"traces": [{
         {"parent": 2, "message": {"role": "assistant", "content": "5"}, "sampled": True, "token_ids": [20, 3, 30],
          "mask": [False, False, True], "logprobs": [-0.1]},
     ],
-}]}  # fmt: skip
+}]}
 LEGACY = {
     "example_id": 3, "reward": 0.5, "trajectory": [{"prompt": [{"role": "user", "content": "?"}],
     "completion": [{"role": "assistant", "content": "!"}], "tokens": {"prompt_ids": [1, 2], "prompt_mask": [0, 0],
     "completion_ids": [3], "completion_mask": [1], "completion_logprobs": [-0.1], "is_truncated": True}}],
-}  # fmt: skip
+}
 EXPORT = {
     "schema_version": 1, "token_ids": [1, 2, 3], "loss_mask": [False, True, True], "advantages": [0.0, 0.5, 0.5],
     "inference_logprobs": [0.0, -1.0, None], "trainer_logprobs": [0.0, -1.1, -2.0], "entropy": [0.1, 0.2, 0.3],
     "is_masked": [True, False, False], "env_name": "calc",
-}  # fmt: skip
+}
 SKYRL: dict[str, Any] = {
     "prompt_token_ids": [[1, 2], [1, 2, 3, 20], [5]], "response_ids": [[3], [4, 6], [7]],
     "rewards": [[0.0], [0.0, 1.0], [0.5]], "loss_masks": [[1], [1, 1], [1]],
     "stop_reasons": ["tool_call", "stop", "stop"],
     "rollout_logprobs": [[-0.1], [-0.2, -0.3], [-0.4]], "trajectory_ids": ["A", "A", "B"],
     "is_last_step": [False, True, True], "rollout_metrics": {},
-}  # fmt: skip
+}
 SKYRL_OBSERVED: dict[str, Any] = {
     **SKYRL, "loss_masks": [[1], [1, 0], [1]], "rollout_expert_indices": [[[[1]]] * 3, [[[1]]] * 6, [[[1]]] * 2],
-}  # fmt: skip
+}
 RLLM = {
     "trace_id": "t", "session_id": "s", "model": "m", "messages": [{"role": "user", "content": "?"}], "tools": [],
     "prompt_token_ids": [1], "completion_token_ids": [2, 3], "logprobs": [-0.1, -0.2], "finish_reason": "stop",
     "weight_version": 4,
-}  # fmt: skip
+}
 LIGHTNING: dict[str, Any] = {
     "rollout_id": "ro-1", "task": None, "final_reward": None, "triplets": [
         {"prompt": {"token_ids": [1, 2], "raw_content": [{"role": "user", "content": "?"}], "image_urls": []},
          "response": {"token_ids": [3, 4], "logprobs": [{"token": "a", "logprob": -0.5}, {"logprob": -0.25}]},
          "reward": 0.5, "metadata": {"agent_name": "a"}},
         {"prompt": {"token_ids": [1, 2, 3, 4, 5]}, "response": {"token_ids": [6]}, "reward": None, "metadata": {}}],
-}  # fmt: skip
+}
 ATROPOS: dict[str, Any] = {
     "tokens": [[1, 2, 3], [1, 4]], "masks": [[-100, 2, 3], [-100, 4]], "scores": [1.0, -1.0],
     "inference_logprobs": [[1.0, -0.5, -0.25], [1.0, -2.0]], "advantages": [[0.0, 0.5, 0.5], [0.0, -0.5]],
     "ref_logprobs": None, "messages": [[{"role": "user", "content": "?"}], []], "overrides": None,
     "group_overrides": {"source": "x"},
-}  # fmt: skip
+}
 
 
 def test_captured_calls_are_ordered_by_prompt_length() -> None:
@@ -140,7 +140,7 @@ def test_a_trace_of_verifiers_0_4_has_whole_requests_and_the_trainers_columns() 
 
 def test_a_compact_logprob_stays_with_its_token_when_the_mask_has_a_hole() -> None:
     node = {"message": {"role": "assistant"}, "sampled": True, "token_ids": [1, 2, 3, 4], "mask": [0, 1, 0, 1],
-            "logprobs": [-0.5, -0.25]}  # fmt: skip
+            "logprobs": [-0.5, -0.25]}
     _, (one,), _ = read(jsonl({"traces": [{"nodes": [node]}]}))
     logprobs = one.steps[0].logprobs
     assert logprobs is not None and logprobs[[0, 2]].tolist() == [-0.5, -0.25] and np.isnan(logprobs[1])
@@ -208,7 +208,7 @@ def test_a_step_of_skyrl_ends_where_its_mask_ends() -> None:
     assert [f.kind for f in diagnose(a, None) if f.severity == "error"] == []  # the routing counts the whole response
     merged = {key: value[1:] if isinstance(value, list) else value for key, value in SKYRL.items()}
     merged |= {"response_ids": [[4, 6, 7], [7]], "loss_masks": [[1, 0, 1], [1]], "rewards": [[0, 0, 1.0], [0.5]],
-               "rollout_logprobs": [[-0.2, 0.0, -0.3], [-0.4]]}  # fmt: skip
+               "rollout_logprobs": [[-0.2, 0.0, -0.3], [-0.4]]}
     whole, single = read(jsonl(merged))[1]
     assert whole.steps == () and whole.rows[0].loss_mask.tolist() == [False] * 4 + [True, False, True]
     assert len(single.steps) == 1 and single.rows == ()
@@ -297,7 +297,7 @@ def test_a_gateway_trace_that_stores_what_its_prompt_adds() -> None:
     assert rejected == []
     assert [step.prompt_ids.tolist() for step in one.steps] == [
         [1], [1, 2, 3, 7], [1, 2, 3, 7, 2, 3, 8], [1, 2, 3, 9]
-    ]  # fmt: skip
+    ]
     _, found, (refused,) = read(jsonl(root, {**link, "parent_trace_id": "x"}))
     assert not found and "continues the call 'x'" in refused.reason
 
@@ -320,7 +320,7 @@ def test_what_a_trainers_row_says_beside_its_arrays_is_kept() -> None:
         "nemo_message_log": {"message_log": [{"role": "user", "token_ids": [1]}, {"role": "assistant", "token_ids":
                              [2]}], "num_turns": 4},
         "sft_rows": {"input_ids": [1, 2], "labels": [-100, 2], "num_turns": 4},
-    }  # fmt: skip
+    }
     for name, value in rows.items():
         found_name, found, rejected = read(jsonl(value))
         assert (found_name, rejected, found[0].extra["num_turns"]) == (name, [], 4)
@@ -363,7 +363,7 @@ def test_triplets_are_the_calls_of_a_rollout() -> None:
     assert (name, rejected, one.external_id, one.reward) == ("agent_lightning", [], "ro-1", 0.5)
     assert [(step.prompt_ids.tolist(), step.completion_ids.tolist()) for step in one.steps] == [
         ([1, 2], [3, 4]), ([1, 2, 3, 4, 5], [6]),
-    ]  # fmt: skip
+    ]
     assert one.steps[0].logprobs is not None and one.steps[0].logprobs.tolist() == [-0.5, -0.25]
     assert one.steps[1].logprobs is None and one.steps[0].extra["metadata"] == {"agent_name": "a"}
     assert read(jsonl({**LIGHTNING, "final_reward": 1.0}))[1][0].reward == 1.0
@@ -396,7 +396,7 @@ def test_every_format_is_recognised_by_its_content_alone() -> None:
         "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE, "verifiers_traces": TRACE,
         "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL, "rllm": RLLM,
         "agent_lightning": LIGHTNING, "atropos": ATROPOS,
-    }  # fmt: skip
+    }
     for name, value in examples.items():
         assert detect(Source.of_bytes(jsonl(value))).name == name
         assert detect(Source.of_bytes(json.dumps(value, indent=2).encode())).name == name

@@ -33,7 +33,7 @@ def skyrl() -> Any:
     return taken_from(
         "skyrl", "skyrl/train/utils/trainer_utils.py", ["validate_generator_output", "_validate_step_wise_fields"],
         {"np": np, "logger": logging.getLogger("skyrl")},
-    ).validate_generator_output  # fmt: skip
+    ).validate_generator_output
 
 
 def test_skyrl_accepts_whole_trajectories(skyrl: Any) -> None:
@@ -49,7 +49,7 @@ def test_skyrl_accepts_steps(skyrl: Any) -> None:
     for key, value in {
         "is_last_step": [*batch["is_last_step"][:-1], False], "trajectory_ids": batch["trajectory_ids"][::-1],
         "loss_masks": batch["loss_masks"][::-1],
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(AssertionError):
             skyrl(4, {**batch, key: value}, step_wise=True)
 
@@ -107,11 +107,11 @@ def test_tinker_builds_the_same_data_from_the_same_steps() -> None:
     tinker = SimpleNamespace(
         EncodedTextChunk=Chunk, ModelInput=Input, Datum=SimpleNamespace, SampledProvenanceSpan=(),
         ModelInputChunk=object, types=SimpleNamespace(EncodedTextChunk=Chunk), ImageChunk=(),
-    )  # fmt: skip
+    )
     around: dict[str, Any] = {
         "tinker": tinker, "torch": torch, "TensorData": SimpleNamespace(from_torch=lambda tensor: tensor.tolist()),
         "PARSE_ERROR_MASKED_METRIC_KEY": "masked",
-    }  # fmt: skip
+    }
     shift = "create_rightshifted_model_input_and_leftshifted_targets"
     around[shift] = getattr(
         taken_from("tinker-cookbook", "tinker_cookbook/supervised/common.py", [shift], around), shift
@@ -127,7 +127,7 @@ def test_tinker_builds_the_same_data_from_the_same_steps() -> None:
                 ),
             )
             for step in value.steps
-        ]  # fmt: skip
+        ]
         theirs = build(SimpleNamespace(transitions=transitions), 1.0, include_provenance=False)
         ours = lines("tinker", value)
         assert len(theirs) == len(ours) == len(rows_of(value))

@@ -36,7 +36,7 @@ def steps_in(*records: dict[str, Any], path: str = "file.jsonl", rule: TrainingS
         ("iter-5.jsonl.gz", 5), ("step_1/step_2/a.jsonl", 2), ("steps12.jsonl", None), ("footstep_3.jsonl", None),
         ("step_99999999999.jsonl", None), ("rank_0.jsonl", None),
     ],
-)  # fmt: skip
+)
 def test_a_path_tells_it(path: str, step: int | None) -> None:
     assert steps_in(ROW, path=path) == [step]
 
@@ -49,7 +49,7 @@ def test_a_path_tells_it(path: str, step: int | None) -> None:
         (TRL | {"step": 1.5}, None),
         (TRL | {"step": MAX_STEP + 1}, None), (ROW | {"step": 3}, None),
     ],
-)  # fmt: skip
+)
 def test_a_record_tells_it(record: dict[str, Any], step: int | None) -> None:
     assert steps_in(record) == [step]
 
@@ -74,7 +74,7 @@ def test_steps_that_are_out_of_order_missing_or_there_twice_are_kept_as_they_are
         ("3", "(1)", "not both"), ("", "(", "no regular expression"), ("", "step", "exactly one group"),
         ("", "(a)(b)", "exactly one group"), ("", "a" * 300, "200 characters"),
     ],
-)  # fmt: skip
+)
 def test_what_a_user_says_wrong_is_a_sentence(step: str, pattern: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         checked_rule(step, pattern)

@@ -32,7 +32,7 @@ def source(name: str, turns: int, seed: int, group: str) -> Trajectory:
     rng = np.random.default_rng(seed)
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Café."}, {"role": "user", "content": f"{seed} + 1?"},
-    ]  # fmt: skip
+    ]
     prompt, steps = rng.integers(0, 900, 9, dtype=np.int32), []
     for turn in range(turns):
         completion = rng.integers(0, 900, 4 + turn, dtype=np.int32)
@@ -46,7 +46,7 @@ def source(name: str, turns: int, seed: int, group: str) -> Trajectory:
                 prompt, completion, -rng.random(len(completion), dtype=np.float32), finish_reason="stop",
                 request=Request(tuple(messages), ({"type": "function", "function": TOOL},)), reply=reply,
             )
-        )  # fmt: skip
+        )
         said = {"role": "tool", "content": str(turn), "tool_call_id": f"c{seed}{turn}"}
         messages = [*messages, reply, said]
         prompt = np.concatenate([prompt, completion, rng.integers(0, 900, 3, dtype=np.int32)])
@@ -112,11 +112,11 @@ def skyrl_batch() -> dict[str, Any]:
     turn_output = taken_from(
         "skyrl", "skyrl/train/generators/skyrl_gym_generator.py", ["TurnOutput"],
         {"dataclass": dataclasses.dataclass},
-    ).TurnOutput  # fmt: skip
+    ).TurnOutput
     batch: dict[str, Any] = {
         key: [] for key in ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons",
                             "rollout_logprobs", "trajectory_ids", "is_last_step")
-    }  # fmt: skip
+    }
     for value in SOURCES:
         for n, step in enumerate(value.steps):
             stream, is_last = step.stream, n == len(value.steps) - 1
@@ -124,7 +124,7 @@ def skyrl_batch() -> dict[str, Any]:
             turn = turn_output(
                 output="", output_ids=step.completion_ids.tolist(), new_obs=[], obs_ids=behind, reward=0.0,
                 output_logprobs=np.asarray(step.logprobs, dtype=np.float64).tolist(), rollout_expert_indices=None,
-            )  # fmt: skip
+            )
             response = turn.output_ids + turn.obs_ids
             rewards = [0.0] * len(response)
             rewards[len(turn.output_ids) - 1] = value.reward if is_last else 0.0
@@ -134,7 +134,7 @@ def skyrl_batch() -> dict[str, Any]:
                  turn.get_turn_rollout_logprobs(),
                  {"instance_id": value.group, "repetition_id": int(value.external_id[-1])}, is_last),
                 strict=True,
-            ):  # fmt: skip
+            ):
                 batch[key].append(item)
     return batch
 
@@ -178,7 +178,7 @@ def agent_loop_output() -> type[BaseModel]:
     made = taken_from(
         "verl", "verl/experimental/agent_loop/agent_loop.py", ["AgentLoopMetrics", "AgentLoopOutput"],
         {"BaseModel": BaseModel, "Optional": Optional, "Any": Any}, lazy=False,
-    )  # fmt: skip
+    )
     kind: type[BaseModel] = made.AgentLoopOutput
     return kind
 
@@ -190,7 +190,7 @@ def test_verl_values() -> None:
         one = kind(
             prompt_ids=prompt, response_ids=response, response_mask=mask, response_logprobs=logprobs,
             reward_score=value.reward, num_turns=2 * len(value.steps), metrics={"tool_calls": 0.5},
-        )  # fmt: skip
+        )
         written += one.model_dump_json().encode() + b"\n"
     for one, value in zip(imported("verl_agent_loop", written), SOURCES, strict=True):
         same_row(one, value)
@@ -212,7 +212,7 @@ def test_trl_completions(tmp_path: Path) -> None:
     around = {
         "Base": type("Base", (), {"log": lambda *_: None}), "is_rich_available": lambda: False, "pd": pandas,
         "os": os, "math": None, "strip_images_from_messages": lambda messages: messages,
-    }  # fmt: skip
+    }
     kind = taken_from(
         "trl", "trl/trainer/grpo_trainer.py", ["GRPOTrainer"], around, {"GRPOTrainer": ["log"]}
     ).GRPOTrainer
@@ -229,7 +229,7 @@ def test_trl_completions(tmp_path: Path) -> None:
         trainer._logs = {
             "prompt": [prompt] * 2, "completion": [completion] * 2, "advantages": [0.5, -0.5], "extra": {},
             "rewards": {"right": [1.0, 0.0], "form": [0.25, 0.25]}, "images": None,
-        }  # fmt: skip
+        }
         trainer.log({})
         found = imported("completions", tmp_path / "completions" / "completions_00003.parquet")
         assert [(one.reward, one.extra["advantage"]) for one in found] == [(1.25, 0.5), (0.25, -0.5)]
@@ -264,7 +264,7 @@ def test_verifiers_episodes(tmp_path: Path) -> None:
                 tokens = kinds.TurnTokens(
                     prompt_ids=step.prompt_ids.tolist(), completion_ids=step.completion_ids.tolist(),
                     completion_logprobs=np.asarray(step.logprobs, dtype=np.float64).tolist(),
-                )  # fmt: skip
+                )
                 reply = message(step.reply or {})
                 turn.commit(
                     kinds.Response(id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens)
@@ -303,7 +303,7 @@ def test_tinker_data() -> None:
             inputs = {
                 "target_tokens": np.array(ids[1:]), "mask": np.array([0.0] * before + mask, dtype=np.float32),
                 "logprobs": np.array([0.0] * before + logprobs, dtype=np.float32),
-            }  # fmt: skip
+            }
             datum = kind(model_input=model_input.from_ints(ids[:-1]), loss_fn_inputs=inputs)
 
             def plain(item: Any) -> Any:
@@ -329,18 +329,18 @@ def test_swift_completions(tmp_path: Path) -> None:
     around = {
         "json": json, "os": os, "Queue": Queue, "Thread": Thread, "is_master": lambda: True, "logger": None,
         "Literal": Literal, "Union": Union, "check_json_format": lambda value: value, "dist": None,
-    }  # fmt: skip
+    }
     writer = taken_from("ms-swift", "swift/utils/io_utils.py", ["JsonlWriter"], around).JsonlWriter(
         str(tmp_path / "completions.jsonl")
     )
     writer.append(
         {"gen_step": [1, 1], "prompt": ["a", "b"], "completion": ["Ä", "B"], "Accuracy": [1.0, 0.0],
          "advantages": [0.5, -0.5]}
-    )  # fmt: skip
+    )
     found = imported("completions", tmp_path / "completions.jsonl")
     assert [(one.steps[0].text, one.reward, one.extra["advantages"]) for one in found] == [
         ("Ä", 1.0, 0.5), ("B", 0.0, -0.5),
-    ]  # fmt: skip
+    ]
 
 
 # -- ART
@@ -361,7 +361,7 @@ def test_art_groups(tmp_path: Path) -> None:
             return kinds.Trajectory(
                 messages_and_choices=messages, reward=value.reward, tools=list(last.request.tools or ()),
                 metadata={"id": value.external_id},
-            )  # fmt: skip
+            )
 
         groups = [kinds.TrajectoryGroup([made(one) for one in SOURCES if one.group == name]) for name in ("a", "b")]
         writer.write_trajectory_groups_parquet(groups, tmp_path / "art.parquet")
@@ -383,7 +383,7 @@ def test_atropos_groups() -> None:
         "atroposlib", "atroposlib/envs/server_handling/managed_server.py", ["SequenceNode", "ManagedServer"],
         {"BaseModel": BaseModel, "Optional": Optional, "Dict": dict, "List": list, "Any": Any},
         {"ManagedServer": ["_create_sequence_node"]}, lazy=False,
-    )  # fmt: skip
+    )
     groups = []
     for name in ("a", "b"):
         nodes = []
@@ -393,12 +393,12 @@ def test_atropos_groups() -> None:
                 node = made.ManagedServer()._create_sequence_node(
                     "", None, step.prompt_ids.tolist(), step.completion_ids.tolist(),
                     np.asarray(step.logprobs, dtype=np.float64).tolist(), "", extending_node=node,
-                )  # fmt: skip
+                )
             nodes.append((node, value.reward))
         groups.append(
             {"tokens": [one.tokens for one, _ in nodes], "masks": [one.masked_tokens for one, _ in nodes],
              "scores": [reward for _, reward in nodes], "inference_logprobs": [one.logprobs for one, _ in nodes]}
-        )  # fmt: skip
+        )
     found = imported("atropos", lines(groups))
     for one, value in zip(found, SOURCES, strict=True):
         same_row(one, value)
@@ -411,7 +411,7 @@ def test_agent_lightning_rollouts() -> None:
         "agentlightning", "agentlightning/types/core.py", ["Triplet", "RolloutLegacy"],
         {"BaseModel": BaseModel, "Optional": Optional, "Dict": dict, "List": list, "Any": Any, "Task": dict,
          "Field": Field}, lazy=False,
-    )  # fmt: skip
+    )
     written = []
     for value in SOURCES:
         triplets = [
@@ -422,7 +422,7 @@ def test_agent_lightning_rollouts() -> None:
                 reward=value.reward if step is value.steps[-1] else None,
             )
             for step in value.steps
-        ]  # fmt: skip
+        ]
         written.append(made.RolloutLegacy(rollout_id=value.external_id, triplets=triplets).model_dump(mode="json"))
     for one, value in zip(imported("agent_lightning", lines(written)), SOURCES, strict=True):
         same_steps(one, value)

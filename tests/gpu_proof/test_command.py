@@ -31,7 +31,7 @@ def test_it_proves_on_the_cpu_build(vllm_available: bool, tiny_tokenizer: Path, 
     assert result["passed"] and {one["name"] for one in result["verdicts"] if one["passed"]} >= {
         "demo: ids", "demo: tools", "demo: log-probabilities", "load: concurrency", "load: turns", "load: ids",
         "load: log-probabilities", "load: re-tokenized", "load: same work",
-    }  # fmt: skip
+    }
     assert 6 <= result["load"]["peak_live"] <= 8
     assert result["load"]["ids"]["tokens_out"] == result["load"]["throughput"][-1]["tokens"]
     assert f"{result['load']['throughput'][0]['ratio']:.3f}" in page.read_text()

@@ -95,7 +95,7 @@ def test_the_plugin_makes_tests_of_files_and_locks(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *plugins, "-q", "-rA", "--continue-on-collection-errors", str(tmp_path)],
         cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": ""}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    )
     said = done.stdout
     assert "1 passed" in said and "3 failed" in said and "1 error" in said, said
     assert "PASSED data/clean.jsonl::tito" in said and "FAILED data/broken.jsonl::tito" in said

@@ -77,7 +77,7 @@ def test_two_processes_write_the_bytes_of_one_and_find_what_check_finds(
     assert summary["shards"] > 3 and summary["files"] == 4
     assert (summary["trajectories"], summary["tokens"], summary["unread"]) == (
         checked.n_trajectories, checked.n_tokens, checked.n_unread,
-    )  # fmt: skip
+    )
     assert {kind: (one["findings"], one["trajectories"]) for kind, one in summary["kinds"].items()} == {
         kind: (one.n_findings, one.n_trajectories) for kind, one in checked.kinds.items()
     }
@@ -165,7 +165,7 @@ def test_a_killed_audit_leaves_no_process(files: Path) -> None:
     script = files / "audit.py"
     script.write_text(program)
     with subprocess.Popen([sys.executable, script, files / "step_9"], stdout=subprocess.PIPE, cwd=ROOT,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as ran:  # fmt: skip
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}) as ran:
         assert ran.stdout is not None
         assert ran.stdout.readline().strip().isdigit()
         ran.send_signal(signal.SIGKILL)
@@ -245,7 +245,7 @@ def test_another_tokenizer_or_a_change_in_its_folder_is_another_audit(tmp_path: 
 def test_a_log_has_a_line_of_progress_now_and_then(
     files: Path, tmp_path: Path, small: None, alone: None, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr("rollouts.command_line.audit.LOG_SECONDS", 0.0)
     run(files / "gallery.jsonl", "--output", tmp_path / "out")
     lines = capsys.readouterr().err.splitlines()

@@ -89,7 +89,7 @@ def test_a_split_loses_no_sampled_token_and_a_mask_keeps_the_prompt(policy: dict
     assert np.array_equal(kept.steps[0].stream, before.steps[1].stream)
     assert manifest["changes"][0]["trained_tokens"] == [
         sum(len(step.completion_ids) for step in before.steps), len(before.steps[1].completion_ids),
-    ]  # fmt: skip
+    ]
 
 
 def test_rows_of_a_strategy_never_hide_ids_that_are_in_doubt(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ ROWS = [
 READERS = {
     "trl_rollouts": "trl", "verl_agent_loop": "verl", "prime_rl_samples": "prime_rl", "tinker_data": "tinker",
     "sft_rows": "sft", "skyrl": "skyrl", "nemo_message_log": "nemo_message_log",
-}  # fmt: skip
+}
 
 
 def records_of(name: str) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def records_of(name: str) -> list[dict[str, Any]]:
                 "advantages": [[*row.columns["advantages"].tolist(), 0.0, 0.0]],
             }
             for n, row in enumerate(ROWS)
-        ]  # fmt: skip
+        ]
     else:
         labels = [np.where(row.loss_mask, row.ids, -100).tolist() for row in ROWS]
         records = [{"tokens": [row.ids.tolist() for row in ROWS], "masks": labels, "scores": [1.0, 0.5, 0.0]}]

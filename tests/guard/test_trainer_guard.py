@@ -103,7 +103,7 @@ def test_the_fields_of_trainers_become_rows() -> None:
             "sampling_per_token_logps": Tensor([-1.0, -2.0, -3.0, 0.0, 0.0]),
             "old_per_token_logps": [-1.0, -2.0, -3.0, 0.0, 0.0],
         }
-    )  # fmt: skip
+    )
     assert trl.ids.tolist() == [5, 6, 7, 8, 9] and trl.loss_mask.tolist() == [False, False, True, False, True]
     assert trl.columns["advantages"].tolist() == [0, 0, 2, 0, 2]
     assert trl.logprobs is not None and np.isnan(trl.logprobs[:2]).all() and trl.logprobs[2:].tolist() == [-1, -2, -3]
@@ -113,7 +113,7 @@ def test_the_fields_of_trainers_become_rows() -> None:
             "input_ids": [0, 5, 6, 7, 0], "responses": [6, 7, 0], "attention_mask": [0, 1, 1, 1, 0],
             "response_mask": [1, 1, 0], "advantages": [1.0, 1.0, 0.0], "rollout_log_probs": [-1.0, -2.0, 0.0],
         }
-    )  # fmt: skip
+    )
     assert verl.ids.tolist() == [5, 6, 7] and verl.loss_mask.tolist() == [False, True, True]
     assert verl.columns["advantages"].tolist() == [0, 1, 1]
     labelled = row_of({"input_ids": [5, 6, 7], "labels": [-100, 6, 7]})
@@ -167,7 +167,7 @@ def test_masks_are_checked_with_the_template_of_the_tokenizer(
     messages = [
         {"role": "user", "content": "What is two?"}, {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "It is 2."}, {"role": "assistant", "content": "Two."},
-    ]  # fmt: skip
+    ]
     assert codec.chat_template is not None
     writer = renderer(codec, codec.chat_template)
     ids = writer.render_ids(messages)
@@ -258,7 +258,7 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
     for options, said in [
         ({"on": "shout"}, "there are warn, raise, drop"), ({"sample": 2}, "from 0 to 1"),
         ({"max_seconds": 0}, "above 0"), ({"fail_on": "nothing"}, "no kind of finding"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(RuleUnusable, match=said):
             Guard(**options)  # type: ignore[arg-type]
     for tokenizer in (tmp_path, object()):

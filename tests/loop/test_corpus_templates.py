@@ -168,11 +168,11 @@ SCHEMA = [
             },
         },
     }
-]  # fmt: skip
+]
 WITHOUT_CALLS = {
     "skyrl--qwen3_with_thinking", "skyrl--qwen3_without_thinking", "trl--gemma", "trl--llama3", "unsloth--zephyr",
     "vllm--chatml",
-}  # fmt: skip
+}
 
 
 def of_calls(message: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -263,7 +263,7 @@ def test_a_model_that_goes_round_in_circles_is_read_at_once(corpus: Path) -> Non
         f"<tool_call>\n<function=f>{pairs[0]}\n" * 100, "[TOOL_CALLS][" * 20_000, "{" * 50_000, '{"name": "' * 20_000,
         "<tool_call>" * 20_000 + "</tool_call>", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n" * 5_000,
         "<|channel|>commentary to=functions.f<|message|>" * 5_000,
-    ]  # fmt: skip
+    ]
     for name, harness in harnesses(corpus):
         if name in LOOSE or name == "qwen2.5":
             read = learn(harness.context.renderer)
@@ -285,10 +285,10 @@ def test_vllms_parsers_by_name_read_the_same(corpus: Path, vllm_available: bool)
     named = {
         "qwen2.5": "hermes", "llama3.1": "llama3_json", "deepseek-r1": "deepseek_v3", "deepseek-v3.1": "deepseek_v31",
         "glm-4.5": "glm45", "mistral-nemo": "mistral", "qwen3-coder": "qwen3_coder",
-    }  # fmt: skip
+    }
     asked = {"harbour": "Port Ellen", "days": 3}
     schema = [{"type": "function", "function": {"name": "tides", "parameters": {
-        "type": "object", "properties": {"harbour": {"type": "string"}, "days": {"type": "integer"}}}}}]  # fmt: skip
+        "type": "object", "properties": {"harbour": {"type": "string"}, "days": {"type": "integer"}}}}}]
     for name, harness in harnesses(corpus):
         if name not in named:
             continue

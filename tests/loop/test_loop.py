@@ -366,7 +366,7 @@ def test_a_real_policy_plays_whole_episodes(harness: Harness, name: str, request
     tasks = harness.tasks(12, seed=5)
     try:
         harness.run(engine, [RolloutJob(task.index, task, seed=task.index) for task in tasks],
-                    harness.limits(sampling={"temperature": 0.0}, max_live=8))  # fmt: skip
+                    harness.limits(sampling={"temperature": 0.0}, max_live=8))
     finally:
         engine.close()
     assert len(harness.done) == 12 and not any(one.error for one in harness.done.values())

@@ -35,7 +35,7 @@ def test_each_part_has_its_tokens_and_a_call_its_raw_text(codec: LoadedTokenizer
     found = audit(one, reading)
     assert told(one, found) == [
         ("reasoning", ["I add é."]), ("content", ["I look.", "Then I tell."]), ("call", [RAW]), ("call", [OTHER]),
-    ]  # fmt: skip
+    ]
     assert (found.lost, found.n_lost, found.added) == ((), 0, ())
     covered = {place for piece in found.pieces for start, stop in piece.spans for place in range(start, stop)}
     unread = [place for place in range(one.n_said) if place not in covered]
@@ -72,7 +72,7 @@ def test_tokens_that_split_characters_keep_their_places(codec: LoadedTokenizer) 
 
 def test_messages_of_any_source_are_readings() -> None:
     chat = {"role": "assistant", "content": None, "reasoning": "hm", "plan": "first this",
-            "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}  # fmt: skip
+            "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
     reading = reading_of(chat)
     assert (reading.content, reading.reasoning, reading.calls) == ("", "hm", (ReadCall("add", {"a": 1}),))
     assert "first this" in reading.held and reading_of(None) == reading_of({}) == ParserReading()

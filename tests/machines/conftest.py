@@ -68,7 +68,7 @@ class Machine:
             process = subprocess.Popen(
                 [*self._prefix, *command], cwd=ROOT, env={**self.environment, **environment}, stdout=log, stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         self.processes[name] = process
         return process
 
@@ -192,7 +192,7 @@ def machines(
         "DATABASE_URL": database_url(), "REDIS_URL": live_redis, "INSPECTOR_FILES": bucket,
         "SECRET_KEY": settings.SECRET_KEY, "DJANGO_SETTINGS_MODULE": "inspector.settings", "OMP_NUM_THREADS": "1",
         "ALLOWED_HOSTS": "127.0.0.1", "HF_HUB_OFFLINE": "1", **machine_environment,
-    })  # fmt: skip
+    })
     try:
         found.start_web()
         found.start_worker()

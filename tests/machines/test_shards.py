@@ -97,7 +97,7 @@ def of_one_task(data: dict[str, bytes], folder: Path) -> tuple[Run, bytes]:
 TOTALS = (
     "status", "n_trajectories", "n_steps", "n_rows", "n_tokens", "n_sampled", "n_rejected", "n_rewards", "reward_sum",
     "finding_counts", "bytes_done", "bytes_total", "format",
-)  # fmt: skip
+)
 
 
 def assert_same(code: str, one: Run) -> None:
@@ -158,7 +158,7 @@ def chat_server() -> Iterator[str]:
             choice = {
                 "index": 0, "token_ids": [3, 4], "message": {"role": "assistant", "content": "x"},
                 "finish_reason": "stop",
-            }  # fmt: skip
+            }
             body = json.dumps({"prompt_token_ids": prompt, "choices": [choice]}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -32,7 +32,7 @@ class Fault:
 
 
 def play(model: Model, rng: random.Random, name: str, faults: Sequence[tuple[int, Fault]] = (), n: int = 4,
-         cut: bool | None = None) -> Session:  # fmt: skip
+         cut: bool | None = None) -> Session:
     """A session of ``n`` calls with faults at some of them. Raises :class:`NotHere` where one cannot be planted.
 
     ``cut``: whether the last completion is cut by its length; None = now and then.
@@ -76,7 +76,7 @@ def _turn(model: Model, rng: random.Random) -> Turn:
     return Turn(
         min(calls, model.calls), bool(model.reasons) and rng.random() < 0.5, rng.random() < 0.5, spelling,
         rng.random() < 0.1,
-    )  # fmt: skip
+    )
 
 
 def _break(session: Session, kind: str, got: list[int], offset: int | None = -1, **more: int) -> list[int]:
@@ -316,7 +316,7 @@ _SWITCHES = {
     "llama3.1": {"date_string": "01 Feb 2025"}, "llama3.2": {"date_string": "01 Feb 2025"},
     "gpt-oss": {"reasoning_effort": "high"}, "trl-training--gptoss": {"reasoning_effort": "low"},
     "glm-4.5": {"enable_thinking": False},
-}  # fmt: skip
+}
 
 
 def _switched(session: Session) -> list[int]:
@@ -338,7 +338,7 @@ def _cut(keep_system: bool) -> Callable[[Session], list[int]]:
             text = session.first_text
             at = text.find(str(session.messages[1]["content"])[:12]) if session.messages[0]["role"] == "system" else -1
             stop = max((text.rfind(one, 0, at) + len(one) for one in session.model.pair.stops if one in text[:at]),
-                       default=0)  # fmt: skip
+                       default=0)
             head = len(session.model.encode(text[:stop])) if at > 0 else 0
             if not head:
                 raise NotHere("no system block of its own")
@@ -390,7 +390,7 @@ def _think_spliced(session: Session) -> list[int]:
         got = re.sub(rf"^.*?{CLOSE}\s*", "", text, flags=re.DOTALL)
     else:
         got = re.sub(rf"^\s*{OPEN}.*?{CLOSE}\s*|^<\|channel\|>analysis.*?<\|end\|><\|start\|>assistant", "", text,
-                     flags=re.DOTALL)  # fmt: skip
+                     flags=re.DOTALL)
     if got == text or model.encode(model.decode(stream)) != stream:
         raise NotHere("no thoughts")
     return _break(session, "thinking_stripped", model.encode(before + got) + session.delta)
@@ -734,4 +734,4 @@ FAULTS = (
     Fault("delta_differs", _delta("delta_differs", _remark), _SPOKEN, "a remark"),
     Fault("special_tokens_injected", _control_text),
     Fault("special_tokens_injected", _control_text, _ANSWER, "a user"),
-)  # fmt: skip
+)

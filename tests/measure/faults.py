@@ -217,7 +217,7 @@ class Measure:
         return "\n".join(
             [*lines, "", f"Clean trajectories: {self.clean}; false alarms: {alarms}.",
              f"Findings at other steps, where the record itself is right: {others}."]
-        )  # fmt: skip
+        )
 
 
 FOLLOWED = {"token_ids_missing", "engine_ids_inconsistent", "stop_string_misaligned", "tokenizer_mismatch"}

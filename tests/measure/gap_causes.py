@@ -225,7 +225,7 @@ class Case:
             made_row = Row(
                 ids, mask, sides[0], columns={"trainer_logprobs": sides[1]}, step_indices=tuple(range(len(steps))),
                 extra=extra,
-            )  # fmt: skip
+            )
             yield replace(one, steps=steps, rows=(made_row,)), self.kinds[n]
 
     def named(self) -> tuple[str, ...]:
@@ -421,7 +421,7 @@ DAMAGED: dict[str, Callable[[Case, int], None]] = {
         row_retokenized, placeholder, columns_shifted, routing_repeated, mixed_versions, near_context_limit,
         heavy_tokens,
     )
-}  # fmt: skip
+}
 """Faults that are planted after sampling."""
 
 
@@ -445,7 +445,7 @@ MIXED = (
     ("row_retokenized", "weights_not_delivered"), ("row_retokenized", "temperature"),
     ("columns_shifted", "placeholder"), ("heavy_tokens", "placeholder"), ("heavy_tokens", "weights_not_delivered"),
     ("row_retokenized", "stale_cache"), ("routing_repeated", "weights_not_delivered"), ("placeholder", "stale_cache"),
-)  # fmt: skip
+)
 """Two causes in one run."""
 
 

@@ -109,7 +109,7 @@ def serving(**environment: str) -> Iterator[Server]:
             process = subprocess.Popen(
                 [sys.executable, "manage.py", "serve", "--port", str(port)],
                 cwd=ROOT, env=settings, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+            )
         try:
             yield _ready(process, said, data, settings)
         finally:
@@ -134,7 +134,7 @@ def _ready(process: subprocess.Popen[Any], said: Path, data: Path, settings: dic
     printed = subprocess.run(
         [sys.executable, "manage.py", "api_token", "attack"],
         cwd=ROOT, env=settings, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+    ).stdout
     token = re.search(r"\bri_\S+", printed)
     if token is None:
         raise RuntimeError(f"The command api_token printed no token: {printed}")
@@ -174,7 +174,7 @@ def as_members(server: Server) -> tuple[Server, Server]:
     """The server as a reader and as an attacker know it: admins of two projects, each with a run of its own."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
     settings = {**kept, "INSPECTOR_DATA": str(server.data), "INSPECTOR_TEAM": "1",
-                "DJANGO_SETTINGS_MODULE": "inspector.settings"}  # fmt: skip
+                "DJANGO_SETTINGS_MODULE": "inspector.settings"}
     said = subprocess.run([sys.executable, "-c", _MEMBERS], cwd=ROOT, env=settings, capture_output=True, text=True)
     if said.returncode:
         raise RuntimeError(said.stderr)
@@ -228,10 +228,10 @@ def _calls(n: int) -> Iterator[dict[str, Any]]:
             stream += [ids.randrange(1000) for _ in range(200)]
             completion = [ids.randrange(1000) for _ in range(100)]
             choice = {"index": 0, "token_ids": completion, "finish_reason": "stop",
-                      "message": {"role": "assistant", "content": "x"}}  # fmt: skip
+                      "message": {"role": "assistant", "content": "x"}}
             request = {"model": "m", "messages": [{"role": "user", "content": f"question {session}"}]}
             yield {"session_id": f"s{session}", "request": request,
-                   "response": {"prompt_token_ids": list(stream), "choices": [choice]}}  # fmt: skip
+                   "response": {"prompt_token_ids": list(stream), "choices": [choice]}}
             stream += completion
 
 

@@ -99,7 +99,7 @@ class Model:
                 [self._as_taken(one) for one in messages], tools=tools, chat_template=self.template, tokenize=False,
                 add_generation_prompt=more, **(dict(self.pair.kwargs) if kwargs is None else kwargs),
             )
-        )  # fmt: skip
+        )
 
     def _as_taken(self, message: Message) -> Message:
         """The message with its arguments in the form that the template takes; on the wire they are JSON text."""

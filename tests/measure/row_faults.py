@@ -39,7 +39,7 @@ class RowDraft:
             ids_array(self.ids), np.array(self.mask, dtype=np.bool_), _floats(self.logprobs),
             columns={name: np.array(one, dtype=np.float32) for name, one in columns.items()},
             step_indices=tuple(self.steps), extra=self.fields.get("row_extra", {}),
-        )  # fmt: skip
+        )
 
 
 def _floats(values: list[float] | None) -> Any:
@@ -78,12 +78,12 @@ def draft(model: Model, rng: random.Random, name: str, *, cut: bool = False, n: 
     return RowDraft(
         session, list(session.stream), mask, logprobs if known else None, advantages,
         trainer if known and rng.random() < 0.5 else None, steps=list(range(len(session.calls))),
-    )  # fmt: skip
+    )
 
 
 def nemo_rl(row: RowDraft) -> bytes:
     value = {"idx": row.session.name, "rewards": [1.0], "input_lengths": [len(row.ids)], "token_ids": [row.ids],
-             "token_loss_mask": [row.mask], "sample_loss_mask": [1], "advantages": [row.advantages]}  # fmt: skip
+             "token_loss_mask": [row.mask], "sample_loss_mask": [1], "advantages": [row.advantages]}
     value |= {"generation_logprobs": [row.logprobs]} if row.logprobs is not None else {}
     value |= {"prev_logprobs": [row.trainer]} if row.trainer is not None else {}
     return json.dumps(value | row.fields).encode()
@@ -97,7 +97,7 @@ def skyrl(row: RowDraft) -> bytes:
     n = row.session.spans[0][0]
     value = {"prompt_token_ids": [row.ids[:n]], "response_ids": [row.ids[n:]], "rewards": [1.0],
              "loss_masks": [row.mask[n:]], "stop_reasons": ["stop"], "trajectory_ids": [row.session.name],
-             "rollout_logprobs": None if row.logprobs is None else [row.logprobs[n:]]}  # fmt: skip
+             "rollout_logprobs": None if row.logprobs is None else [row.logprobs[n:]]}
     return json.dumps(value | row.fields).encode()
 
 
@@ -123,7 +123,7 @@ def verl(row: RowDraft) -> bytes:
     n = row.fields.pop("split", row.session.spans[0][0])
     value = {"prompt_ids": row.ids[:n], "response_ids": row.ids[n:], "response_mask": row.mask[n:],
              "response_logprobs": row.logprobs[n:] if row.logprobs else None, "num_turns": 2, "reward_score": 1.0,
-             "extra_fields": {"external_id": row.session.name}}  # fmt: skip
+             "extra_fields": {"external_id": row.session.name}}
     return json.dumps(value).encode()
 
 
@@ -131,14 +131,14 @@ def areal(row: RowDraft) -> bytes:
     n = row.fields.get("split", row.session.spans[0][0])
     value = {"task_id": row.session.name, "sample_idx": 0, "seqlen": len(row.ids), "prompt_len": n, "head_version": 1,
              "tail_version": 1, "reward": 1.0, "prompt": row.session.model.decode(row.ids[:n]),
-             "completion": row.session.model.decode(row.ids[n:])}  # fmt: skip
+             "completion": row.session.model.decode(row.ids[n:])}
     return json.dumps(value).encode()
 
 
 WRITERS: Mapping[str, Writer] = {
     "nemo_rl": nemo_rl, "steps": steps, "skyrl": skyrl, "skyrl_step_wise": skyrl_step_wise, "verl": verl,
     "areal": areal,
-}  # fmt: skip
+}
 
 
 # -- the faults
@@ -320,7 +320,7 @@ def _trained_twice(row: RowDraft) -> None:
     row.more = [
         Row(ids_array(row.ids[:stop]), np.arange(stop) >= start, _floats(row.logprobs and row.logprobs[:stop]),
             columns={"advantages": np.array([0.75] * stop, dtype=np.float32)}, step_indices=(0,))
-    ]  # fmt: skip
+    ]
 
 
 def _never_trained(row: RowDraft) -> None:
@@ -402,7 +402,7 @@ ROW_FAULTS = (
     RowFault("step_order_invalid", _interleaved, "not adjacent", ("skyrl_step_wise",)),
     RowFault("prompt_split_wrong", _counted_split, "", ("verl",)),
     RowFault("prompt_split_wrong", _counted_length, "", _STEPS),
-)  # fmt: skip
+)
 
 
 def plant(model: Model, rng: random.Random, name: str, fault: RowFault, form: str) -> tuple[bytes, list[Label]]:

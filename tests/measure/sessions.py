@@ -135,7 +135,7 @@ class Session:
                     "type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()},
                     "required": list(properties)}}}
                 for name, properties in TOOLS
-            ]  # fmt: skip
+            ]
         if model.takes_system and self.rng.random() < 0.8:
             self.messages.append({"role": "system", "content": system.format(self.rng.randrange(100, 999))})
         self.messages.append({"role": "user", "content": self.marked()})
@@ -160,7 +160,7 @@ class Session:
     def _arguments(self) -> tuple[str, dict[str, Any]]:
         name, properties = self.rng.choice(TOOLS)
         values = {"string": self.phrase(), "integer": self.rng.randrange(10**6), "boolean": self.rng.random() < 0.5,
-                  "array": [self.phrase(), {"n": 1.5, "none": None}]}  # fmt: skip
+                  "array": [self.phrase(), {"n": 1.5, "none": None}]}
         arguments = {key: values[kind] for key, kind in properties.items()}
         if "expr" in arguments:
             arguments["expr"] = f"({self.rng.randrange(99)} + {self.rng.randrange(99)}) * 3"
@@ -269,7 +269,7 @@ class Session:
         choice |= {"text": call["text"]} if call["text"] is not None else {}
         response = {"id": f"c{self.rng.randrange(10**9)}", "prompt_token_ids": call["prompt"], "choices": [choice]}
         return {"session_id": self.name, "tokenizer": self.model.pair.tokenizer, "request": request,
-                "response": response, "reward": 1.0}  # fmt: skip
+                "response": response, "reward": 1.0}
 
     def trajectory(self, rows: Sequence[Row], **fields: Any) -> Trajectory:
         """The session as steps, with these rows."""
@@ -282,7 +282,7 @@ class Session:
                 **fields.get("steps", {}).get(n, {}),
             )
             for n, call in enumerate(self.calls)
-        )  # fmt: skip
+        )
         return Trajectory(self.name, steps, tuple(rows), reward=1.0, extra=fields.get("extra", {}))
 
 
@@ -373,7 +373,7 @@ def _space(session: Session, message: Message, text: str) -> tuple[str, list[int
     """More or less white space beside a call or a think marker."""
     marks = [("\n<tool_call>", "\n\n<tool_call>"), (f"{CLOSE}\n\n", f"{CLOSE}\n"),
              ("<｜tool▁calls▁begin｜>", "\n<｜tool▁calls▁begin｜>"), ("[TOOL_CALLS][", "[TOOL_CALLS] ["),
-             ("{\"name\": ", " {\"name\": ") if session.model.name.startswith("llama") else ("\x00", "")]  # fmt: skip
+             ("{\"name\": ", " {\"name\": ") if session.model.name.startswith("llama") else ("\x00", "")]
     found = [one for one in marks if one[0] in text]
     if not found:
         raise NotHere("no marker with white space")
@@ -411,4 +411,4 @@ def _trailing(session: Session, message: Message, text: str) -> tuple[str, list[
 SPELLINGS: Mapping[str, Spelling] = {
     "split": _split, "half": _half, "json": _json, "space": _space, "lead": _lead, "no_think": _no_think,
     "trailing": _trailing,
-}  # fmt: skip
+}

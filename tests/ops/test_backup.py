@@ -127,7 +127,7 @@ def manage(*command: str, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [sys.executable, "manage.py", *command], cwd=ROOT, capture_output=True, text=True, check=False,
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "inspector.settings", **environment},
-    )  # fmt: skip
+    )
 
 
 def rows(model: type[models.Model], alias: str, **chosen: Any) -> dict[Any, list[Any]]:
@@ -163,13 +163,13 @@ def test_every_row_every_array_and_every_file_arrives(
         for model in backup.saved_models():
             assert rows(model, alias) == rows(model, "default"), (hop, model)
         copied = {one.relative_to(places / f"files-{hop}"): one.read_bytes()
-                  for one in (places / f"files-{hop}").rglob("*.jsonl")}  # fmt: skip
+                  for one in (places / f"files-{hop}").rglob("*.jsonl")}
         assert copied == {Path("exports/abc/run.jsonl"): b'{"a": 1}\n' * 1000}
         assert [one.name for one in (places / f"files-{hop}" / "machines").glob("*")] == ["database"] * (hop - 1)
         last = {"DATABASE_URL": url, "INSPECTOR_FILES": machine["INSPECTOR_FILES"]}
     assert mark.read_text() not in ("", "another")
     arrays = {field.model for model in backup.saved_models() for field in model._meta.concrete_fields
-              if isinstance(field, ArrayField)}  # fmt: skip
+              if isinstance(field, ArrayField)}
     assert len(arrays) >= 5 and not arrays & set(empty), "the test has no row with such an array"
     new = Run(name="after", kind=Run.Kind.IMPORT)
     new.save(using=alias)  # the counters of keys stand behind the keys that are held
@@ -187,11 +187,11 @@ def test_a_backup_while_an_import_runs_is_one_moment(
     environment = {
         **os.environ, "DJANGO_SETTINGS_MODULE": "inspector.settings", "DATABASE_URL": database_url(),
         "INSPECTOR_DATA": str(places / "importer"), "INSPECTOR_FILES": str(places / "source"),
-    }  # fmt: skip
+    }
     importer = subprocess.Popen(
         [sys.executable, "manage.py", "import_rollouts", str(source)], cwd=ROOT, env=environment,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    )
     try:
         wait_until(
             lambda: StoredTrajectory.objects.exists() or importer.poll() is not None, 120, "the import has begun"
@@ -206,7 +206,7 @@ def test_a_backup_while_an_import_runs_is_one_moment(
     restored = manage(
         "restore", str(places / "saved"), DATABASE_URL=url, INSPECTOR_DATA=str(places / "data"),
         INSPECTOR_FILES=str(places / "files"),
-    )  # fmt: skip
+    )
     assert restored.returncode == 0, restored.stderr
     run = Run.objects.using(alias).get()
     kept = StoredTrajectory.objects.using(alias).count()

@@ -184,7 +184,7 @@ def test_every_role_starts_is_healthy_and_writes_to_its_data_alone(
     shared = {
         "DATABASE_URL": database_url(), "REDIS_URL": live_redis, "INSPECTOR_FILES": str(tmp_path / "bucket"),
         "SECRET_KEY": "x" * 50, "BIND": f"127.0.0.1:{port}", "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
+    }
     before = tree(image)
     made = {name: Container(image, tmp_path / name, shared) for name in ours()}
     try:

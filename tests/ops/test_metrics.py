@@ -108,7 +108,7 @@ def test_work_and_stored_data(live_redis: str) -> None:
     run = Run.objects.create(
         name="a name", kind=Run.Kind.IMPORT, status=Run.Status.DONE, n_trajectories=3, n_tokens=70,
         finding_counts={"boundary_merge": 2, "a kind of a stranger": 1},
-    )  # fmt: skip
+    )
     Job.objects.create(run=run, kind=Job.Kind.DIAGNOSE)
     Job.objects.create(run=run, kind=Job.Kind.EXPORT, status=Job.Status.FAILED)
     launch = Run.objects.create(name="live", kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model="demo")
@@ -132,7 +132,7 @@ def test_work_and_stored_data(live_redis: str) -> None:
         ("inspector_tasks", "rollouts.run_rollouts"): 2, ("inspector_queue_tasks", "engine.demo"): 1,
         ("inspector_engine_tokens_per_second", "demo"): 701, ("inspector_up", "database"): 1,
         ("inspector_up", "redis"): 1,
-    }  # fmt: skip
+    }
     assert {key: found.get(key) for key in expected} == expected
     assert 0 <= found["inspector_job_oldest_waiting_seconds", "diagnose"] < 60
     assert found["inspector_job_oldest_waiting_seconds", "import"] == 0
@@ -196,7 +196,7 @@ def test_one_process_answers_for_all(tmp_path: Path) -> None:
     environment = {
         **os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings", "PROMETHEUS_MULTIPROC_DIR": str(folder),
         "INSPECTOR_TEST_DATA": str(tmp_path), "DATABASE_URL": "",
-    }  # fmt: skip
+    }
     said = subprocess.run(
         [sys.executable, "-c", _COUNTS], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     ).stdout

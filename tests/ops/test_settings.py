@@ -65,7 +65,7 @@ TEMPLATE = "rollouts/demo_policy/chat_template.jinja"
         (["check"], ""), (["check_template", "--chat-template", TEMPLATE], "1"),
         (["check_template", "--chat-template", TEMPLATE, "--json"], ""),
     ],
-)  # fmt: skip
+)
 def test_a_command_whose_reader_has_gone_ends_quietly(tmp_path: Path, command: list[str], unbuffered: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)

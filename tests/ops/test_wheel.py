@@ -132,7 +132,7 @@ def call(*command: str | Path, cwd: Path, **environment: str) -> subprocess.Comp
     return subprocess.run(
         [str(one) for one in command], cwd=cwd, env={**kept, "OMP_NUM_THREADS": "1", **environment},
         capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    )
 
 
 def test_check_runs_from_the_wheel_with_a_real_tokenizer(installed: Path, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_the_pages_of_the_wheel_find_their_files_and_write_where_they_were_start
     ended = call(
         installed / "bin/python", "-c", _READS_THE_PAGES,
         cwd=where, PYTHONPATH=path, DJANGO_SETTINGS_MODULE="inspector.settings",
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr
     style, data, policy, code = ended.stdout.split()
     assert Path(style).is_relative_to(site) and Path(policy).is_relative_to(site)

@@ -31,10 +31,10 @@ def diagnosed(sent: list[int]) -> list[int]:
 def call(session: str, prompt: list[int], completion: list[int], **more: Any) -> dict[str, Any]:
     """One recorded call."""
     choice = {"index": 0, "token_ids": completion, "message": {"role": "assistant", "content": "x"},
-              "finish_reason": "stop"}  # fmt: skip
+              "finish_reason": "stop"}
     request = {"model": "m", "messages": [{"role": "user", "content": session}]}
     return {"session_id": session, "request": request, "response": {"prompt_token_ids": prompt, "choices": [choice]},
-            **more}  # fmt: skip
+            **more}
 
 
 def episodes(n: int, start: int = 0) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ class TestAgainstTheServer:
         ran = subprocess.run(
             [sys.executable, "-S", "-E", "-c", program], input=json.dumps(episodes(2)), capture_output=True, text=True,
             cwd=tmp_path, timeout=180,
-        )  # fmt: skip
+        )
         assert ran.returncode == 0, ran.stderr
         assert json.loads(ran.stdout)["trajectories"] == 2
 

@@ -172,7 +172,7 @@ def test_a_chunked_body(token: str, run: Run) -> None:
         ({"content_type": "multipart/form-data"}, 415, "content type"),
         ({"query": "?format=nonsense"}, 415, "no format"),
     ],
-)  # fmt: skip
+)
 def test_refusals_are_sentences(token: str, run: Run, change: dict[str, Any], status: int, word: str) -> None:
     path = f"/api/runs/{change.get('code', run.code)}/trajectories{change.get('query', '')}"
     body = change.get("body", lines(episodes(1)))
@@ -238,7 +238,7 @@ def test_a_run_is_made(token: str) -> None:
         (b'{"name": 3}', "name must be a text"), (b'{"name": "\\u0000"}', "name must be a text"),
         (b'{"name": "\\ud800"}', "name must be a text"), (b'{"tokenizer": "none such"}', "Registered: none"),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_cannot_be_made_says_why(token: str, body: bytes, word: str) -> None:
     status, answer = send(token, "/api/runs", body, "application/json")
     assert status == 400 and word in answer["error"] and not Run.objects.exists()

@@ -24,7 +24,7 @@ def start(transactional_db: None, settings: Any) -> Iterator[Start]:
     environment = {
         **os.environ, "DJANGO_SETTINGS_MODULE": "inspector.settings", "DATABASE_URL": database_url(),
         "INSPECTOR_DATA": str(settings.INSPECTOR_DATA), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+    }
     processes = []
 
     def begin(upstream: str, *arguments: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:

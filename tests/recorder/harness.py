@@ -74,7 +74,7 @@ class FakeServer:
         choice: dict[str, Any] = {
             "index": 0, "logprobs": self.logprobs(ids, chat) if logprobs else None, "finish_reason": "stop",
             "stop_reason": None, "token_ids": ids if wants_ids else None,
-        }  # fmt: skip
+        }
         answer: dict[str, Any] = {
             "id": "x-1",
             "model": asked.get("model"),
@@ -103,7 +103,7 @@ class FakeServer:
         events: list[dict[str, Any]] = [
             head | {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
                                  "finish_reason": None}], "prompt_token_ids": prompt if wants_ids else None}
-        ]  # fmt: skip
+        ]
         for n, (letter, one) in enumerate(zip([*text, ""], ids, strict=True)):
             last = n == len(ids) - 1
             if n == 2 and not wants_ids:
@@ -116,7 +116,7 @@ class FakeServer:
             choice = {
                 "index": 0, "delta": delta, "logprobs": self.logprobs([one], True) if logprobs else None,
                 "token_ids": [one] if wants_ids else None, "finish_reason": "stop" if last else None,
-            }  # fmt: skip
+            }
             events.append(head | {"choices": [choice]})
         for n, event in enumerate(events):
             if n == self.break_off_after:

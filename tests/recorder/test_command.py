@@ -47,7 +47,7 @@ def test_nothing_is_lost_at_shutdown(start: Start) -> None:
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             choice = {"index": 0, "token_ids": [3, 4], "message": {"role": "assistant", "content": "x"},
-                      "finish_reason": "stop"}  # fmt: skip
+                      "finish_reason": "stop"}
             raw = json.dumps({"prompt_token_ids": [1, 2], "choices": [choice]}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")

@@ -177,7 +177,7 @@ class TestWhatTheClientSees:
             {}, {"return_token_ids": True}, {"return_token_ids": False}, {"logprobs": True},
             {"return_token_ids": True, "logprobs": True},
         ],
-    )  # fmt: skip
+    )
     @pytest.mark.parametrize("stream", [False, True])
     def test_the_same_as_without_the_recorder(self, record: Any, asked: Any, stream: bool, logprobs: bool) -> None:
         async def scenario(setup: RecorderSetup) -> list[Any]:
@@ -252,7 +252,7 @@ class TestWhatTheClientSees:
         "path",
         ["/", "/metrics", "/v1/../sleep", "/v1/%2e%2e/sleep", "/session/x/reset", "/session/x", "/healthevil",
          "/versionXYZ", "/health/x", "/v1/..%5cadmin"],
-    )  # fmt: skip
+    )
     def test_other_addresses_are_not_reached(self, record: Any, path: str) -> None:
         async def scenario(setup: RecorderSetup) -> Any:
             async with setup.http.get(URL(setup.recorded + path, encoded=True)) as answer:

@@ -58,7 +58,7 @@ class Servers:
 def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("servers")
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-                   "TORCHDYNAMO_DISABLE": "1"}  # fmt: skip
+                   "TORCHDYNAMO_DISABLE": "1"}
     ways: dict[str, list[str]] = {"/v1/completions": [], "/inference/v1/generate": ["--enable-scale-out"]}
     ports = {name: free_port() for name in ways}
     processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -68,7 +68,7 @@ def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest
                    "--served-model-name", "demo", "--host", "127.0.0.1", "--port", str(ports[name]),
                    "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill",
                    "--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32",
-                   "--logprobs-mode", "processed_logprobs", *ways[name]]  # fmt: skip
+                   "--logprobs-mode", "processed_logprobs", *ways[name]]
         with (folder / f"{ports[name]}.log").open("wb") as file:
             processes[name] = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, env=environment, start_new_session=True
@@ -248,7 +248,7 @@ def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenize
     process, said = start(direct, "--tokenizer", "demo", "--logprobs")
     assert said["engine"].startswith("vllm 0")
     body = {"model": "demo", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 24,
-            "temperature": 0, "seed": 1}  # fmt: skip
+            "temperature": 0, "seed": 1}
     same = {"created": 0, "id": ""}
     plain = ask(f"{direct}/v1/chat/completions", body)
     seen = ask(f"{said['url']}/chat/completions", body, "a")

@@ -68,7 +68,7 @@ def chain(
     return Trajectory(
         external_id, tuple(steps), reward=0.5, reward_parts={"right": 1.0}, stop_reason="answered", group="g",
         tokenizer="tiny", extra={"agent": "a"}, **more,
-    )  # fmt: skip
+    )
 
 
 def alternatives(completion: np.ndarray, logprobs: np.ndarray) -> dict[str, np.ndarray]:
@@ -78,7 +78,7 @@ def alternatives(completion: np.ndarray, logprobs: np.ndarray) -> dict[str, np.n
     found = np.stack([completion, completion + 1], axis=1).astype(np.int32)
     return {
         "entropy": -logprobs, "alternative_ids": found.reshape(-1), "alternative_logprobs": values.reshape(-1),
-    }  # fmt: skip
+    }
 
 
 def rows_only(external_id: str = "r") -> Trajectory:
@@ -87,7 +87,7 @@ def rows_only(external_id: str = "r") -> Trajectory:
         ids(1, 2, 3, 4), np.array([0, 0, 1, 1], dtype=np.bool_), np.array([0, 0, -1, -2], dtype=np.float32),
         np.array([0, 0, 1, 1], dtype=np.uint8), {"advantages": np.array([0, 0, 0.5, 0.5], dtype=np.float32)}, (),
         {"idx": 3},
-    )  # fmt: skip
+    )
     odd = Row(ids(5, 6, 7), np.array([1, 1], dtype=np.bool_), columns={"prev_logprobs": np.zeros(9, dtype=np.float32)})
     return Trajectory(external_id, rows=(whole, odd), reward=None)
 
@@ -104,7 +104,7 @@ def assert_same(left: Trajectory, right: Trajectory, but: tuple[str, ...] = ()) 
         for name in (
             "logprobs_mode", "finish_reason", "stop_reason", "reply", "text", "chat_template_sha256", "temperature",
             "top_p", "top_k", "engine", "policy_version", "extra",
-        ):  # fmt: skip
+        ):
             assert getattr(a, name) == getattr(b, name), name
         assert (a.request is None) == (b.request is None)
         if a.request and b.request:

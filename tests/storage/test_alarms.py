@@ -39,7 +39,7 @@ def store_steps(run: Run, broken: list[int], of: int = 10) -> None:
             n_groups=0, n_same_reward=0, finding_counts={"boundary_merge": n} if n else {}, gap=None,
         )
         for step, n in enumerate(broken)
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_what_was_raised_before_the_webhook_or_long_ago_or_no_longer_holds_is_no
         "https://hooks.example:99999/", "https://hooks.example /x", "http://169.254.169.254/latest", "x" * 501,
         "http://only.example/x",
     ],
-)  # fmt: skip
+)
 def test_an_address_that_is_not_allowed_is_refused_with_a_sentence(run: Run, settings: Any, address: str) -> None:
     settings.WEBHOOK_HOSTS = ["only.example:8080"]
     with pytest.raises(AlarmRefused):
@@ -315,7 +315,7 @@ def test_a_host_is_allowed_at_its_usual_port_or_at_the_port_that_is_named(run: R
     keys = set()
     for address in (
         "https://hooks.example/x?y=1", "https://HOOKS.example:443/x", "http://only.example:8080/", "http://[::1]/",
-    ):  # fmt: skip
+    ):
         keys.add(webhook_key(set_webhook(run.project, address)))
     assert len(keys) == 4  # another address has another key
     set_webhook(run.project, "")

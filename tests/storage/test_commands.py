@@ -99,7 +99,7 @@ def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
     found = Finding(
         Axis.STREAM, "boundary_merge", Severity.ERROR, 1, None, 3, 5, ids(1), ids(2, 3), "a", "b", 2, "Why.",
         "Do.", Cost(9),
-    )  # fmt: skip
+    )
     one, _ = services.save_trajectories(run, [chain("a"), chain("b")], [[found], []])
     (value,) = json.loads(call("findings", run.code, "--json"))
     assert value == {
@@ -111,7 +111,7 @@ def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
             "trained_tokens_lost": 9, "trained_tokens_wrong": 0, "rows": 1, "prompt_tokens_repaid": 0,
             "lost_in_one_row": 0,
         },
-    }  # fmt: skip
+    }
     assert json.loads(call("findings", one.code, "--json")) == [value]
     assert json.loads(call("findings", one.code, "--kind", "branch", "--json")) == []
     assert "boundary_merge  a" in call("findings", run.code) and "1 finding." in call("findings", run.code)
@@ -131,7 +131,7 @@ def test_what_was_checked_is_printed_apart_from_what_was_not(tmp_path: Path) -> 
     assert found["lengths"] == {
         "name": "lengths", "claim": CHECKS["lengths"], "checked": 1, "failed": 0, "noted": 0, "not_decidable": 0,
         "needs": [],
-    }  # fmt: skip
+    }
     canonical = found["canonical"]
     assert (canonical["checked"], canonical["not_decidable"], canonical["needs"]) == (0, 2, ["steps", "tokenizer"])
     lines = call("findings", run.code, "--checks").splitlines()

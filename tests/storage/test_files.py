@@ -94,7 +94,7 @@ def test_a_file_that_is_missing(storage: str) -> None:
     asks: list[Callable[[], object]] = [
         lambda: files.open_file("no/file"), lambda: files.size("no/file"), lambda: files.read_range("no/file", 0, 1),
         local, lambda: files.local_folder("no/", "file"),
-    ]  # fmt: skip
+    ]
     for ask in asks:
         with pytest.raises(FileNotFoundError):
             ask()
@@ -157,7 +157,7 @@ def test_an_outage_is_told_as_a_sentence_and_passes(in_bucket: str, s3: Any) -> 
             lambda: files.put("a/c", io.BytesIO(b"2")), lambda: files.size("a/b"), lambda: files.exists("a/b"),
             lambda: files.read_range("a/b", 0, 1), lambda: list(files.listed("a/")), lambda: files.delete("a/b"),
             lambda: files.local_folder("a/", "b"), reader.read,
-        ]  # fmt: skip
+        ]
         for ask in asks:
             with pytest.raises(StorageDown) as caught:
                 ask()
@@ -213,7 +213,7 @@ def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
         ("s3://b?access_key=SECRET", "without the other"), ("~nobody-such/files", "begin at the root"),
         ("s3://user:SECRET@b/p", "names no bucket"), ("s3://b?secret_key=SECRET&x=SECRET", "'x' in its query"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_setting_is_told(named: str, sentence: str) -> None:
     env = EnvironmentReader({"INSPECTOR_FILES": named})
     assert file_storage(env)["OPTIONS"] == {}
@@ -232,7 +232,7 @@ def test_a_bucket_is_read_from_the_setting() -> None:
     env = EnvironmentReader({"INSPECTOR_FILES": "s3://b/some/prefix?endpoint_url=http://h:9000&region_name=eu"})
     assert file_storage(env)["OPTIONS"] == {
         "bucket_name": "b", "location": "some/prefix", "endpoint_url": "http://h:9000", "region_name": "eu",
-    }  # fmt: skip
+    }
     assert not env.problems
 
 

@@ -83,7 +83,7 @@ def test_an_older_installation_keeps_its_files(
     jobs.create(
         kind="export", code="2345", run=done, status="done", options={"format": "own_jsonl"},
         expires_at=timezone.now() + timedelta(days=1),
-    )  # fmt: skip
+    )
     (data / "exports").mkdir()
     (data / "exports" / "2345.jsonl").write_bytes(b"exported")
     before = held(data)

@@ -80,7 +80,7 @@ def run_of(job: Job) -> Run:
 VOLATILE = {
     "id", "code", "run_id", "trajectory_id", "step_id", "row_id", "parent_id", "last_step_id", "created_at",
     "started_at", "finished_at", "heartbeat_at",
-}  # fmt: skip
+}
 """Columns that two imports of the same files never share."""
 
 
@@ -105,7 +105,7 @@ def tables(run: Run) -> dict[str, Any]:
         ),
         "rejections": models.Rejection.objects.filter(**in_run).order_by("pk"),
         "run": Run.objects.filter(pk=run.pk),
-    }  # fmt: skip
+    }
     found: dict[str, Any] = {}
     for name, queryset in querysets.items():
         found[name] = [plain(row) for row in queryset.values()]
@@ -164,7 +164,7 @@ FILES: dict[str, Files] = {
         ("a.jsonl", b"".join(own_line(chain(x, hostile="")) for x in ["x", "x", "b.jsonl:x", *map(str, range(30))])),
         ("b.jsonl", own_line(chain("x", hostile=""))),
     ],
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -227,7 +227,7 @@ def test_rejected_lines_are_told_when_all_parts_are_read() -> None:
     lines = list(run.rejections.order_by("pk").values_list("file", "line"))
     assert lines == [
         *(("a.jsonl", line) for line in (10, 22, 24, 35)), *(("b.jsonl", line) for line in (1, 11, 23, 25, 36)),
-    ]  # fmt: skip
+    ]
     assert run.n_rejected == 9 and progress(run).partial == ""
 
 

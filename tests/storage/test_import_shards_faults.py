@@ -33,7 +33,7 @@ from tests.storage.test_import_shards import (
     run_of,
     small_parts,
     tables,
-)  # fmt: skip
+)
 from tests.storage.test_imports import own_line
 from tests.tasks.shard_work import do_all, waiting
 

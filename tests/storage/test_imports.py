@@ -270,7 +270,7 @@ def mutations(n: int, seed: int) -> Callable[[], Any]:
     odd: list[Any] = [
         None, -1, 2**31, 2**70, 1.5, True, "", "\0", "x" * 300, [], {}, [[]], {"a": []}, "\ud800", 1e308, -0.0, [None],
         ["1"], [-5], [1, [2]], "token_id:x",
-    ]  # fmt: skip
+    ]
     from tests.storage.build import chain
 
     own = json.loads(own_line(chain(hostile="")))

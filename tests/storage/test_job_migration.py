@@ -60,7 +60,7 @@ def test_results_stay_and_unfinished_work_ends(old: Any) -> None:
         for n in range(4)
     ]
     finding = {"axis": "stream", "kind": "branch", "severity": "info", "start": 0, "stop": 1, "evidence": "x",
-               "version": 1, "expected_ids": [], "actual_ids": []}  # fmt: skip
+               "version": 1, "expected_ids": [], "actual_ids": []}
     for one in stored[:4]:
         old.get_model("rollouts", "StoredFinding").objects.create(run=run, trajectory=one, **finding)
     replays = old.get_model("rollouts", "Replay").objects
@@ -68,7 +68,7 @@ def test_results_stay_and_unfinished_work_ends(old: Any) -> None:
         stored[4:8], ("done", "failed", "queued", "running"), ([1], None, None, None), strict=True
     ):
         replays.create(trajectory=one, key=status, status=status, error="Too long." * (status == "failed"),
-                       report=figures and {"strategies": figures})  # fmt: skip
+                       report=figures and {"strategies": figures})
     exported = old.get_model("rollouts", "Job").objects.create(run=others["imported"], kind="export", status="done")
     migrate(AFTER)
 
@@ -76,7 +76,7 @@ def test_results_stay_and_unfinished_work_ends(old: Any) -> None:
     assert {code: (check.status, check.error) for code, check in found.items()} == {
         "done": ("done", ""), "failed": ("failed", "The template raises."), "queued": ("failed", SENTENCE),
         "running": ("failed", SENTENCE), "search": ("done", ""),
-    }  # fmt: skip
+    }
     assert found["done"].report == report | {"repair_detail": "No repair."} and found["done"].version == 7
     search = found["search"]
     assert (search.job.kind, search.job.error, search.progress) == ("repair_template", SENTENCE, "")
@@ -84,7 +84,7 @@ def test_results_stay_and_unfinished_work_ends(old: Any) -> None:
     assert {replay.key: (replay.job.status, replay.job.error) for replay in Replay.objects.select_related("job")} == {
         "done": ("done", ""), "failed": ("failed", "Too long."), "queued": ("failed", SENTENCE),
         "running": ("failed", SENTENCE),
-    }  # fmt: skip
+    }
     assert Replay.objects.get(key="done").report == {"strategies": [1]}
     half = Run.objects.get(code="half")
     assert (half.status, half.error, half.n_trajectories, half.n_tokens) == ("failed", SENTENCE, 2, 20)
@@ -92,6 +92,6 @@ def test_results_stay_and_unfinished_work_ends(old: Any) -> None:
     assert list(half.trajectories.order_by("index").values_list("index", flat=True)) == [0, 1]
     assert dict(Run.objects.exclude(code="half").values_list("code", "status")) == {
         "recorded": "running", "launched": "running", "imported": "done", "pushed": "done",
-    }  # fmt: skip
+    }
     assert Job.objects.get(pk=exported.pk).run.code == "imported"  # type: ignore[union-attr]
     assert list(Job.objects.filter(kind="diagnose_pushed").values_list("run__code", "status")) == [("pushed", "queued")]

@@ -25,7 +25,7 @@ from tests.test_architecture import ROOT
 MAKERS = {
     "create_run": 3, "register_tokenizer": 4, "register_chat_template": 2, "find_tokenizer": 1, "hub_tokenizer": 2,
     "launch": 5, "model_tokenizer": 1, "template_checks.ask": 7,
-}  # fmt: skip
+}
 """What makes a row in a project -> the place of ``project`` among its arguments."""
 
 
@@ -68,7 +68,7 @@ def test_the_check_above_sees_what_it_looks_for() -> None:
     assert without_project("services.create_run(kind, name)") == ["create_run in line 1"]
     assert without_project("launch(form)\ntemplate_checks.ask(a, b)") == [
         "launch in line 1", "template_checks.ask in line 2",
-    ]  # fmt: skip
+    ]
     assert without_project("create_run(kind, name, project=p)\nregister_chat_template(text, label, p)\nask(x)") == []
 
 

@@ -35,12 +35,12 @@ from tests.tito.test_row_findings import (
     merged,
     row,
     steps,
-)  # fmt: skip
+)
 
 FOLDERS = {
     "toggling": ("bytes", "<|shut|>"), "stable": ("bytes", "<|shut|>"), "bare": ("bytes", "<|end|>"),
     "headers": ("bytes", "<|user|>"), "pieces": ("pieces", "<|shut|>"),
-}  # fmt: skip
+}
 
 
 def run(text: str, tmp_path: Path) -> str:
@@ -76,7 +76,7 @@ def broken() -> tuple[Finding, Trajectory]:
     finding = Finding(
         Axis.STREAM, "boundary_merge", Severity.ERROR, step=1, start=3, stop=4, expected_ids=ids_array([4]),
         actual_ids=ids_array([9]), evidence=evidence,
-    )  # fmt: skip
+    )
     return finding, Trajectory('t"""\n1', (first, second))
 
 
@@ -159,7 +159,7 @@ N_PROMPT = int((~GOOD.loss_mask).sum())
 CUT_BY_COUNT = replace(
     GOOD, loss_mask=GOOD.loss_mask & (np.arange(len(GOOD.ids)) >= N_PROMPT), columns={}, logprobs=None,
     extra={"prompt_length": N_PROMPT},
-)  # fmt: skip
+)
 
 # kind -> trajectories that have it, each with a sound one.
 PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
@@ -206,7 +206,7 @@ PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
         Trajectory("t", (CUT,), extra={"mask_truncated": True}),
         Trajectory("t", (replace(CUT, finish_reason="stop"),), extra={"mask_truncated": True}),
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "bad", "good"), PAIRS, ids=lambda value: value if isinstance(value, str) else "")

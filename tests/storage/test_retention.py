@@ -107,7 +107,7 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
     assert [one.run for one in made.leaving] == [revoked]
     assert made.held == {
         "work is under way": 3, "a file of an export is offered": 1, "a share link is live": 2,
-    }  # fmt: skip
+    }
     assert names(KeepLimits(n_bytes=1)) == ["no longer shared"]
     text = said("--days", "30", "--delete")
     assert "2 more would go and stay: a share link is live." in text

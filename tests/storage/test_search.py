@@ -86,7 +86,7 @@ def test_ids_are_found_where_reading_every_row_finds_them(run: models.Run, patte
     for number, row, start, stop in expected - found:
         same = streams[number, row][:stop]
         assert any((number, other, start, stop) in found and held[:stop] == same
-                   for (of, other), held in streams.items() if of == number), (number, row, start)  # fmt: skip
+                   for (of, other), held in streams.items() if of == number), (number, row, start)
 
 
 @pytest.mark.parametrize("limit", [1, 7])
@@ -133,7 +133,7 @@ def test_a_text_is_found_across_tokens_and_steps(texts: tuple[models.Run, Maker]
         found = whole(run, "text", text)
         assert found and all(text.encode() in row_text(run, make, one) for one in found)
         rows = [selectors.row_window(one, row, 0, row.n_tokens).ids for one in run.trajectories.all() for row in
-                one.rows.all()]  # fmt: skip
+                one.rows.all()]
         assert len(found) <= sum(make.table.join(held).count(text.encode()) for held in rows)
     one = whole(run, "text", "84<|im_end|>")[0]
     assert "84" in one.text and one.before.endswith("tool\n") and one.after.startswith("\n<|im_start|>assistant")
@@ -230,7 +230,7 @@ def test_a_search_sees_only_the_projects_of_who_asks(texts: tuple[models.Run, Ma
     named = search(EVERYTHING, question, limit=500, seconds=60, project=other.code)
     assert {one.external_id for one in named.results} == {"there"}
     assert search(Access(), question).results == [] == search(Access(roles={run.project_id: role}), question,
-                                                              make.run([], project=other)).results  # fmt: skip
+                                                              make.run([], project=other)).results
 
 
 def test_all_runs_are_searched_the_newest_first(texts: tuple[models.Run, Maker], monkeypatch: Any) -> None:

@@ -90,7 +90,7 @@ ITEMS = st.lists(
         st.dictionaries(NAMES, arrays_of("f4").filter(lambda values: values is not None), max_size=3),
     ),
     min_size=1, max_size=6,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=60, deadline=None)
@@ -151,7 +151,7 @@ def test_a_bucket_is_asked_for_ranges(bucket: str, settings: Any, monkeypatch: p
     monkeypatch.setattr(
         BucketStorage, "read_range",
         lambda self, name, start, stop: read.append(stop - start) or real(self, name, start, stop),
-    )  # fmt: skip
+    )
     assert selectors.row_window(records[11], 0, 0, 99).ids.tolist() == long[11, :99].tolist()
     assert 0 < sum(read) < files.size(key) / 2
     for step in selectors.load_trajectory(records[39]).steps:
@@ -185,7 +185,7 @@ def test_duckdb_and_polars_read_segments_as_the_docs_say(run: models.Run, tmp_pa
     values.insert(4, chain("t5", 1, 5))  # in a file of its own, without alternatives
     records.insert(4, *save(run, values[4:5]))
     assert len({len(pq.read_schema(io.BytesIO(files.read_range(key, 0, files.size(key)))).names)
-                for key in segment_keys(run)}) == 2  # fmt: skip
+                for key in segment_keys(run)}) == 2
     for key in segment_keys(run):
         (tmp_path / Path(key).name).write_bytes(files.read_range(key, 0, files.size(key)))
     sql, code = written_in_docs("sql"), written_in_docs("python")

@@ -46,7 +46,7 @@ def world(steps: int = 4) -> list[Trajectory]:
             row = Row(
                 np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], dtype=bool), sampler,
                 columns={"trainer_logprobs": sampler + np.float32(0.1 * step)},
-            )  # fmt: skip
+            )
             made.append(replace(one, rows=(row,), group=f"g{n // 2}", reward=1.0 if n < 2 or step == 0 else float(n)))
     cut = made[-1].steps[-1]
     made[-1] = replace(made[-1], steps=(*made[-1].steps[:-1], replace(cut, finish_reason="length")))
@@ -242,7 +242,7 @@ def test_versions_far_back_in_a_large_run_wait_for_its_diagnosis(monkeypatch: py
     monkeypatch.setattr(pushed_figures, "MAX_PLACES", 5)
     run = services.create_run(Run.Kind.IMPORT, "pushed")
     made = [replace(one, steps=tuple(replace(s, policy_version=v) for s in one.steps))
-            for one, v in zip(world(2), "111222333", strict=True)]  # fmt: skip
+            for one, v in zip(world(2), "111222333", strict=True)]
     for n, part in enumerate((made[:3], made[3:8], made[8:])):
         add_new_trajectories(run, part)
         _diagnose(run)

@@ -155,14 +155,14 @@ def finding(kind: str, severity: Severity, step: int = 1) -> Finding:
     return Finding(
         Axis.STREAM, kind, severity, step=step, start=3, stop=5, expected_ids=ids(1), actual_ids=ids(2, 3),
         expected_text="a\0b", actual_text="\ufffd", evidence="Because.", cost=Cost(1, 2, 3, 4),
-    )  # fmt: skip
+    )
 
 
 def test_findings_are_counted_where_pages_look(run: models.Run) -> None:
     first, second = services.save_trajectories(
         run, [chain("a"), chain("b")],
         findings=[[finding("branch", Severity.INFO), finding("unclassified", Severity.ERROR)], []],
-    )  # fmt: skip
+    )
     run.refresh_from_db()
     assert run.finding_counts == {"branch": 1, "unclassified": 1}
     assert (first.n_findings, first.worst_severity, second.worst_severity) == (2, "error", "")

@@ -59,19 +59,19 @@ def fill(apps: Any, state: str) -> None:
         make("Membership", project=project, user=user, role="admin")
     template = make("ChatTemplate", sha256="a" * 60 + n, text="{{ messages }}")
     tokenizer = make("Tokenizer", name=f"old{n}", sha256="b" * 64, path="/gone/tokenizers/abc", source="folder",
-                     vocab_size=10, encoder="tokenizers", chat_template=template)  # fmt: skip
+                     vocab_size=10, encoder="tokenizers", chat_template=template)
     run = make("Run", code=f"run{n}", name="an old run", kind="import", status="done", created_by=user,
                n_trajectories=2, n_finished=2, n_steps=2, n_rows=2, n_tokens=14, finding_counts={"branch": 1},
-               tokenizer=tokenizer, chat_template=template, finished_at=timezone.now())  # fmt: skip
+               tokenizer=tokenizer, chat_template=template, finished_at=timezone.now())
     steps, rows = (
         make("StoredTrajectory", code=f"trajectory{n}{index}", run=run, index=index, external_id=str(index), reward=1.0,
              n_tokens=7, n_steps=2 - 2 * index, n_rows=1)
         for index in range(2)
-    )  # fmt: skip
+    )
     first = make("StoredStep", trajectory=steps, index=0, prompt_length=3, completion_length=2, finish_reason="stop",
-                 text=make("Content", sha256="c" * 60 + n, body='"a text"'))  # fmt: skip
+                 text=make("Content", sha256="c" * 60 + n, body='"a text"'))
     second = make("StoredStep", trajectory=steps, index=1, parent=first, shared_length=5, parent_length=5,
-                  prompt_length=7, completion_length=2)  # fmt: skip
+                  prompt_length=7, completion_length=2)
     make("StepTokens", step=first, delta_ids=PROMPT, completion_ids=COMPLETION, logprobs=LOGPROBS)
     make("StepTokens", step=second, delta_ids=DELTA, completion_ids=COMPLETION, logprobs=None)
     make("StoredRow", trajectory=steps, index=0, last_step=second, n_tokens=9, n_trained=4, step_indices=[0, 1])
@@ -79,7 +79,7 @@ def fill(apps: Any, state: str) -> None:
     make("RowTokens", row=row, ids=ROW, loss_mask=MASK, logprobs=None)
     make("RowColumn", row=row, name="advantages", values=np.arange(5) / 4)
     make("StoredFinding", run=run, trajectory=steps, step_index=1, axis="stream", kind="branch", severity="info",
-         start=5, stop=7, expected_ids=DELTA, actual_ids=[], evidence="x", version=1)  # fmt: skip
+         start=5, stop=7, expected_ids=DELTA, actual_ids=[], evidence="x", version=1)
     make("Rejection", run=run, file="a.jsonl", line=3, reason="It is no JSON.")
     check = make(
         "TemplateCheck",

@@ -138,7 +138,7 @@ def test_a_strategy_needs_a_tokenizer_and_messages(tmp_path: Path, run: models.R
     call_command(
         "export_rollouts", bare.code, "--format", "verl", "--strategy", "tool_delta", "--force", "--output", out,
         stdout=io.StringIO(), stderr=err,
-    )  # fmt: skip
+    )
     assert out.exists() and "Left out: Trajectory 'b'" in err.getvalue()
     with pytest.raises(CommandError, match=r"Every trajectory would be left out.* 'b' has no rows under"):
         export(bare.trajectories.get(external_id="b"), "verl", tmp_path, "--strategy", "tool_delta", "--force")

@@ -147,7 +147,7 @@ DEATHS = {
     "diagnose": 2, "export": 9, "replay": 5, "import": 13, "diagnose_pushed": 2, "replay_trajectory": 1,
     "check_template": 3, "repair_template": 2, "move_tokens": 2, "audit_parsers": 1,
     "loss_weights": 2, "rescore": 5, "gap": 2, "deliver_alarms": 1,
-}  # fmt: skip
+}
 """Signs of life after which the first worker of each kind is killed: in the middle, where its work has one."""
 
 
@@ -234,7 +234,7 @@ RESULTS: dict[str, Callable[[Job], None]] = {
     "replay_trajectory": rows_made, "check_template": repaired, "repair_template": repaired,
     "move_tokens": moved, "audit_parsers": audited, "loss_weights": weighed, "rescore": rescored, "gap": gap_read,
     "deliver_alarms": alarm_told,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", Job.Kind.values)

@@ -69,7 +69,7 @@ class TestWhatIsQueued:
         rows = list(run.trajectories.order_by("index").select_related("task"))
         assert [(row.external_id, row.group, row.status) for row in rows[:3]] == [
             ("0-0", "0", "queued"), ("0-1", "0", "queued"), ("1-0", "1", "queued"),
-        ]  # fmt: skip
+        ]
         assert rows[0].task_id == rows[1].task_id != rows[2].task_id
         assert len({row.seed for row in rows}) == 6
         assert json.loads(rows[0].task.body)["messages"][0]["role"] == "system"
@@ -482,14 +482,14 @@ class TestCommand:
         (tmp_path / "rows.jinja").write_text(text + "{# rows #}")
         out, _ = self.call("--rows-chat-template", str(tmp_path / "rows.jinja"), "--stop", "</x>", "--stop", "</y>",
                            "--compare", "strict", "--template-kwargs", '{"a": 1}', "--environment-seconds", "5",
-                           "--prompts", "1", "--group", "1", "--json")  # fmt: skip
+                           "--prompts", "1", "--group", "1", "--json")
         run = Run.objects.select_related("rows_chat_template").get(code=json.loads(out)["run"])
         assert run.rows_chat_template is not None
         assert run.rows_chat_template.names.get().label == "rows"
         kept = {name: run.settings[name] for name in ("stop", "compare", "template_kwargs", "environment_seconds")}
         assert kept == {
             "stop": ["</x>", "</y>"], "compare": "strict", "template_kwargs": {"a": 1}, "environment_seconds": 5.0,
-        }  # fmt: skip
+        }
         assert json.loads(out)["rows_chat_template"] == run.rows_chat_template_id
         (tmp_path / "bytes").write_bytes(b"\xff\xfe")
         for wrong, words in (

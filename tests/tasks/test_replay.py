@@ -106,7 +106,7 @@ def test_recorded_calls_of_other_trainers(corpus: Path) -> None:
         "import_rollouts", str(corpus / "labelled" / "qwen2.5.calls.jsonl"), "--tokenizer",
         str(corpus / "tokenizers" / "qwen2.5"), "--chat-template", str(corpus / "templates" / "qwen2.5.jinja"),
         "--json", stdout=out,
-    )  # fmt: skip
+    )
     code = json.loads(out.getvalue())["run"]
     made = replayed(code, "--strategy", "all", "--no-rows")
     assert len(made) == len(STRATEGIES) * Run.objects.get(code=code).n_trajectories

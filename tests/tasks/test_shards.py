@@ -62,7 +62,7 @@ def state(run: Run) -> list[Any]:
     return [
         run.finding_counts, run.diagnosis_version, list(run.trajectories.order_by("index").values_list(*columns)),
         list(run.findings.order_by("trajectory__index", "step_index", "start").values_list(*kept)),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -40,7 +40,7 @@ def test_sessions_are_listed_and_end_one_by_one() -> None:
     seen = sessions(laptop)
     assert [(one["device"], one["address"], one["is_this"]) for one in seen if one["address"]] == [
         ("curl/8 \x01 <b>", "10.0.0.8", False), ("Firefox on Linux", "10.0.0.7", True),
-    ]  # fmt: skip
+    ]
     assert "<b>" not in laptop.get("/account").content.decode().split("<main")[1]
     assert laptop.post(f"/account/sessions/{seen[0]['id']}/end").status_code == 302
     assert phone.get("/account.json").status_code == 401 and laptop.get("/account.json").status_code == 200
@@ -142,6 +142,6 @@ def test_who_has_no_password_is_told_how_to_log_in() -> None:
         ("", "unknown"),
         ("python-requests/2", "python-requests/2"),
     ],
-)  # fmt: skip
+)
 def test_a_device_in_words(agent: str, name: str) -> None:
     assert device_name(agent) == name

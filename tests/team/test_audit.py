@@ -28,7 +28,7 @@ def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
     assert (event.user, event.user_name, event.address, event.action) == (ada, "ada", "10.0.0.1", "run deleted")
     assert (event.target, event.code, event.detail, event.project_id) == (
         "run", run.code, "grpo\n7", default_project()
-    )  # fmt: skip
+    )
     (line,) = [vars(one) for one in caplog.records]
     assert (line["message"], line["user"], line["object"]) == ("run deleted", "ada", f"{run.code} grpo\n7")
 

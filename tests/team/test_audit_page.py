@@ -89,7 +89,7 @@ def test_logins_and_their_failures_are_events() -> None:
     assert found == [
         ("login failed", "bob", "by password"), ("login", "bob", "by password"),
         ("login failed", "bob", "a link that was used or is too old"), ("logout", "bob", ""),
-    ]  # fmt: skip
+    ]
     failed = AuditEvent.objects.order_by("pk")[0]
     assert failed.user_id is None and failed.address == "10.3.3.3"
 

@@ -48,7 +48,7 @@ def test_an_admin_of_the_server_makes_renames_and_deletes_a_project(root: Client
     assert list(AuditEvent.objects.order_by("pk").values_list("action", "detail")) == [
         ("project made", "maths 7"), ("project renamed", "physics: before: maths 7"),
         ("project deleted", f"{project.code} physics"),
-    ]  # fmt: skip
+    ]
 
 
 def test_who_is_no_admin_of_the_server_makes_no_project(admin: Client) -> None:

@@ -100,7 +100,7 @@ def test_a_new_person_gets_an_account_without_a_project_and_later_the_same_one()
     assert again.get("/account.json").json()["name"] == "ada" and get_user_model().objects.count() == 1
     assert [one[0] for one in AuditEvent.objects.order_by("pk").values_list("action")] == [
         "account made", "login", "login"
-    ]  # fmt: skip
+    ]
     assert "the lab" in Client().get("/login").content.decode()
 
 

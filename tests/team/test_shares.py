@@ -51,7 +51,7 @@ def test_a_link_to_tokens_shows_these_and_nothing_else(admin: Client, run: Run, 
         f"/trajectories/{trajectory.code}", f"/trajectories/{trajectory.code}.json",
         f"/trajectories/{trajectory.code}/record.json", f"/trajectories/{trajectory.code}/compare.json",
         f"/runs/{run.code}.json", f"/runs/{run.code}/export",
-    ):  # fmt: skip
+    ):
         assert visitor.get(path).status_code in (302, 401), path
     admin.post(f"/shares/{ShareLink.objects.get().pk}/revoke")
     assert visitor.get(link).status_code == 410 and visitor.get(f"{link}.json").status_code == 410

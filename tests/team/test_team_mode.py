@@ -21,7 +21,7 @@ from tests.team.conftest import person
 SAFE = {
     "TEAM_MODE": True, "ALLOWED_HOSTS": ["inspector.example"], "HTTPS": True,
     "CSRF_TRUSTED_ORIGINS": ["https://inspector.example"],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_web_server_and_serve_do_not_start(tmp_path: Path) -> None:
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("SECRET_KEY", "DATABASE_URL")},
         "INSPECTOR_TEAM": "1", "INSPECTOR_DATA": str(tmp_path), "DJANGO_SETTINGS_MODULE": "inspector.settings",
-    }  # fmt: skip
+    }
     named = {**environment, "ALLOWED_HOSTS": "inspector.example"}
     gunicorn = ["-m", "gunicorn", "-c", "python:inspector.server.gunicorn_conf", "inspector.wsgi:application"]
     for arguments, env in (
@@ -148,7 +148,7 @@ def test_proxies_name_the_address_of_their_client(settings: Any) -> None:
         client.post(
             "/login", {"username": "bob", "password": "correct horse battery"}, REMOTE_ADDR="10.0.0.1",
             headers={"X-Forwarded-For": forwarded},
-        )  # fmt: skip
+        )
         (here,) = [one for one in client.get("/account.json").json()["sessions"] if one["is_this"]]
         return str(here["address"])
 

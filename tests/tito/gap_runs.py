@@ -129,7 +129,7 @@ def trajectories(rows: list[Made]) -> Iterator[tuple[Trajectory, dict[int, tuple
             columns={"trainer_logprobs": made.trainer[: made.cut].astype(np.float32)},
             step_indices=tuple(range(len(made.versions))),
             extra={} if made.routing is None else {"routing": {"repeats": made.routing, "zero_layers": 0, "length": 9}},
-        )  # fmt: skip
+        )
         edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
         steps = tuple(
             Step(ids[:start], ids[start:stop], policy_version=version, finish_reason=made.finish)
@@ -138,7 +138,7 @@ def trajectories(rows: list[Made]) -> Iterator[tuple[Trajectory, dict[int, tuple
         value = Trajectory(
             f"t{n}", steps, (row,), group=str(made.group), training_step=made.step if made.step >= 0 else None,
             stop_reason=made.finish,
-        )  # fmt: skip
+        )
         yield value, {0: made.kinds}
 
 
@@ -162,7 +162,7 @@ def write_steps(folder: Path, rows: list[Made]) -> None:
             }
             for n, made in enumerate(rows)
             if made.step == step
-        ]  # fmt: skip
+        ]
         (folder / f"train_data_step{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -295,7 +295,7 @@ PLANTED: dict[str, Callable[[int], list[Made]]] = {
         row_retokenized, placeholder, columns_shifted, routing_repeated, mixed_versions, near_context_limit,
         heavy_tokens, temperature, top_p_renormalised, stale_cache, weights_not_delivered, unexplained,
     )
-}  # fmt: skip
+}
 """Cause -> what plants it."""
 
 

@@ -26,7 +26,7 @@ OBSERVATIONS = [
     "48213", "ok", "found it", "The ferry leaves at nine, and it takes two hours to cross the strait.",
     "札幌は晴れ、気温は二十一度です。", "الطقس في القاهرة حار وجاف اليوم", "В Москве сегодня снег и минус пять",
     "👩‍🔬🧪 done",
-]  # fmt: skip
+]
 
 
 @planter

@@ -288,4 +288,4 @@ def tool_result_edited(s: ModelSetup) -> Case:
     return Case(
         "tool_result_edited", turn.trajectory(turn.first(), second, s.final(edited, s.render(edited))),
         "history_rewritten", 2,
-    )  # fmt: skip
+    )

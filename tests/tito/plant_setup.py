@@ -182,10 +182,10 @@ class ModelSetup:
     # -- steps
 
     def step(self, messages: list[dict[str, Any]], prompt: Ids, completion: Ids, reply: dict[str, Any] | None,
-             tools: Any = 0, kwargs: dict[str, Any] | None = None, **fields: Any) -> Step:  # fmt: skip
+             tools: Any = 0, kwargs: dict[str, Any] | None = None, **fields: Any) -> Step:
         tools = (TOOLS if self.tools else None) if tools == 0 else tools
         request = Request(tuple(copy.deepcopy(messages)), None if tools is None else tuple(tools),
-                          self.kwargs or {} if kwargs is None else kwargs)  # fmt: skip
+                          self.kwargs or {} if kwargs is None else kwargs)
         n = len(completion)
         logprobs = np.array([-0.01 - self.rng.random() for _ in range(n)], dtype=np.float32)
         fields = {"logprobs": logprobs, "finish_reason": "stop", "chat_template_sha256": "", **fields}

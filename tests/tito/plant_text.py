@@ -165,7 +165,7 @@ def tool_call_reserialized(s: ModelSetup) -> Case:
     g = s.codec.encode(sampled)
     prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
     return Case("tool_call_reserialized", turn.trajectory(turn.first(g), s.final(turn.after, prompt)),
-                "tool_call_reserialized", 1)  # fmt: skip
+                "tool_call_reserialized", 1)
 
 
 @planter
@@ -187,7 +187,7 @@ def tool_call_reserialized_parallel(s: ModelSetup) -> Case:
     g = s.codec.encode(respelled + halves[1] if which == 0 else halves[0] + respelled)
     prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
     return Case("tool_call_reserialized_parallel", turn.trajectory(turn.first(g), s.final(turn.after, prompt)),
-                "tool_call_reserialized", 1)  # fmt: skip
+                "tool_call_reserialized", 1)
 
 
 def _respelled(text: str, rng: random.Random) -> str:
@@ -242,7 +242,7 @@ def noncanonical_sampling(s: ModelSetup) -> Case:
     prompt = np.concatenate([s.codec.encode(turn.prompt + turn.completion), turn.d])
     merges = not np.array_equal(prompt[: len(turn.p)], turn.p)
     return Case("noncanonical_sampling", turn.trajectory(turn.first(g), s.final(turn.after, prompt)),
-                "boundary_merge" if merges else "noncanonical_sampling", 1)  # fmt: skip
+                "boundary_merge" if merges else "noncanonical_sampling", 1)
 
 
 @planter
@@ -250,7 +250,7 @@ def token_ids_missing(s: ModelSetup) -> Case:
     turn = s.turn()
     g = s.rng.choice([ids_array([]), ids_array([0]), ids_array([s.codec.vocab_size + 7, 3]), ids_array([0] * 9)])
     return Case("token_ids_missing", turn.trajectory(turn.first(g), s.final(turn.after, s.render(turn.after))),
-                "token_ids_missing", 0)  # fmt: skip
+                "token_ids_missing", 0)
 
 
 @planter

@@ -72,7 +72,7 @@ def test_long_streams_are_aligned_by_what_occurs_once() -> None:
     groups = align_ids(left, right.astype(np.int32))
     assert [(g.left_stop - g.left_start, g.right_stop - g.right_start) for g in groups if not g.equal] == [
         (5, 2), (500, 0), (0, 3000),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_gap_beyond_the_bound_stays_whole() -> None:

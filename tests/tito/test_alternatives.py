@@ -72,7 +72,7 @@ def test_arrays_that_do_not_fit_are_a_sentence(
     step = Step(
         ids_array([1]), ids_array([5, 6]), entropy=floats(entropy), alternative_logprobs=floats(logprobs),
         alternative_ids=None if ids is None else ids_array(ids),
-    )  # fmt: skip
+    )
     found = alternatives.problem(step)
     assert words in found and bool(found) == bool(words)
     if not words:

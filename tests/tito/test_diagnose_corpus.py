@@ -42,12 +42,12 @@ PAIRS = [
     ("qwen2.5", "vllm--chatml"), ("qwen3", "qwen3-coder"), ("qwen3", "qwen3.5-think"), ("qwen3", "qwq-32b"),
     ("llama3.1", "llama3.2"), ("llama3.1", "trl--llama3"), ("mistral-nemo", "mistral-nemo"),
     ("deepseek-r1", "deepseek-r1"), ("deepseek-r1", "deepseek-v3.1"), ("gpt-oss", "gpt-oss"),
-]  # fmt: skip
+]
 
 
 OPTIONS: tuple[dict[str, bool], ...] = (
     {}, {"string_arguments": True}, {"tools": False, "history": True}, {"system": False},
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("n_pair", "tokenizer", "template"), [(n, *pair) for n, pair in enumerate(PAIRS)])

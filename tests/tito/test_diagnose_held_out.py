@@ -150,7 +150,7 @@ def test_messages_that_are_gone_or_new_are_no_rewritten_answer() -> None:
     turns: list[Message] = [
         ASKED, SAID, {"role": "user", "content": "And Bo?"}, {"role": "assistant", "content": "In Lima."},
         {"role": "user", "content": "And Cy?"},
-    ]  # fmt: skip
+    ]
     behind: list[Message] = [{"role": "assistant", "content": "It is so."}, {"role": "user", "content": "Thanks."}]
     assert rewritten(turns, [ASKED, *turns[3:], *behind]) == [("history_rewritten", 1)]
     noted: list[Message] = [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "Mind this."}]

@@ -45,7 +45,7 @@ def compare(codec_and_renderer: Any) -> Compare:
     def run(
         called: str = CALL, answer: str | Ids = "It is 42.<|im_end|>", mode: str = "ignore_whitespace",
         turn: str = TURN, reply: Any = ANSWER, text: str | None = None, **last: Any,
-    ) -> Finding | None:  # fmt: skip
+    ) -> Finding | None:
         first = Step(head, codec.encode(called + "<|im_end|>"), request=Request((ASK,)), reply=CALLED)
         prompt = np.concatenate([first.stream, codec.encode(turn.removeprefix("<|im_end|>"))])
         said = codec.encode(answer) if isinstance(answer, str) else answer
@@ -66,7 +66,7 @@ def test_a_call_in_other_characters_is_named_and_placed(compare: Compare, codec_
     found = compare(called=CALL.replace('"expression": "', '"expression":"'), mode="strict")
     assert found is not None and (found.kind, found.severity, found.step) == (
         "tool_call_reserialized", Severity.INFO, 1,
-    )  # fmt: skip
+    )
     # The sampled side stands in the stream at that place, and the other one is what the template writes.
     assert codec.decode(found.actual_ids).startswith(('":"', ':"', '"')) and '": "' in found.expected_text
     assert (

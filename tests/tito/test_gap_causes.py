@@ -80,7 +80,7 @@ def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
     assert found.undecided["weights_not_delivered"] == "No training step and no policy version is recorded."
     assert set(found.undecided) == {
         "row_retokenized", "routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"
-    }  # fmt: skip
+    }
     assert found.undecided["row_retokenized"].startswith("No row has engine calls")
     assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1))).undecided
 
@@ -239,4 +239,4 @@ def test_classes_of_tokens() -> None:
     lines = gap_report(collector.done())["parts"]["token class"]
     assert {line["name"]: line["tokens"] for line in lines} == {
         "control": 5, "tool call": 2, "reasoning": 2, "white space": 2, "digits": 2, "other": 4
-    }  # fmt: skip
+    }

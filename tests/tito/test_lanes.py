@@ -206,7 +206,7 @@ def test_sub_agents_that_share_a_first_prompt_stand_side_by_side_and_nested_ones
     assert [one.depth for one in lanes] == [0, 1, 1, 2]
     assert [(one.leaves.lane, one.leaves.part) for one in lanes if one.leaves] == [
         (0, "prompt"), (1, "prompt"), (1, "completion"),
-    ]  # fmt: skip
+    ]
 
 
 def test_rows_of_the_source_are_told_apart_from_lanes() -> None:
@@ -281,6 +281,6 @@ def test_the_links_tell_the_same_prompt_through_longer_ones() -> None:
     steps = [
         Step(ids_array([1, 2]), ids_array([3])), Step(ids_array([1, 2, 3, 4]), ids_array([5])),
         Step(ids_array([1, 2]), ids_array([7])),
-    ]  # fmt: skip
+    ]
     lane = find_lanes(*of_steps(Trajectory("t", tuple(steps))))[1]
     assert (lane.kind, lane.repeats) == (LaneKind.DUPLICATE, 0)

@@ -90,7 +90,7 @@ def row_of_values(sampler: list[float], trainer: list[float], advantages: list[f
     return Row(
         np.arange(2 * n, dtype=np.int32), np.arange(2 * n) % 2 == 1, wide["sampler"],
         columns={"trainer_logprobs": wide["trainer"], "advantages": wide["advantages"]},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("mean", ("row_mean", "row_sum", "token_mean"))

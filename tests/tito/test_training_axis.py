@@ -17,7 +17,7 @@ def axis(*places: tuple[int, int, int]) -> list[AxisStep]:
         ([], []), ([5], []), ([0, 1, 2], []), ([0, 10, 20], []), ([0, 1, 3, 4], [(2, 2)]),
         ([0, 10, 20, 50], [(30, 40)]), ([1, 2, 3, 9], [(4, 8)]),
     ],
-)  # fmt: skip
+)
 def test_missing_steps_are_those_that_the_usual_distance_leaves_out(
     steps: list[int], missing: list[tuple[int, int]]
 ) -> None:
@@ -37,7 +37,7 @@ def test_missing_steps_are_those_that_the_usual_distance_leaves_out(
          ["Trajectories of training step 1 and 2 were stored before and after all those of another step"]),
         ([AxisStep(0, None, None), AxisStep(1, None, None)], []),
     ],
-)  # fmt: skip
+)
 def test_each_oddity_is_a_sentence(steps: list[AxisStep], said: list[str]) -> None:
     found = axis_sentences(steps)
     assert len(found) == len(said) and all(one.startswith(text) for one, text in zip(found, said, strict=True)), found

@@ -71,7 +71,7 @@ def test_a_stretch_has_its_tokens_although_control_tokens_and_split_characters_s
         ("yes", {"content": None, "tool_calls": [None, {"function": 1}]}, False),
         ("<|end|>", {"content": ""}, True),
     ],
-)  # fmt: skip
+)
 def test_a_reply_that_stands_in_the_text_needs_no_words(decoded: str, message: Message, is_held: bool) -> None:
     """The short way says nothing of its own: where it says yes, no word is missing."""
     assert holds_all(decoded, texts_of(message)) is is_held

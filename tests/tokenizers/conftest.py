@@ -53,7 +53,7 @@ def unigram(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trainer = trainers.UnigramTrainer(
         vocab_size=120, special_tokens=["<unk>", "</s>"], unk_token="<unk>", initial_alphabet=alphabet,
         show_progress=False,
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(TEXTS, trainer)
     return save(tokenizer, tmp_path_factory.mktemp("tokenizers") / "unigram", {"eos_token": "</s>"})
 

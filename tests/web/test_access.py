@@ -90,7 +90,7 @@ class Places:
             "token": self.values["invitation" if route.startswith("join/") else "share_token"],
             "job": self.values["job"], "key": "g0", "step": "0", "column": self.values["column"],
             "comment": self.values["comment"], "id": self.values["muted_key"],
-        }  # fmt: skip
+        }
         if route.startswith("audit."):
             held["kind"] = "jsonl"
         if re.search(r"v1/jobs/<", route):
@@ -174,7 +174,7 @@ def _places(folder: Path) -> Places:
         "comment": comment.code, "muted_key": str(rule.pk), "limit_key": str(limit.pk),
         "column": column.code,
         "session_key": str(LoginSession.objects.get(user=users["foreign"]).pk),
-    }  # fmt: skip
+    }
     return Places(people, tokens, values)
 
 
@@ -271,7 +271,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "projects": {"name": "a project"},
     "projects/<code:code>/delete": {},
     "api/v1/launches": {"project": "{project}", "settings": {"prompts": 1, "group": 1}},
-}  # fmt: skip
+}
 """Route -> a form that is taken, where the table has one that is refused."""
 UNWRITTEN = {
     "api/runs/<code:code>/trajectories": "the run is written down when it is made to be pushed to",
@@ -369,7 +369,7 @@ FOREIGN_NAMES = (
     "/templates?check={check}", "/templates?project={project}", "/templates/conversation?check={check}",
     "/templates/matrix?project={project}", "/templates/matrix.csv?project={project}", "/tokenizers?project={project}",
     "/templates/compare?project={project}", "/templates/compare?a={sha256}&b={sha256}",
-)  # fmt: skip
+)
 
 
 def test_an_address_that_names_foreign_things_leads_nowhere(places: Places) -> None:
@@ -412,7 +412,7 @@ def test_what_is_made_is_in_the_project_that_the_form_names(places: Places) -> N
         assert made is not None and other is not None and made.code != other.code
         assert (made.project, made.label, other.project.code, other.label) == (project, "x", "default", "y")
         answer = client.post("/api/runs", "{}", content_type="application/json",
-                             headers={"authorization": f"Bearer {places.tokens['push']}"})  # fmt: skip
+                             headers={"authorization": f"Bearer {places.tokens['push']}"})
         assert Run.objects.get(code=answer.json()["run"]).project == project
         transaction.set_rollback(True)
 

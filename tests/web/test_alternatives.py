@@ -34,7 +34,7 @@ def told(step: Step, other: int, k: int = 2, entropy: bool = True) -> Step:
     return replace(
         step, alternative_ids=ids.reshape(-1), alternative_logprobs=values.reshape(-1),
         entropy=-2 * step.logprobs if entropy else None,
-    )  # fmt: skip
+    )
 
 
 def with_alternatives(make: Maker, entropy: bool = True, turns: int = 2) -> Trajectory:

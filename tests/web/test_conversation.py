@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]  # its queries are
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 40
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/svg+xml;base64," + base64.b64encode(PNG).decode()}}
 SCRIPT = {"type": "image", "source": {"type": "base64", "media_type": "image/png",
-                                      "data": base64.b64encode(b"<script>alert(1)</script>").decode()}}  # fmt: skip
+                                      "data": base64.b64encode(b"<script>alert(1)</script>").decode()}}
 ELSEWHERE = {"type": "image_url", "image_url": {"url": "https://elsewhere.example/<b>.png"}}
 
 
@@ -49,7 +49,7 @@ def with_calls(make) -> Trajectory:
     first, second = make.conversation("a", 2).steps
     reply = called(("c1", "add"), ("c2", "sub"))
     told = [{"role": "tool", "tool_call_id": "c2", "content": "Error: no sub"},
-            {"role": "tool", "tool_call_id": "c1", "content": "x" * 2000}]  # fmt: skip
+            {"role": "tool", "tool_call_id": "c1", "content": "x" * 2000}]
     messages = (*first.request.messages, reply, *told)
     second = replace(second, request=replace(second.request, messages=messages))
     return Trajectory("a", (replace(first, reply=reply), second), reward=1.0)
@@ -174,7 +174,7 @@ def test_messages_of_other_sources():
     assert (call.id, call.name, call.arguments) == ("c", "f", "{bad")
     assert read_message({"type": "function_call_output", "call_id": "c", "output": "5"}, "")[0].result_of == "c"
     (used,) = read_message({"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"},
-                            {"type": "tool_use", "id": "u", "name": "f", "input": {"x": 1}}]}, "")  # fmt: skip
+                            {"type": "tool_use", "id": "u", "name": "f", "input": {"x": 1}}]}, "")
     assert used.reasoning == ["hm"] and used.calls[0].arguments == {"x": 1}
     assert read_message(["odd"], "prompt")[0].texts == ['["odd"]']
     left = without_data({"content": [IMAGE]})["content"][0]

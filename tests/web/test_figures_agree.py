@@ -39,14 +39,14 @@ TURNS = {
 OF_THE_MASK = {
     "observation_trained", "generation_prompt_trained", "separator_trained", "mask_overrun", "sampled_masked",
     "stop_token_untrained",
-}  # fmt: skip
+}
 
 
 def lost_in_one_row(value: Trajectory, finding: dict[str, Any]) -> int:
     """The sampled tokens at and behind the place of a break, in the whole stream that the prompt leaves."""
     steps, step = value.steps, value.steps[finding["step"]]
     shared = [(int((np.cumprod(_equal(step.prompt_ids, one.stream)) if one else 0).sum()), i)
-              for i, one in enumerate(steps[: finding["step"]])]  # fmt: skip
+              for i, one in enumerate(steps[: finding["step"]])]
     if not shared or max(shared)[0] != finding["start"]:
         return 0  # about the step itself
     left = steps[max(shared)[1]].stream
@@ -126,7 +126,7 @@ def test_every_page_says_the_same_number(
             sampled = sum(len(step.completion_ids) for step in value.steps)
             assert (record.n_sampled, record.n_lost, trained) == (sampled, 0, sampled)
             kept = [client.get(f"/trajectories/{record.code}/mask.json?row={row.index}").json()["verdicts"]
-                    for row in record.rows.all()]  # fmt: skip
+                    for row in record.rows.all()]
             answers = [one["Are sampled tokens trained?"].replace(",", "") for one in kept]
             parts = [tuple(map(int, one.split(" of "))) for one in answers if " of " in one]
             assert (sum(one for one, _ in parts), sum(n for _, n in parts)) == (sampled, sampled)
@@ -138,7 +138,7 @@ def test_every_page_says_the_same_number(
             cost, severe = one["cost"], one["severity"] != "info"
             if one["axis"] == "stream" and one["kind"] not in ("duplicate_call", "branch") and severe:
                 continues = {i for i, step in enumerate(value.steps) for later in value.steps[i + 1 :]
-                             if np.array_equal(later.prompt_ids[: len(step.stream)], step.stream)}  # fmt: skip
+                             if np.array_equal(later.prompt_ids[: len(step.stream)], step.stream)}
                 wanted = lost_in_one_row(value, one)
                 assert cost["lost_in_one_row"] in ({wanted, 0} if continues else {wanted}), (one["kind"], wanted)
                 assert cost["trained_tokens_lost"] == 0

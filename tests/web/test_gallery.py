@@ -48,7 +48,7 @@ def test_the_bundle_is_small_and_called_after_kinds() -> None:
 def test_the_command_makes_what_is_bundled(tmp_path: Path) -> None:
     """One case of each way in which a fault is made; the whole takes half a minute."""
     names = {CLEAN, "duplicate_call", "empty_think_toggled", "special_tokens_dropped", "tokenizer_mismatch",
-             "stop_string_misaligned", "delta_differs", "columns_shifted", "row_not_sampled", "compaction"}  # fmt: skip
+             "stop_string_misaligned", "delta_differs", "columns_shifted", "row_not_sampled", "compaction"}
     path = tmp_path / "made.jsonl"
     call_command("make_gallery", "--output", str(path), "--only", *names, stdout=StringIO())
     bundled = [one for one in BUNDLE.read_text().splitlines() if json.loads(one)["external_id"] in names]

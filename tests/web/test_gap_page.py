@@ -58,7 +58,7 @@ def test_the_causes_of_an_import_are_named_without_a_press(tmp_path: Path, web: 
     named = {
         "cause": "weights_not_delivered", "title": "Weights not delivered", "from_step": 1,
         "url": f"/runs/{run.code}?training_min=1",
-    }  # fmt: skip
+    }
     assert web.get("/runs.json").json()["runs"][0]["gap_causes"] == [named]
     assert "gap: weights not delivered" in web.get("/").content.decode()
     for page in ("", "/training"):

@@ -102,7 +102,7 @@ def test_a_compaction_says_whether_its_summary_was_accepted(web, make, setup) ->
     accepted = stored(make, setup, compacted(setup, aside=True))
     assert [label for _, _, label in links(page_of(web, accepted))] == [
         "first lane", "summary call, summary accepted", "compaction, summary accepted",
-    ]  # fmt: skip
+    ]
     tree = twin_of(web, accepted)["lanes"]
     assert tree["items"][2]["summary"] == {"step": 2, "outcome": "accepted", "taken_by": 3}
     assert "one side call whose summary was accepted and one compaction whose summary was accepted" in tree["sentence"]

@@ -32,14 +32,14 @@ def test_everything_that_is_sampled_with_is_stored_and_shown(web: Client) -> Non
         "alternatives": "5",
         "stop": "</answer>\r\n\\n\\n", "environment_seconds": "2.5", "compare": "strict",
         "template_kwargs": '{"enable_thinking": false}',
-    }  # fmt: skip
+    }
     assert post(web, **asked).status_code == 302
     run = Run.objects.get()
     assert {name: run.settings[name] for name in asked} == {
         "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 11, "max_tokens": 33, "alternatives": 5,
         "stop": ["</answer>", "\n\n"], "environment_seconds": 2.5, "compare": "strict",
         "template_kwargs": {"enable_thinking": False},
-    }  # fmt: skip
+    }
     page = web.get(f"/runs/{run.code}").content.decode()
     for name, value in (
         ("top_k", "40"),
@@ -124,7 +124,7 @@ def test_what_cannot_be_launched_is_said_beside_its_field(
 HOSTILE = (
     "", " ", "nan", "-inf", "1e400", "9" * 400, "-0", "0x10", "１６", "\0", "\ud7ff", "<script>", "true", "{}", "[[]]",
     "{{ 7*7 }}", "../../etc/passwd", "a" * 5000, "null", "1_000",
-)  # fmt: skip
+)
 
 
 def test_no_value_of_any_field_is_an_error_of_the_program(web: Client) -> None:
@@ -150,7 +150,7 @@ def test_an_earlier_run_fills_the_form_in(web: Client) -> None:
     initial = again.context["form"].initial
     values = {
         name: initial.get(name) or "" for name in again.context["form"].fields if not name.endswith("_file")
-    }  # fmt: skip
+    }
     values["template_kwargs"] = json.dumps(values["template_kwargs"])
     assert web.post("/runs/new", values).status_code == 302
     second = Run.objects.order_by("-pk")[0]

@@ -73,7 +73,7 @@ def test_no_count_changes_and_every_page_marks_the_kind(web: Client, member: Any
             page["run"]["findings"], page["summary"], [one["kinds"] for one in page["trajectories"]], page["total"],
             [{**one, "muted": None} for one in cost["kinds"]], both["runs"][0]["flawed"], listed["severities"],
             listed["findings"],
-        ]  # fmt: skip
+        ]
 
     full = counts()
     assert web.get("/runs.json").json()["runs"][0]["top_cause"] == "unclassified"

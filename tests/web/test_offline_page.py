@@ -32,7 +32,7 @@ INERT = {
     "a", "article", "b", "bdi", "body", "circle", "code", "dd", "del", "details", "div", "dl", "dt", "em", "footer",
     "h1", "h2", "h3", "head", "header", "html", "i", "ins", "li", "main", "meta", "ol", "p", "path", "section", "small",
     "span", "strong", "style", "summary", "svg", "time", "title", "u", "ul",
-}  # fmt: skip
+}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 

@@ -22,7 +22,7 @@ def line(step: int, **more: Any) -> TrainingStepLine:
         "trajectories": 10, "broken": 0, "findings": {}, "tokens_per_trajectory": 5.0, "sampled": 100, "lost": 0,
         "repaid": 0, "rows_per_call": 1.0, "truncated": None, "reward_mean": None, "groups": 0, "same_reward": 0,
         "gap": None, "first": None, "last": None,
-    }  # fmt: skip
+    }
     return TrainingStepLine(training_step=step, **shown | more)
 
 
@@ -55,7 +55,7 @@ def test_a_path_is_a_share_a_field_or_a_number_and_unknown_is_not_zero() -> None
          ("Over the 2 steps that they share, the mean is 0.2 in a and 0.2 in b; they are furthest apart at step 0, 0.1 "
           "against 0.3.")),
     ],
-)  # fmt: skip
+)
 def test_the_sentence_says_what_differs(values: list[list[float | None]], said: str) -> None:
     assert difference(["a", "b"], [0, 10, 20][: len(values[0])], values) == said
 
@@ -93,7 +93,7 @@ def test_up_to_six_runs_stand_on_the_same_axes(web: Client, django_assert_max_nu
     said = web.get(f"/runs/compare.json?{query}").json()
     assert said["overlay"]["steps"] == [0, 1, 2, 3] and [one["run"]["name"] for one in said["runs"]] == [
         "run 0", "run 1", "run 2",
-    ]  # fmt: skip
+    ]
     gap = next(chart for chart in said["overlay"]["charts"] if chart["title"].endswith("sampler: mean"))
     assert gap["values"][0][2:] == [None, None] and gap["values"][2][3] == pytest.approx(0.3, abs=1e-6)
     with django_assert_max_num_queries(40):

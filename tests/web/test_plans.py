@@ -136,7 +136,7 @@ def _listed() -> models.Run:
             expected_ids=empty, actual_ids=empty, evidence="x", version=1,
         )
         for one in kept
-    )  # fmt: skip
+    )
     steps = models.StoredStep.objects.bulk_create(
         models.StoredStep(trajectory=one, index=0, prompt_length=0, completion_length=0) for one in kept
     )

@@ -29,7 +29,7 @@ def costly(step: int) -> Value:
     return Value(
         Axis.STREAM, "history_rewritten", Severity.ERROR, step=step, start=1, stop=2, evidence="It was cut.",
         cost=Cost(trained_tokens_lost=5, rows=3, prompt_tokens_repaid=7, lost_in_one_row=3),
-    )  # fmt: skip
+    )
 
 
 def test_cost_adds_up_by_kind_step_and_place(web: Client) -> None:

@@ -143,7 +143,7 @@ def test_no_way_back_of_a_shared_trajectory_leads_to_the_login(web: Client, visi
         ("find=a+%3Cb%3E&solo=2&top=9", "?find=a+%3Cb%3E&solo=2&top=9", "find “a <b>”, turn 2 alone"),
         ("page=nowhere", "", ""),
     ],
-)  # fmt: skip
+)
 def test_a_link_opens_its_view_and_the_list_says_it_in_words(
     web: Client, visitor: Client, query: str, opens: str, words: str
 ) -> None:

@@ -59,12 +59,12 @@ def test_an_equal_token_by_chance_splits_no_difference(make: Maker, web: Client)
 
 def test_equal_tokens_by_chance_are_part_of_a_difference() -> None:
     groups = [(0, 9, 0, 9, True), (9, 12, 9, 14, False), (12, 14, 14, 16, True), (14, 20, 16, 17, False),
-              (20, 23, 17, 20, True), (23, 24, 20, 20, False), (24, 25, 20, 21, True)]  # fmt: skip
+              (20, 23, 17, 20, True), (23, 24, 20, 20, False), (24, 25, 20, 21, True)]
     left, right = np.arange(25, dtype=np.int32), np.arange(100, 121, dtype=np.int32)
     kept = without_stray(left, right, [AlignedGroup(*group) for group in groups])
     assert [(group.left_start, group.left_stop, group.equal) for group in kept] == [
         (0, 9, True), (9, 20, False), (20, 23, True), (23, 24, False), (24, 25, True),
-    ]  # fmt: skip
+    ]
     # "b" before the "a" that is matched and "b" behind it: in truth both sides are the same.
     same = ids_array([1, 2, 3, 2, 4])
     groups = [(0, 1, 0, 1, True), (1, 1, 1, 3, False), (1, 2, 3, 4, True), (2, 4, 4, 4, False), (4, 5, 4, 5, True)]

@@ -108,12 +108,12 @@ def test_two_revisions_of_a_hub_id_are_checked_and_stand_side_by_side(web: Clien
         assert answer.status_code == 302, answer.content.decode()
     assert list(Tokenizer.objects.order_by("pk").values_list("name", "revision")) == [
         ("lab/tiny@v1", "v1"), ("lab/tiny@v2", "v2"),
-    ]  # fmt: skip
+    ]
     # Both stay, and what turned between them is told.
     found = web.get("/templates/matrix.json").json()
     assert [(one["name"], one["prefix_preserving"]) for one in found["tokenizers"]] == [
         ("lab/tiny@v1", False), ("lab/tiny@v2", True),
-    ]  # fmt: skip
+    ]
     (change,) = found["revisions"]
     turned = {probe["name"]: (probe["before"], probe["after"]) for probe in change["turned"]}
     assert turned["tool_append"] == ("broken", "ok")

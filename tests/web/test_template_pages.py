@@ -278,7 +278,7 @@ def test_a_finding_leads_to_the_check_with_the_tools_and_kwargs_of_its_step(
     tools = [{"type": "function", "function": {"name": "calc", "parameters": {}}}]
     plain = Step(np.arange(3, dtype=np.int32), np.arange(2, dtype=np.int32), request=Request(({"role": "user"},)))
     tooled = Step(np.arange(5, dtype=np.int32), np.arange(2, dtype=np.int32), request=Request(
-        ({"role": "user"},), tools=tools, chat_template_kwargs={"enable_thinking": False}))  # fmt: skip
+        ({"role": "user"},), tools=tools, chat_template_kwargs={"enable_thinking": False}))
     run = services.create_run(Run.Kind.IMPORT, "mine", tokenizer=tokenizer, chat_template=tokenizer.chat_template)
     trajectory = services.save_trajectories(run, [Trajectory("a", (plain, tooled))])[0]
     way = f"/templates?trajectory={trajectory.code}&step=1&probe=tool_append"
@@ -298,7 +298,7 @@ def test_a_link_goes_to_a_probe_that_fails() -> None:
         "other": {"purpose": "q", "status": "broken", "decisive": True},
         "tool_append_one_by_one": {"purpose": "p", "status": "broken", "decisive": False},
         "tool_append_parallel": {"purpose": "p", "status": "broken", "decisive": True},
-    }  # fmt: skip
+    }
     assert failing_probe({"probes": probes}, "tool_append") == "tool_append_parallel"
     assert failing_probe({"probes": probes}, "other") == "other"
     assert failing_probe(None, "seam") == "seam"
@@ -318,7 +318,7 @@ def test_the_matrix_is_made_filtered_and_given_as_csv(
     Tokenizer.objects.create(
         name="=cmd()", sha256="0" * 64, files_sha256=tokenizer.files_sha256, source="x", vocab_size=1,
         encoder="tokenizers", chat_template=other,
-    )  # fmt: skip
+    )
     assert "Check the 2 that are missing" in web.get("/templates/matrix").content.decode()
     page = web.post("/templates/matrix", follow=True).content.decode()
     assert 'class="cell cell-broken"' in page and "missing" not in page

@@ -110,7 +110,7 @@ def test_turns_have_their_roles_ranges_and_trained_tokens(make, reader):
     report = reader.get(url(stored) + ".json").json()
     assert [(turn["role"], turn["part"]) for turn in report["turns"]] == [
         ("user", "prompt"), ("assistant", "completion"), ("tool", "delta"), ("assistant", "completion"),
-    ]  # fmt: skip
+    ]
     assert [turn["n_trained"] for turn in report["turns"]] == [0, 31, 0, 31]
     assert [turn["start"] for turn in report["turns"][1:]] == [turn["stop"] for turn in report["turns"][:-1]]
     html = one_line(reader.get(url(stored)))
@@ -233,12 +233,12 @@ def test_the_worst_finding_touches_most_trained_tokens_and_the_filter_comes_firs
 
     def at(start, kind, severity=Severity.ERROR, lost=0):
         return Finding(Axis.STREAM, kind, severity, step=2, start=start, stop=start + 1, evidence="Odd.",
-                       cost=Cost(lost))  # fmt: skip
+                       cost=Cost(lost))
 
     found = [
         at(30, "unclassified"), at(40, "unclassified", lost=9), at(50, "unclassified", Severity.WARNING, 99),
         at(60, "noncanonical_sampling", Severity.INFO),
-    ]  # fmt: skip
+    ]
     stored = only(make.run([whole], [found]))
     for query, mark in (
         ("", [40, 41]),
@@ -328,7 +328,7 @@ def test_a_finding_in_no_row_is_shown_where_the_row_trains_something_else(make, 
                 evidence="Drifts."),
         Finding(Axis.STREAM, "noncanonical_sampling", Severity.INFO, step=1, start=start, stop=start + 1,
                 evidence="Drifts."),
-    ]  # fmt: skip
+    ]
     row = Row(ids.astype(np.int32), mask, step_indices=(0, 1))
     stored = only(make.run([replace(value, rows=(row,))], [found]))
     report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
@@ -374,7 +374,7 @@ def test_siblings_honour_the_filter_of_the_list(make, reader):
 
 def test_without_a_tokenizer_ids_are_shown_and_the_way_out_is_named(make, reader):
     undecided = Finding(Axis.STREAM, "not_decidable", Severity.INFO, step=0, start=0, stop=1, evidence="No text.",
-                        remedy="Record the missing field.", missing="tokenizer")  # fmt: skip
+                        remedy="Record the missing field.", missing="tokenizer")
     stored = only(make.run([make.conversation("a")], [[undecided]], tokenizer=None, chat_template=None))
     html = page_text(reader.get(url(stored, "?view=tokens")))
     assert f'href="/runs/{stored.run.code}#diagnose"' in html and "Ids are shown as ids" in html
@@ -393,7 +393,7 @@ def test_a_trainers_row_is_cut_into_turns_by_its_mask(make, reader):
     report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
     assert [(turn["part"], turn["n_trained"]) for turn in report["turns"]] == [
         ("prompt", 0), ("completion", 10), ("delta", 0), ("completion", 10),
-    ]  # fmt: skip
+    ]
     html = page_text(reader.get(url(stored, "?lens=logprob")))
     assert "the source recorded no log-probabilities" in html
 
@@ -426,7 +426,7 @@ def test_what_is_no_number_in_an_address_breaks_no_page(make, reader, number):
     queries = {
         "": "?row={0}&w={0}", "-compare": "?step={0}", "-deltas": "?step={0}", "-mask": "?row={0}",
         "-record": "?step={0}", "-strategies": "?left_row={0}",
-    }  # fmt: skip
+    }
     for page, query in queries.items():
         assert reader.get(url(stored, query.format(number), f"trajectory{page}")).status_code == 200
     for query in ("?row={}", f"?with={other.code}&row={{}}"):
@@ -578,7 +578,7 @@ def test_a_row_that_was_not_sampled_opens_beside_what_was_sampled(make, reader):
     last = len(whole.steps[-1].stream) - 1
     assert sites == [
         (at, at + 2, [7]), (told, told + 1, [told_id]), (last, last + 1, [int(whole.steps[-1].stream[last])]),
-    ]  # fmt: skip
+    ]
     assert report["comparison"]["causes"]["another mask"] == 2
     assert report["verdict"].startswith("This row trains 2 tokens that the model did not sample there")
     assert report["verdict"].endswith("does not train 3 that it sampled.")
@@ -800,7 +800,7 @@ def test_what_was_said_is_shown_step_by_step_with_every_other_field(make, reader
     second = replace(
         value.steps[1], reply={"role": "assistant", "content": [{"type": "text", "text": HOSTILE}], "refusal": None},
         policy_version="v7", extra={"created_at": 3, "usage": {"prompt_tokens": 4}},
-    )  # fmt: skip
+    )
     stored = only(make.run([replace(value, steps=(value.steps[0], second), extra={"agent_ref": {"name": "solver"}})]))
     html = page_text(reader.get(url(stored, page="trajectory-record")))
     pane = Pane(html)

@@ -26,6 +26,6 @@ def test_the_web_process_compares_and_renders_without_heavy_libraries(tiny_token
         [sys.executable, "-c", PROGRAM, str(tiny_tokenizer)],
         capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).resolve().parents[2],
         env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith("[]")

@@ -66,7 +66,7 @@ def test_a_run_counts_the_three_apart(web: Client) -> None:
     checks = {one["name"]: one for one in summary["checks"]}
     assert {name: checks["prefix"][name] for name in ("checked", "failed", "not_decidable", "needs")} == {
         "checked": 3, "failed": 1, "not_decidable": 0, "needs": [],
-    }  # fmt: skip
+    }
     assert (checks["canonical"]["checked"], checks["canonical"]["not_decidable"]) == (0, 3)
     assert checks["canonical"]["needs"] == ["tokenizer"] and summary["checks_unknown"] == 1
     page = one_line(web.get(f"/runs/{run.code}"))

@@ -22,7 +22,7 @@ def seen(seconds_ago: float = 0) -> workers.WorkerState:
         name="engine@host", queues=["engine.demo"], pid=7, slots=4, active=["rollouts.run_rollouts"],
         started_at=now - 60, seen_at=now - seconds_ago,
         engines=[workers.EngineState("demo", "transformers", 1200, 350.5)],
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ class Maker:
             steps.append(
                 Step(stream, completion, logprobs(len(completion), turn), "processed", "stop",
                      request=Request(tuple(messages), TOOLS), temperature=1.0)
-            )  # fmt: skip
+            )
             delta = self.ids("\n<|im_start|>tool\n84<|im_end|>\n<|im_start|>assistant\n")
             call = {"type": "function", "function": {"name": "calculator", "arguments": {}}}
             messages = [
@@ -67,7 +67,7 @@ class Maker:
             Axis.STREAM, "unclassified", Severity.ERROR, step=1, start=cut, stop=cut + 2,
             expected_ids=second.prompt_ids[cut : cut + 2], actual_ids=prompt[cut : cut + 2],
             evidence="The prompt leaves the stream.", remedy="Extend by ids.", cost=Cost(5, 0, 2, len(prompt)),
-        )  # fmt: skip
+        )
         return Trajectory(name, steps, reward=0.0, stop_reason="answered", group="g0"), [finding]
 
     def run(self, trajectories: list[Trajectory], findings: Any = None, **fields: Any) -> models.Run:

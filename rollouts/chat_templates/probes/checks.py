@@ -71,7 +71,7 @@ def check_append(probe: Probe, cache: RenderCache) -> Check:
 _WORDS = {
     "ARGX": "the call", "RESX": "the tool result", "ANSX": "the answer", "UQ": "a user message",
     "SYSX": "the system message", "CONX": "the content beside the call", "THINKX": "reasoning",
-}  # fmt: skip
+}
 
 
 def _lacking_control_token(comparison: RenderComparison) -> str | None:

@@ -78,25 +78,25 @@ def append_probes(
         return Probe(
             name, title, purpose, tuple(form.written(before)), tuple(form.written(appended)), with_tools, with_kwargs,
             markers=markers, **options,
-        )  # fmt: skip
+        )
 
     to, us, ge = Purpose.TOOLS, Purpose.USERS, Purpose.GENERATION
     yield probe("tool_append_marked", "A tool result after a call", to, [ask, call1], [result1])
     yield probe(
         "tool_append_empty_arguments", "After a call without arguments", to,
         [ask, form.call((CALC, {}))], [result1], markers=("UQ1", "RESX1"),
-    )  # fmt: skip
+    )
     yield probe("tool_append_after_content", "After a call with content", to,
-                [ask, form.call((CALC, {"expr": "ARGX1"}), content="CONX1 let me see")], [result1])  # fmt: skip
+                [ask, form.call((CALC, {"expr": "ARGX1"}), content="CONX1 let me see")], [result1])
     yield probe("tool_append_after_reasoning", "After a call with reasoning", to, [ask, thinking], [result1])
     yield probe("tool_append_parallel", "Two results after two parallel calls", to, [ask, both], [result1, parallel2])
     yield probe("tool_append_one_by_one", "The second of two parallel results", to,
-                [ask, both, result1], [parallel2], decisive=False)  # fmt: skip
+                [ask, both, result1], [parallel2], decisive=False)
     yield probe("tool_append_second_cycle", "In the second tool cycle", to, [ask, call1, result1, call2], [result2])
     yield probe("tool_append_third_cycle", "After two tool cycles", to,
-                [ask, call1, result1, call2, result2, call3], [form.result(CALC, "RESX3")])  # fmt: skip
+                [ask, call1, result1, call2, result2, call3], [form.result(CALC, "RESX3")])
     yield probe("tool_append_reasoned_cycles", "In the second tool cycle, with reasoning", to,
-                [ask, thinking, result1, thinking2], [result2])  # fmt: skip
+                [ask, thinking, result1, thinking2], [result2])
     yield probe("tool_append_later_turn", "In a later user turn", to, [ask, answer, later, call2], [result2])
     yield probe(
         "tool_append_with_system", "With a system message", to, [system("SYSX1 be brief"), ask, call1], [result1]
@@ -105,24 +105,24 @@ def append_probes(
     yield probe("user_append", "A user message after an answer", us, [ask, answer], [later])
     yield probe("user_append_after_reasoning", "A user message after a reasoned answer", us, [ask, reasoned], [later])
     yield probe("user_append_after_cycle", "A user message after a completed tool cycle", us,
-                [ask, call1, result1, answer], [later])  # fmt: skip
+                [ask, call1, result1, answer], [later])
     yield probe("user_append_after_reasoned_cycle", "A user message after a tool cycle with reasoning", us,
-                [ask, thinking, result1, reasoned], [later])  # fmt: skip
+                [ask, thinking, result1, reasoned], [later])
     yield probe("user_append_with_system", "A user message, with a system message", us,
-                [system("SYSX1 be brief"), ask, answer], [later])  # fmt: skip
+                [system("SYSX1 be brief"), ask, answer], [later])
     yield probe("system_in_the_middle", "A system message after an answer", us,
-                [ask, answer], [system("SYSX2 now"), later], decisive=False)  # fmt: skip
+                [ask, answer], [system("SYSX2 now"), later], decisive=False)
     yield probe("two_user_messages", "A user message after a user message", us, [ask], [later], decisive=False)
     yield probe("generation_answer", "Before an answer", ge, [ask], [answer], prompted=True)
     yield probe("generation_call", "Before a call", ge, [ask], [call1], prompted=True)
     yield probe("generation_reasoned_answer", "Before a reasoned answer", ge, [ask], [reasoned], prompted=True)
     yield probe("generation_reasoned_call", "Before a reasoned call", ge, [ask], [thinking], prompted=True)
     yield probe("generation_after_tool", "Before the answer to a tool result", ge,
-                [ask, call1, result1], [answer], prompted=True)  # fmt: skip
+                [ask, call1, result1], [answer], prompted=True)
     yield probe("generation_after_reasoned_cycle", "Before the answer, after a call with reasoning", ge,
-                [ask, thinking, result1], [reasoned], prompted=True)  # fmt: skip
+                [ask, thinking, result1], [reasoned], prompted=True)
     yield probe("generation_second_turn", "Before the second answer", ge,
-                [ask, answer, later], [form.assistant("ANSX2 so")], prompted=True)  # fmt: skip
+                [ask, answer, later], [form.assistant("ANSX2 so")], prompted=True)
 
 
 def thinking_switch(chat_template: str) -> str | None:
@@ -165,4 +165,4 @@ def conversation_probes(
         yield Probe(
             f"conversation_{n}", f"Your conversation, message {n} ({role}) appended", purpose,
             tuple(messages[:n]), tuple(messages[n:stop]), tools, kwargs,
-        )  # fmt: skip
+        )

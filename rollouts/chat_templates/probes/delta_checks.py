@@ -54,7 +54,7 @@ def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
         form = cache.form
         real: list[Message] = [
             system("SYSX1"), user("UQ1"), form.call((CALC, {"expr": "ARGX1"}), content="CONX1"),
-        ]  # fmt: skip
+        ]
         if not form.calls:
             return asked.unsupported("The template renders no tool calls.")
         base: list[Message] = [system("dummy"), user("dummy")]
@@ -64,7 +64,7 @@ def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
             cache.conversation(messages, prompt)
             for known in (real, base)
             for messages, prompt in ((known, False), ([*known, form.result(CALC, "RESX9")], True))
-        ))  # fmt: skip
+        ))
         if failed := asked.raised(*sides):
             return failed
         real_delta, base_delta = RenderComparison(sides[0], sides[1]), RenderComparison(sides[2], sides[3])

@@ -226,7 +226,7 @@ def _nothing(report: CheckReport) -> str:
     raising = [
         one for one in report.checks
         if one.status is CheckStatus.RAISES and one.decisive and one.purpose in SCOPES and one.failed is not None
-    ]  # fmt: skip
+    ]
     if raising:
         first = raising[0]
         assert first.failed is not None

@@ -104,7 +104,7 @@ class PrefetchingRenderer(TemplateRenderer):
                 None if ask.tools is None else tools.place(ask.tools),
                 kwargs.place(clean, ask.kwargs) if clean else 0,
                 ask.add_generation_prompt,
-            ))  # fmt: skip
+            ))
             keys.append(_key(ask))
         kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
         base = self.base_variables()

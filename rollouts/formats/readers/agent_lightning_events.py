@@ -100,7 +100,7 @@ def _archived(value: Any, number: int) -> list[Trajectory]:
         raise BadLine("events holds no model_request: the rollout made no call.")
     return [
         replace(session.trajectory(), stop_reason=status, extra={**kept, **session.extra}) for session in found
-    ]  # fmt: skip
+    ]
 
 
 FORMATS = (
@@ -113,4 +113,4 @@ FORMATS = (
         "agent_lightning_archive", "agent-lightning archived rollouts", having("rollout", "events"),
         partial(each_batch, read_batch=_archived), cut=parts_of,
     ),
-)  # fmt: skip
+)

@@ -307,4 +307,4 @@ def _plain_floats(values: Floats | None) -> list[Any] | None:
 FORMAT = Format(
     "own_jsonl", "Rollout Inspector JSONL (lossless)", detect, read, write=write, join=join_lines, cut=parts_of,
     is_lossless=True,
-)  # fmt: skip
+)

@@ -25,7 +25,7 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
             ("reward", pyarrow.float64()), ("stop_reason", pyarrow.string()), ("n_steps", pyarrow.int32()),
             ("n_sampled", pyarrow.int64()), ("record", pyarrow.large_string()),
         ]
-    )  # fmt: skip
+    )
     n, held, size = 0, list[dict[str, Any]](), 0
     with pyarrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for one in trajectories:
@@ -36,7 +36,7 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
                     "reward": one.reward, "stop_reason": one.stop_reason, "n_steps": len(one.steps),
                     "n_sampled": sum(len(step.completion_ids) for step in one.steps), "record": record,
                 }
-            )  # fmt: skip
+            )
             n, size = n + 1, size + len(record)
             if size >= GROUP_BYTES or len(held) >= GROUP_ROWS:
                 writer.write_table(pyarrow.Table.from_pylist(held, schema))
@@ -67,4 +67,4 @@ def detect(values: Sequence[Any]) -> bool:
 FORMAT = Format(
     "own_parquet", "Rollout Inspector Parquet (lossless)", detect, inspector_jsonl.read_records, write=write,
     join=join, suffix=".parquet", cut=parts_of, is_lossless=True,
-)  # fmt: skip
+)

@@ -134,4 +134,4 @@ class _Conversations:
 FORMAT = Format(
     "miles_columns", "miles dashboard columns", having("sample_index", "tokens", "response_length"), read, ROWS_ALONE,
     suffix=".parquet",
-)  # fmt: skip
+)

@@ -21,9 +21,9 @@ from rollouts.tito.trajectory import NO_IDS, Floats, Ids, Request, Step, Traject
 
 _REQUEST = ("messages", "tools", "chat_template_kwargs", "temperature", "top_p", "top_k")
 _CHOICE = ("index", "token_ids", "logprobs", "message", "text", "finish_reason", "stop_reason", "prompt_token_ids",
-           "meta_info")  # fmt: skip
+           "meta_info")
 _LINE = ("session_id", "tokenizer", "request", "response", "reward", "group", "trajectory_stop_reason",
-         "policy_version")  # fmt: skip
+         "policy_version")
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:
@@ -171,4 +171,4 @@ def detect(values: Sequence[Any]) -> bool:
 FORMAT = Format(
     "recorded_calls", "Recorded calls (requests and answers of a vLLM server)", detect, read,
     cut=partial(session_parts, session_id=_session_id), by_line=False,
-)  # fmt: skip
+)

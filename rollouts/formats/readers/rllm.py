@@ -20,7 +20,7 @@ from rollouts.tito.trajectory import Ids, Request, Step, Trajectory
 
 _KNOWN = ("session_id", "model", "messages", "tools", "prompt_token_ids", "completion_token_ids", "logprobs",
           "finish_reason", "weight_version", "temperature", "reward", "response_message", "trace_id",
-          "prompt_delta_token_ids", "parent_trace_id")  # fmt: skip
+          "prompt_delta_token_ids", "parent_trace_id")
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:

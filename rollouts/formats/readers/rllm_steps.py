@@ -40,13 +40,13 @@ def _batch(value: Any, number: int) -> list[Trajectory]:
             f"trajectories[{n}].steps", shared, group, stop,
         )
         for n, item in enumerate(found)
-    ]  # fmt: skip
+    ]
 
 
 def _trajectory(
     value: Mapping[str, Any], name: str, where: str, shared: Mapping[str, Any] | None = None, group: str = "",
     stop_reason: str = "",
-) -> Trajectory:  # fmt: skip
+) -> Trajectory:
     items = shapes.sequence(value.get("steps"), where)
     if not items:
         raise BadLine(f"{where} is empty: the trajectory made no call.")
@@ -125,4 +125,4 @@ def detect(values: Sequence[Any]) -> bool:
 FORMAT = Format(
     "rllm_steps", "rLLM episodes, trajectories and steps", detect, partial(each_batch, read_batch=_batch),
     PART_OF_REQUESTS, cut=parts_of,
-)  # fmt: skip
+)

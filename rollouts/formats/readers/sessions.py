@@ -74,7 +74,7 @@ class Session:
         return Trajectory(
             self.external_id, tuple(steps), reward=self.reward, tokenizer=self.tokenizer, group=self.group,
             stop_reason=self.stop_reason, extra=self.extra,
-        )  # fmt: skip
+        )
 
     def _whole(self, n: int) -> list[Step]:
         """The first ``n`` steps with their prompts put together."""

@@ -108,4 +108,4 @@ def detect(values: Sequence[Any]) -> bool:
 FORMAT = Format(
     "sglang", "SGLang answers (meta_info)", detect, read, NO_REQUESTS,
     cut=partial(session_parts, session_id=_session_id), by_line=False,
-)  # fmt: skip
+)

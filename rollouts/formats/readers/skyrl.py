@@ -23,7 +23,7 @@ from rollouts.tito.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
 _AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
 _ROUTING = "rollout_expert_indices"
 _LISTS = ("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs",
-          "trajectory_ids", "is_last_step", _ROUTING)  # fmt: skip
+          "trajectory_ids", "is_last_step", _ROUTING)
 
 
 def _batch(value: Any, number: int) -> list[Trajectory]:

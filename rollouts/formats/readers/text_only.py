@@ -55,7 +55,7 @@ _SHAPES = {
             "completions, as with tools, that cut is at the wrong place.",
         ),
     ),
-}  # fmt: skip
+}
 
 
 def _format(name: str, title: str, shape: _Shape) -> Format:
@@ -136,7 +136,7 @@ def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 _NO_REWARDS = (
     "step", "gen_step", "global_step", "epoch", "advantage", "advantages", "prompt", "completion", "reward", "entropy"
-)  # fmt: skip
+)
 
 
 def _reward_columns(value: Mapping[str, Any]) -> list[str]:
@@ -255,4 +255,4 @@ FORMATS = (
     ),
     line_format("art", "ART trajectory groups (text only)", having("group_index", "messages"), _art, LACKS),
     line_format("messages", "OpenAI-style messages (text only)", _detect_messages, _conversation, LACKS),
-)  # fmt: skip
+)

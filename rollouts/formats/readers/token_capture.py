@@ -16,7 +16,7 @@ from rollouts.tito.trajectory import Step, Trajectory
 
 NEWEST = 1
 _KNOWN = ("rollout_id", "model", "prompt_token_ids", "generation_token_ids", "generation_log_probs", "output_items",
-          "schema_version")  # fmt: skip
+          "schema_version")
 
 
 def read(source: Source) -> Iterator[Trajectory | Rejected]:

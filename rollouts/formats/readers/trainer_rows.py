@@ -104,7 +104,7 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
                 unique, rows=(row,), reward=shapes.number(element("reward", i), f"reward[{i}]"),
                 extra=further(i),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -214,7 +214,7 @@ def _nemo(value: Any, number: int) -> Trajectory:
     return Trajectory(
         f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"),
         extra=_rest(value, ("message_log", "reward")),
-    )  # fmt: skip
+    )
 
 
 def _labelled(labels: Any, ids: Ids, where: str) -> Mask:
@@ -240,7 +240,7 @@ def _sft(value: Any, number: int) -> Trajectory:
     return Trajectory(
         f"line-{number}", rows=(Row(ids=ids[kept], loss_mask=mask[kept]),),
         extra=_rest(value, ("input_ids", "labels", "attention_mask")),
-    )  # fmt: skip
+    )
 
 
 # -- atropos
@@ -267,7 +267,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
         columns = {
             name: shapes.floats(lists[name][i], f"{name}[{i}]")
             for name in _ATROPOS[3:] if name in lists and lists[name][i] is not None
-        }  # fmt: skip
+        }
         logprobs = columns.pop("inference_logprobs", None)
         if logprobs is not None and len(logprobs) == len(mask):
             # atropos writes 1.0 on tokens that were not sampled.
@@ -308,4 +308,4 @@ FORMATS = (
         partial(each_batch, read_batch=_atropos), ROWS_ALONE,
     ),
     line_format("sft_rows", "Rows for supervised training", having("input_ids", "labels"), _sft, ROWS_ALONE),
-)  # fmt: skip
+)

@@ -138,7 +138,7 @@ _COLUMNS = ("advantages", "reference_logprobs", "trainer_logprobs", "entropies",
 """What a trainer writes on a sampled node: one value for each True of its mask, like ``logprobs``."""
 _NODE = (
     "parent", "message", "sampled", "token_ids", "mask", "logprobs", "finish_reason", "is_content", "tools", *_COLUMNS
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def _request(before: _Path, sampling: Any, where: str) -> Request:
 def _step(
     node: Mapping[str, Any], call: Mapping[str, Any], ids: Ids, before: _Path, reply: Mapping[str, Any],
     is_whole: bool, where: str,
-) -> tuple[Step, dict[str, Floats]]:  # fmt: skip
+) -> tuple[Step, dict[str, Floats]]:
     """The call that made a node, and the trainer's columns of its completion."""
     mask = shapes.mask(node.get("mask") or [], f"{where}.mask")
     if len(mask) != len(ids):
@@ -290,4 +290,4 @@ FORMAT = Format(
     "verifiers_traces", "verifiers v1 and prime-rl traces", detect, read,
     "Before verifiers 0.4 the tools are not in the file. Then what follows from a message or a template is not "
     "decidable.",
-)  # fmt: skip
+)

@@ -75,7 +75,7 @@ def verl(trajectory: Trajectory, rows: Sequence[Row]) -> Iterator[dict[str, Any]
             "reward_score": trajectory.reward, "metrics": {},
             "extra_fields": {"external_id": trajectory.external_id, "row": n},
             **({"num_turns": turns} if turns else {}),
-        }  # fmt: skip
+        }
 
 
 def trl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def trl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
         "prompt_ids": row.ids[:at].tolist(), "completion_ids": row.ids[at:].tolist(),
         "logprobs": _from(_logprobs(row), at), "env_mask": _mask(row)[at:], "reward": trajectory.reward,
         "external_id": trajectory.external_id,
-    }  # fmt: skip
+    }
 
 
 def prime_rl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def prime_rl(row: Row, trajectory: Trajectory) -> dict[str, Any]:
         "temperatures": [temperature] * len(row.ids) if recorded is None else recorded.astype(np.float64).tolist(),
         "env_name": str(trajectory.extra.get("env_name") or row.extra.get("env_name") or ""),
         "reward": trajectory.reward,
-    }  # fmt: skip
+    }
 
 
 def tinker(row: Row, trajectory: Trajectory) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def tinker(row: Row, trajectory: Trajectory) -> dict[str, Any]:
     return {
         "model_input": row.ids[:-1].tolist(), "target_tokens": row.ids[1:].tolist(),
         "logprobs": _from(_logprobs(row), 1), "advantages": _from(_advantages(row), 1), "mask": _mask(row)[1:],
-    }  # fmt: skip
+    }
 
 
 def nemo(decode: Decode | None) -> Recorder:
@@ -126,7 +126,7 @@ def _message_log(row: Row, decode: Decode | None) -> list[dict[str, Any]]:
             "role": "assistant" if mask[start] else "user" if start == 0 else "environment",
             "content": "" if decode is None else decode(ids),
             "token_ids": ids.tolist(), "token_loss_mask": _mask(row)[start:stop],
-        }  # fmt: skip
+        }
         if mask[start] and logprobs is not None:
             message["generation_logprobs"] = logprobs[start:stop]
         log.append(message)
@@ -172,7 +172,7 @@ class Skyrl:
                 "rewards": self._reward(trajectory, row, at, is_last), "loss_masks": _mask(row)[at:],
                 "stop_reasons": self._stop_reason(trajectory, row, is_last),
                 "rollout_logprobs": _from(_logprobs(row), at), "trajectory_ids": name,
-            }  # fmt: skip
+            }
             if self.step_wise:
                 element["is_last_step"] = is_last
             yield element

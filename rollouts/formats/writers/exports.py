@@ -171,7 +171,7 @@ def _write_columns(target: Export, found: Iterator[dict[str, Any]], file: IO[byt
 
 _SKYRL = (
     "prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs", "trajectory_ids",
-)  # fmt: skip
+)
 _SKYRL_MORE = {"rollout_metrics": None, "rollout_expert_indices": None}
 
 EXPORTS: dict[str, Export] = {
@@ -198,5 +198,5 @@ EXPORTS: dict[str, Export] = {
         Export("tinker", "Tinker Datum", per_row(records.tinker), writes_advantages=True),
         Export("sft", "Rows for supervised training", per_row(records.sft), needs_logprobs=False),
     )
-}  # fmt: skip
+}
 """One line adds a target."""

@@ -42,13 +42,13 @@ _ALLOWED = frozenset(
         *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
         *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
     }
-)  # fmt: skip
+)
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 """The first bytes of files of torch.save before they were zip archives."""
 _KNOWN = (
     "tokens", "response_length", "loss_mask", "rollout_log_probs", "reward", "index", "group_index", "status",
     "remove_sample", "prompt", "response", *ARRAYS,
-)  # fmt: skip
+)
 
 
 class NotConverted(ValueError):
@@ -240,10 +240,10 @@ _TRAINED = {
     "log_probs": "trainer_logprobs", "ref_log_probs": "ref_logprobs", "teacher_log_probs": "teacher_logprobs",
     "entropy": "entropy", "ref_entropy": "ref_entropy", "advantages": "advantages", "returns": "returns",
     "values": "values",
-}  # fmt: skip
+}
 """Lists of a training dump with a value for each token of the response, and our names of these columns."""
 _OF_BATCH = ("tokens", "loss_masks", "response_lengths", "total_lengths", "rewards", "sample_indices", "raw_reward",
-             "rollout_log_probs", "partition", *_TRAINED, *ARRAYS)  # fmt: skip
+             "rollout_log_probs", "partition", *_TRAINED, *ARRAYS)
 
 
 def _slime_training(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:

@@ -27,16 +27,16 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--strategy", default="", choices=["", *STRATEGIES], metavar="SLUG",
             help=f"the rows that this strategy would have made: {', '.join(STRATEGIES)}",
-        )  # fmt: skip
+        )
         faulty = parser.add_mutually_exclusive_group()
         faulty.add_argument(
             "--leave-out", action="store_true",
             help="leave out trajectories with rows that break the target's invariants, or that --strategy refuses",
-        )  # fmt: skip
+        )
         faulty.add_argument(
             "--force", action="store_true",
             help="write rows that break the target's invariants too, and leave out what --strategy refuses",
-        )  # fmt: skip
+        )
         parser.add_argument("--pad-to", type=int, metavar="N", help="with --format sft: rows of N tokens")
         parser.add_argument("--pad-id", type=int, default=0, metavar="ID", help="fills the rows up (default: 0)")
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")

@@ -26,7 +26,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--checks", action="store_true",
             help="print of each check on how many trajectories it decided, failed, and could not decide",
-        )  # fmt: skip
+        )
         parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:

@@ -36,7 +36,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--severity", default="warning", choices=[one.value for one in Severity],
             help="with a finding of this severity or a worse one, where no kind is named (default: warning)",
-        )  # fmt: skip
+        )
         parser.add_argument("--limit", type=int, default=MAX_FLAGGED, help=f"at most so many ({MAX_FLAGGED:,})")
         parser.add_argument("--tokenizer", default="", metavar="NAME_OR_DIR", help="default: that of the audit")
         parser.add_argument("--run", default="", metavar="NAME", help="a name for the run (default: the folder's)")
@@ -75,7 +75,7 @@ class Command(TerminalCommand):
             value = {
                 "run": run.code, "page": f"/runs/{run.code}", "trajectories": shown, "left_out": flagged.n_left_out,
                 "findings": run.finding_counts,
-            }  # fmt: skip
+            }
             self.stdout.write(json.dumps(value))
             return
         self.stdout.write(f"Run {run.code}: {run.n_trajectories:,} flagged trajectories, at /runs/{run.code}")
@@ -89,7 +89,7 @@ class Command(TerminalCommand):
 
 def _tools(
     flagged: FlaggedTrajectories, named: str, project: Project
-) -> tuple[Tokenizer | None, ChatTemplate | None]:  # fmt: skip
+) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer and the chat template of the audit, registered in the project."""
     name = named or flagged.settings.tokenizer
     tokenizer = services.find_tokenizer(name, project) if name else None

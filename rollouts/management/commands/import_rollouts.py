@@ -42,7 +42,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--training-step-from", default="", metavar="REGEX",
             help="finds the training step in the path of each file, with one group: 'step_([0-9]+)'",
-        )  # fmt: skip
+        )
         add_project_option(parser)
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 

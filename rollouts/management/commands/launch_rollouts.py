@@ -68,7 +68,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--alternatives", type=int, default=_DEFAULTS.alternatives, metavar="K",
             help="keep the K likeliest tokens beside each sampled one, and the entropy where the engine knows it",
-        )  # fmt: skip
+        )
         parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
         parser.add_argument(
             "--training-step",
@@ -80,7 +80,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--environment-seconds", type=float, default=_DEFAULTS.environment_seconds, metavar="S",
             help="how long the environment may take for one answer",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--chat-template", type=Path, metavar="FILE", help="for the prompts; default: the model's own"
         )
@@ -91,7 +91,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--compare", default=_DEFAULTS.compare, choices=list(COMPARE),
             help="compare each finished stream with a full render of its conversation",
-        )  # fmt: skip
+        )
         parser.add_argument("--name", default="", help="a name for the run")
         add_project_option(parser)
         parser.add_argument("--wait", action="store_true", help="return when the run has ended")

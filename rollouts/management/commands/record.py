@@ -52,12 +52,12 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--idle-seconds", type=float, default=60.0, metavar="S",
             help="close and diagnose a trajectory without a call for so long (default: %(default)s)",
-        )  # fmt: skip
+        )
         parser.add_argument(
             "--token", default=settings.RECORDER_TOKEN,
             help="what each client must name; better set INSPECTOR_RECORDER_TOKEN, because other users of this machine "
             "see the arguments of a command (default: none, and then only this machine may call)",
-        )  # fmt: skip
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object at the start and one at the end")
 
     def handle(self, *_: Any, **options: Any) -> None:
@@ -87,7 +87,7 @@ class Command(TerminalCommand):
         writer = Writer(
             run, Path(settings.INSPECTOR_DATA) / "recordings", recorder.upstream, engine, options["idle_seconds"],
             recorder.stored,
-        )  # fmt: skip
+        )
         recorder.writer = writer  # before the first request can arrive
         await runner.setup()
         site = web.TCPSite(runner, options["host"], options["port"])
@@ -147,7 +147,7 @@ def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:
     return services.create_run(
         Run.Kind.IMPORT, name or "recorded", tokenizer=tokenizer, engine="recorder", format="recorded_calls",
         chat_template=tokenizer.chat_template if tokenizer else None, project=project,
-    )  # fmt: skip
+    )
 
 
 def _not_begun(run: Run) -> None:

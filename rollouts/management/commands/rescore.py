@@ -34,7 +34,7 @@ class Command(TerminalCommand):
         parser.add_argument(
             "--compare", nargs=2, metavar=("FIRST", "SECOND"),
             help="score nothing; hold two columns against each other: sampler, trainer_logprobs, scored:CODE, ...",
-        )  # fmt: skip
+        )
         parser.add_argument("--background", action="store_true", help="let a worker do it, and do not wait for it")
         parser.add_argument("--json", action="store_true")
 
@@ -87,7 +87,7 @@ class Command(TerminalCommand):
                 "trajectories": column.n_trajectories, "tokens": column.n_tokens,
                 "against_sampler": None if gap is None else _figures(gap),
                 "notes": job.notes,
-            }  # fmt: skip
+            }
             self.stdout.write(json.dumps(told))
             return
         for note in job.notes:

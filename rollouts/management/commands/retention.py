@@ -37,9 +37,9 @@ class Command(TerminalCommand):
         gone = [one for one in plan.leaving if options["delete"] and retention.delete(one)]
         if options["json"]:
             runs = [{"run": one.run.code, "changed_at": one.changed_at.isoformat(), "bytes": one.n_bytes,
-                     "reason": one.reason} for one in plan.leaving]  # fmt: skip
+                     "reason": one.reason} for one in plan.leaving]
             body = {"runs": runs, "deleted": [one.run.code for one in gone], "kept": plan.held,
-                    "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}  # fmt: skip
+                    "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}
             self.stdout.write(json.dumps(body))
             return
         for one in plan.leaving:
@@ -48,7 +48,7 @@ class Command(TerminalCommand):
         for why, n in sorted(plan.held.items()):
             self.stdout.write(f"{n} more would go and {'stays' if n == 1 else 'stay'}: {why}.")
         self.stdout.write(f"{len(plan.leaving)} runs, {(plan.n_bytes - plan.n_bytes_left) / 1e9:.2f} GB of "
-                          f"{plan.n_bytes / 1e9:.2f} GB.")  # fmt: skip
+                          f"{plan.n_bytes / 1e9:.2f} GB.")
         if plan.leaving and not options["delete"]:
             self.stdout.write("Nothing was deleted. Say --delete to delete them.")
 

@@ -79,7 +79,7 @@ class Command(TerminalCommand):
             options["grpo"], options["groups"], options["group_size"], options["repeated"], options["rate"],
             options["strategy"], options["temperature"], options["trainer_temperature"], options["deliver_every"],
             not options["keep_cache"], options["sampler_dtype"], seed=options["seed"], threads=options["threads"],
-        )  # fmt: skip
+        )
         server = Client(url, options["token"] or os.environ.get("ROLLOUT_INSPECTOR_TOKEN", "")) if url else None
         if output is not None:
             try:

@@ -25,7 +25,7 @@ from rollouts.tito.trajectory import Trajectory
 __all__ = [
     "BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Diagnosis", "Finding", "FindingKind", "Severity", "diagnose",
     "examine",
-]  # fmt: skip
+]
 
 Rule = Callable[[Break], "Verdict | None"]
 

@@ -266,7 +266,7 @@ def special_tokens_injected(d: Delta) -> DeltaFault | None:
                 f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
                 f"encoded as the control token {int(d.ids[start])}.",
                 start, stop, d.ids[:0], _message_index(d, position),
-            )  # fmt: skip
+            )
     return None
 
 
@@ -283,7 +283,7 @@ def stop_token_doubled(d: Delta) -> DeltaFault | None:
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
         "it again.",
         0, 1, d.ids[:0],
-    )  # fmt: skip
+    )
 
 
 def message_dropped(d: Delta) -> DeltaFault | None:
@@ -312,7 +312,7 @@ def message_dropped(d: Delta) -> DeltaFault | None:
             "message_dropped",
             f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
             start, stop, expected, _message_index(d, position),
-        )  # fmt: skip
+        )
     return None
 
 
@@ -362,7 +362,7 @@ def generation_prompt_missing(d: Delta) -> DeltaFault | None:
         "generation_prompt_missing",
         f"The prompt of step {d.index} ends {what}; the template writes {d.case.text(prompt)!r}.",
         shared, len(d.ids), missing,
-    )  # fmt: skip
+    )
 
 
 def turn_separator_lost(d: Delta) -> DeltaFault | None:
@@ -385,7 +385,7 @@ def turn_separator_lost(d: Delta) -> DeltaFault | None:
         f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
         0, 0, lost,
-    )  # fmt: skip
+    )
 
 
 def _usual_separator(d: Delta) -> Ids | None:
@@ -421,7 +421,7 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
                 "system_prompt_injected",
                 f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
                 max(start, differs), max(start, differs, stop), d.ids[:0],
-            )  # fmt: skip
+            )
         for place in range(max(0, start - 3), min(stop, start + 4)):
             ids = d.ids[place:]
             has_bos = bos is not None and len(ids) > 0 and int(ids[0]) == bos and bos != d.stop_id
@@ -432,7 +432,7 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
                     f"{quoted(d.case.text(ids[:48]))}.",
                     max(place, differs), max(place + 1, differs, stop), d.ids[:0],
-                )  # fmt: skip
+                )
     return None
 
 
@@ -450,7 +450,7 @@ def _system_header(d: Delta, with_tools: bool) -> Ids:
             key=("header", text, d.step.chat_template_sha256), with_tools=with_tools,
         )
         for text in ("Alpha beta.", "9 gamma?")
-    ]  # fmt: skip
+    ]
     first, second = renders
     if first is None or second is None:
         head = d.case.steps[d.case.root(d.index)].prompt_ids
@@ -520,7 +520,7 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
                 f"the turn between them.",
                 group.right_start, group.right_stop, d.expected[group.left_start : group.left_stop],
-            )  # fmt: skip
+            )
     return None
 
 

@@ -200,7 +200,7 @@ def _goes_on(b: Break) -> Finding:
         Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
         expected_ids=bounded(rest), expected_text=text, remedy=KINDS["delta_differs"].remedy,
         evidence=f"{_DIFFERS}: the stream ends, a render goes on with {quoted_or_nothing(text)}.",
-    )  # fmt: skip
+    )
 
 
 def _not_rendered(step: int) -> Finding:

@@ -44,7 +44,6 @@ _row_error = partial(FindingKind, axis=Axis.ROW, severity=Severity.ERROR)
 _row_warning = partial(FindingKind, axis=Axis.ROW, severity=Severity.WARNING)
 _row_info = partial(FindingKind, axis=Axis.ROW, severity=Severity.INFO)
 
-# fmt: off
 _ALL = (
     _stream_warning("duplicate_call", "Duplicate call",
         "The same prompt was sent twice (a retry, or a call recorded twice), and only one answer was continued.",
@@ -408,7 +407,6 @@ _ALL = (
         "The file holds the field that the check needs.",
         "The file lacks it, such as prompt ids or log-probabilities."),
 )
-# fmt: on
 
 KINDS: dict[str, FindingKind] = {kind.slug: kind for kind in _ALL}
 """Every kind by slug, in the order of lists."""

@@ -197,7 +197,7 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
     return RowFault(
         "sampled_masked", start, stop, f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.",
         lost=stop - start,
-    )  # fmt: skip
+    )
 
 
 # -- with ids, mask and marks only
@@ -230,7 +230,7 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
         "mask_overrun", start, len(row.ids),
         f"The mask runs from offset {start} to the end of the row, over {counted(n_others, 'turn')} of others.",
         wrong=wrong,
-    )  # fmt: skip
+    )
 
 
 def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[RowFault]:
@@ -318,14 +318,14 @@ def _header(start: int, stop: int) -> RowFault:
         "generation_prompt_trained", start, stop,
         f"The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
         wrong=stop - start,
-    )  # fmt: skip
+    )
 
 
 def _separator(start: int, stop: int) -> RowFault:
     return RowFault(
         "separator_trained", start, stop, f"The white space after the stop token at {start} is under the gradient.",
         wrong=stop - start,
-    )  # fmt: skip
+    )
 
 
 def _observation(start: int, stop: int) -> RowFault:
@@ -333,7 +333,7 @@ def _observation(start: int, stop: int) -> RowFault:
         "observation_trained", start, stop,
         f"Under the gradient, but not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
         wrong=stop - start,
-    )  # fmt: skip
+    )
 
 
 def _appended(row: Row, start: int, stop: int) -> RowFault:
@@ -341,7 +341,7 @@ def _appended(row: Row, start: int, stop: int) -> RowFault:
         "appended_eos_trained", start, stop,
         f"The last token (id {int(row.ids[stop - 1])}) was appended, not sampled, and is under the gradient.",
         wrong=stop - start, severity="" if row.origin is not None else "warning",
-    )  # fmt: skip
+    )
 
 
 def _stop_untrained(row: Row, place: int) -> RowFault:
@@ -349,4 +349,4 @@ def _stop_untrained(row: Row, place: int) -> RowFault:
         "stop_token_untrained", place, place + 1,
         f"The stop token that was sampled at offset {place} (id {int(row.ids[place])}) is masked.",
         lost=1,
-    )  # fmt: skip
+    )

@@ -168,7 +168,7 @@ def logprob_invalid(row: Row) -> RowFault | None:
         return RowFault(
             "logprob_invalid", first, len(row.ids), f"The logprobs of all {len(trained)} trained tokens are exactly 0.",
             wrong=len(trained),
-        )  # fmt: skip
+        )
     return None
 
 
@@ -189,7 +189,7 @@ def advantage_misplaced(row: Row) -> RowFault | None:
         return RowFault(
             "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
             f"By {name}: {' and '.join(parts)}.", wrong=n_none,
-        )  # fmt: skip
+        )
     return None
 
 
@@ -237,7 +237,7 @@ def prompt_split_wrong(row: Row, written: Mask | None = None) -> RowFault | None
             f"The prompt is said to be {length} ids long, which is the number of {what}; the first {which} stands at "
             f"{first}.",
             wrong=length - first,
-        )  # fmt: skip
+        )
     return None
 
 
@@ -254,7 +254,7 @@ def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | No
             return RowFault(
                 "routing_misaligned", min(n, n_tokens), n_tokens,
                 f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
-            )  # fmt: skip
+            )
     return None
 
 

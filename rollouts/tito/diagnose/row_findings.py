@@ -280,11 +280,11 @@ def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
         if twice.size:
             yield _on_step(case, index, "trained_twice", int(twice[0]), int(twice[-1]) + 1,
                            f"Under the gradient in several rows: {counted(twice.size, 'token')} of step {index}.",
-                           Cost(trained_tokens_wrong=int(twice.size), rows=len(rows)))  # fmt: skip
+                           Cost(trained_tokens_wrong=int(twice.size), rows=len(rows)))
         if complete and len(counts) and not counts.any() and index not in case.no_ids:
             yield _on_step(case, index, "never_trained", 0, len(counts),
                            f"Under the gradient in no row: {counted(len(counts), 'token')} that step {index} sampled.",
-                           Cost(trained_tokens_lost=len(counts), rows=len(rows)))  # fmt: skip
+                           Cost(trained_tokens_lost=len(counts), rows=len(rows)))
 
 
 def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | None:
@@ -302,13 +302,13 @@ def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | 
         return RowFault(
             "row_not_sampled", shared, len(row.ids),
             f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.", lost=lost,
-        )  # fmt: skip
+        )
     n = int(np.count_nonzero(foreign))
     return RowFault(
         "row_not_sampled", *places[0],
         f"The row trains {counted(n, 'token')} that its steps did not sample, the first at offset {places[0][0]}.",
         wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
-    )  # fmt: skip
+    )
 
 
 def _on_step(
@@ -320,7 +320,7 @@ def _on_step(
         axis=Axis.ROW, kind=kind, severity=known.severity, step=index, start=offset + start, stop=offset + stop,
         actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=known.remedy, cost=cost,
         actual_text=case.widened(step.stream, offset + start, offset + stop),
-    )  # fmt: skip
+    )
 
 
 def _order(case: DiagnosisContext) -> Iterator[Finding]:
@@ -370,7 +370,7 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
             yield Finding(
                 axis=Axis.ROW, kind=known.slug, severity=known.severity, row=index, remedy=known.remedy,
                 evidence=f"Row {index} holds tokens of the policy versions {names}.",
-            )  # fmt: skip
+            )
 
 
 def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
@@ -385,12 +385,12 @@ def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
                 case, index, "stop_string_misaligned", cut, n,
                 f"A stop string ended step {index}; {n - cut} of its ids stand after the text that was returned.",
                 Cost(trained_tokens_wrong=n - cut),
-            )  # fmt: skip
+            )
         if wants_masked and step.finish_reason == "length" and n and _is_trained(case, index):
             yield _on_step(
                 case, index, "truncated_trained", 0, n,
                 f"Step {index} was cut by its length limit and is under the gradient.", Cost(trained_tokens_wrong=n),
-            )  # fmt: skip
+            )
 
 
 def _past_stop_string(case: DiagnosisContext, step: Step) -> int | None:

@@ -27,7 +27,7 @@ _THINK = rb"[\w:.\-]{0,20}(?:think|thought|reason|reflection)[\w:.\-]{0,20}"
 _CLOSE = re.compile(
     rb"<\|?/\|?" + _THINK + rb"\|?>|<\|?end_of_" + _THINK + rb"\|?>|\[/" + _THINK + rb"\]|"
     + "◁/".encode() + _THINK + "▷".encode() + rb"|<\|channel\|>(?:final|commentary)", re.IGNORECASE,
-)  # fmt: skip
+)
 
 
 def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:

@@ -108,7 +108,7 @@ _LIST = (
         "Look at the worst tokens and at the tables by class and position. Score the rows again with a second engine.",
         "gap 0.1 everywhere, both signs, at all steps", "a mean gap of at most 0.02", "",
     ),
-)  # fmt: skip
+)
 
 CAUSES: dict[str, GapCause] = {one.name: one for one in _LIST}
 """Name -> cause, in the order in which they are told."""

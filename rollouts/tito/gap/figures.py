@@ -105,7 +105,7 @@ class GapFigures:
         return cls(
             len(d), float(d.sum()), float(size.sum()), float((d * d).sum()), float((np.expm1(near) - near).sum()),
             float(d.min()), float(d.max()), dict(zip((found + least).tolist(), counts[found].tolist(), strict=True)),
-        )  # fmt: skip
+        )
 
     @property
     def mean_abs(self) -> float | None:
@@ -147,7 +147,7 @@ class GapFigures:
         return {
             "n": self.tokens, "d": self.total, "abs": self.total_abs, "square": self.total_square, "k3": self.k3,
             "low": self.lowest, "high": self.highest, "buckets": flat,
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> GapFigures:
@@ -155,7 +155,7 @@ class GapFigures:
         return cls(
             value["n"], value["d"], value["abs"], value["square"], value["k3"], value["low"], value["high"],
             dict(zip(flat[::2], flat[1::2], strict=True)),
-        )  # fmt: skip
+        )
 
 
 def middle_of(bucket: int, lowest: float, highest: float) -> float:

@@ -36,14 +36,14 @@ def _row_retokenized(case: CauseCase) -> None:
             f"{counted_things(int(wrong.sum()), 'row')} {'does' if wrong.sum() == 1 else 'do'} not hold the ids that "
             f"were sampled, and the mean difference there is {case.mean(where):.3g}. "
             "Sampler and trainer read different tokens; the finding “Row was not sampled” shows them.",
-        )  # fmt: skip
+        )
 
 
 def _placeholder(case: CauseCase) -> None:
     tokens = case.tokens
     for side, values, other in (
         ("sampler", tokens.sampler, tokens.trainer), ("trainer", tokens.trainer, tokens.sampler)
-    ):  # fmt: skip
+    ):
         zero = case.left & (values == 0)
         if not zero.any():
             continue
@@ -66,7 +66,7 @@ def _placeholder(case: CauseCase) -> None:
                 f"{counted_things(int(wrong.sum()), 'stretch', 'stretches')} of up to {int(n[wrong].max()):,}, where "
                 f"the other side has {other[where].mean(dtype=np.float64):.3g} on the mean. "
                 "These values were filled in, not computed.",
-            )  # fmt: skip
+            )
             return
 
 
@@ -89,7 +89,7 @@ def _columns_shifted(case: CauseCase) -> None:
         f"{'token' if abs(lag) == 1 else 'tokens'} {'behind' if lag > 0 else 'before'} its place, or the sampler's as "
         f"far {'before' if lag > 0 else 'behind'}: the mean difference is {case.mean(where):.3g} as it stands, and "
         f"{moved:.3g} when the column is moved back.",
-    )  # fmt: skip
+    )
 
 
 def _fitting_rows(
@@ -136,7 +136,7 @@ def _routing_repeated(case: CauseCase) -> None:
         f"{counted_things(int(repeated.sum()), 'row')} repeat {share[repeated].mean():.0%} of their routing, "
         f"and the mean difference there is {mean:.3g}"
         + (f"; in the other rows it is {rest:.3g}." if others.any() else "; no other row shows it without."),
-    )  # fmt: skip
+    )
 
 
 def _mixed_versions(case: CauseCase) -> None:
@@ -159,7 +159,7 @@ def _mixed_versions(case: CauseCase) -> None:
             f"{counted_things(int(mixed.sum()), 'row')} hold tokens of several policy versions. On tokens of an older "
             f"version the mean "
             f"difference is {mean:.3g}, on those of the newest {rest:.3g}.",
-        )  # fmt: skip
+        )
 
 
 def _near_context_limit(case: CauseCase) -> None:
@@ -198,7 +198,7 @@ def _near_context_limit(case: CauseCase) -> None:
             f"On the last {window:,} tokens before offset {limit:,} ({said}) the mean difference is {mean:.3g}, on "
             f"all others "
             f"{others:.3g}.",
-        )  # fmt: skip
+        )
 
 
 def _heavy_tokens(case: CauseCase) -> None:
@@ -229,7 +229,7 @@ def _few_ids(case: CauseCase) -> None:
             "heavy_tokens", where,
             f"The token {'id' if len(top) == 1 else 'ids'} {named} ({counts[top].sum() / n:.2%} of the tokens) hold "
             f"{sums[top].sum() / sums.sum():.0%} of the gap: {mean:.3g} on the mean, and {rest:.3g} on all others.",
-        )  # fmt: skip
+        )
 
 
 def _few_places(case: CauseCase) -> None:
@@ -259,7 +259,7 @@ def _few_places(case: CauseCase) -> None:
             f"{counted_things(int(heavy.sum()), 'token')} of {n:,} hold {size[heavy].sum() / size.sum():.0%} of the "
             f"gap, each "
             f"with a difference of at least {size[heavy].min():.3g}; on all others the mean is {case.mean(rest):.3g}.",
-        )  # fmt: skip
+        )
 
 
 def _runs(held: Mask, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -282,5 +282,5 @@ def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64], n: int) -> Mask
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (
     _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _mixed_versions, _near_context_limit,
     _heavy_tokens,
-)  # fmt: skip
+)
 """In the order in which they look; what one explains, the next does not see."""

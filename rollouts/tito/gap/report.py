@@ -59,7 +59,7 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
         "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
         "ids": _by_id(tokens),
         "steps": _by_step(tokens),
-    }  # fmt: skip
+    }
 
 
 def _worst(tokens: GapTokens) -> NDArray[np.int64]:
@@ -77,7 +77,7 @@ def _token(tokens: GapTokens, place: int) -> dict[str, Any]:
         "trajectory": row.trajectory, "row": row.row, "offset": int(tokens.offset[place]), "id": int(tokens.ids[place]),
         "sampler": round(float(tokens.sampler[place]), 5), "trainer": round(float(tokens.trainer[place]), 5),
         "training_step": row.training_step,
-    }  # fmt: skip
+    }
 
 
 def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -137,7 +137,7 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
         {"name": name(int(one) + least), "tokens": int(counts[one]), "mean_abs": float(sizes[one] / counts[one]),
          "mean": float(sums[one] / counts[one]), "share": float(sizes[one] / whole)}
         for one in np.flatnonzero(counts)
-    ]  # fmt: skip
+    ]
 
 
 def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
          "share": float(sums[one] / whole)}
         for one in top
         if sums[one] > 0
-    ]  # fmt: skip
+    ]
 
 
 def _by_step(tokens: GapTokens) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def _temperature(case: CauseCase) -> None:
         f"side "
         f"divides its logits by a temperature and the other does not; the two differ by a factor of about {ratio:.2f}."
         f"{recorded}",
-    )  # fmt: skip
+    )
 
 
 def _top_p_renormalised(case: CauseCase) -> None:
@@ -87,7 +87,7 @@ def _top_p_renormalised(case: CauseCase) -> None:
         f"mean importance ratio is {ratio.mean():.3f}, not 1: the {side} divides by the mass that top-p or top-k "
         f"leaves."
         f"{recorded}",
-    )  # fmt: skip
+    )
 
 
 def _over_updates(case: CauseCase) -> None:
@@ -121,7 +121,7 @@ def _over_updates(case: CauseCase) -> None:
             f"{_rank_correlation(trend.units):.2f}) and never falls back: the sampler stays where it was while the "
             "trainer moves on.",
             _first_above(case, trend),
-        )  # fmt: skip
+        )
         if not later.any():
             case.undecided["stale_cache"] = "Every prompt was seen under an earlier policy, so none shows a cold cache."
     elif not later.any() and trend.jumps():
@@ -130,7 +130,7 @@ def _over_updates(case: CauseCase) -> None:
             f"The mean difference is {means[0]:.3g} before the first update, jumps to {means[1:].mean():.3g} after it "
             f"and does not grow, and every later prompt was seen under an earlier policy.",
             _first_above(case, trend),
-        )  # fmt: skip
+        )
 
 
 def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
@@ -153,7 +153,7 @@ def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
         "stale_cache", stale,
         f"Where the prompt was seen under an earlier policy the mean difference is {mean:.3g}, where it was new it is "
         f"{rest:.3g}: the prefix cache holds values of older weights.",
-    )  # fmt: skip
+    )
     return True
 
 
@@ -167,7 +167,7 @@ def _unexplained(case: CauseCase) -> None:
             f"{also} mean difference is {case.mean(left):.3g} over {int(left.sum()):,} tokens, and 1 % of them are "
             f"beyond "
             f"{np.quantile(size, 0.99):.3g}.",
-        )  # fmt: skip
+        )
 
 
 def _updates_of(tokens: GapTokens) -> NDArray[np.int64] | None:
@@ -283,7 +283,7 @@ class Trend:
         return bool(
             len(later) and self.means[0] <= AGREE_MEAN < self.means[1:].mean() and later[0] >= _CLEAR * self.units[0]
             and later[-1] <= 2 * later[0]
-        )  # fmt: skip
+        )
 
 
 def _falls_back(units: NDArray[np.float64]) -> bool:

@@ -41,7 +41,7 @@ _MARKS = {
         ("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|begin_of_thought|>", "<|end_of_thought|>"),
         ("<seed:think>", "</seed:think>"),
     ),
-}  # fmt: skip
+}
 """Tokens that open and close a stretch, in the vocabularies of today's models."""
 
 

@@ -165,7 +165,7 @@ class GapCollector:
     def add(
         self, value: Trajectory, rows: Iterable[tuple[int, Row]], name: str = "",
         kinds: Mapping[int, Collection[str]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Take rows of a trajectory with their indices.
 
         ``name``: of the trajectory on pages; empty = its external id. ``kinds``: index of a row -> the kinds of its
@@ -184,7 +184,7 @@ class GapCollector:
         return GapTokens(
             self._rows, row, offset, ids, sampler, trainer, position, turn, order[version], versions,
             np.concatenate(self._kinds) if self._kinds else None, self._columns, self._without,
-        )  # fmt: skip
+        )
 
     def _add_row(self, value: Trajectory, index: int, row: Row, name: str, kinds: frozenset[str]) -> None:
         n = len(row.ids)
@@ -209,7 +209,7 @@ class GapCollector:
         position = (trained - trained[starts][turns])[use]
         self._parts.append(
             (offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use])
-        )  # fmt: skip
+        )
         if self._classes is not None:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1
@@ -247,7 +247,7 @@ class GapCollector:
 _EMPTY: list[Any] = [
     np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, np.float32),
     np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32),
-]  # fmt: skip
+]
 
 
 def _told(extra: Mapping[str, Any], more: Mapping[str, Any], key: str) -> Any:
@@ -288,7 +288,7 @@ def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset
         float(repeats) if isinstance(repeats, int | float) else None, held[0] if held else None,
         next((step.top_p for step in steps if step.top_p is not None), None),
         next((step.temperature for step in steps if step.temperature is not None), None), bool(value.steps),
-    )  # fmt: skip
+    )
 
 
 def lacking(value: Trajectory) -> str:

@@ -76,7 +76,7 @@ def loss_inputs(row: Row, advantage: float | None = None) -> LossInputs | None:
     return LossInputs(
         offsets, advantages, np.clip(log_ratios, -MAX_LOG_RATIO, MAX_LOG_RATIO),
         tuple(name for name, lacks in lacking.items() if lacks), bool(column),
-    )  # fmt: skip
+    )
 
 
 def _known(values: Floats, offsets: NDArray[np.int64]) -> Values:

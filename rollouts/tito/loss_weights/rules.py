@@ -118,7 +118,7 @@ RULES: dict[str, LossRule] = {
             "Zheng et al. 2025, GSPO", "https://arxiv.org/abs/2507.18071", _gspo, of_row=True,
         ),
     )
-}  # fmt: skip
+}
 """The rules by slug, the simplest first."""
 
 

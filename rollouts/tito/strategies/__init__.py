@@ -18,7 +18,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
         ToolDelta, FixedBase, SingleMessage, Retokenize, MessageDelta, PerMessage, EosSplice, Bridge, StepWise,
         StepWiseMerged, Reconcile,
     )
-}  # fmt: skip
+}
 """Every strategy by its slug, in the order of forms and pages."""
 
 

@@ -23,7 +23,7 @@ SAMPLE = (
     '{"name": "calc", "arguments": {"expr": "2+2", "exact": false}}\n', "<div class='x'>&nbsp;</div>\n\n",
     "https://example.org/a/b?c=d&e=f#g", "  leading and trailing  ", "CamelCaseWords snake_case_words kebab-case",
     "<0x0A> <|not_a_token|> ▁low ▁line", "   \n\n   three\n   ", "…—–‘’“”", "½ ² ㎏ ①",
-)  # fmt: skip
+)
 """Awkward texts on which encoders differ."""
 
 

@@ -98,7 +98,7 @@ class SearchedPart:
 def search(
     access: Access, question: SearchQuestion, run: Run | None = None, cursor: str = "", limit: int = 50,
     seconds: float = 0.25, project: str = "",
-) -> SearchedPart:  # fmt: skip
+) -> SearchedPart:
     """A part of what a run, or all runs that may be seen, hold; the newest run first, each in its own order.
 
     ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
@@ -244,7 +244,7 @@ class _Walk:
                 yield looked, first - buffer.first_of[spot.trajectory], Found(
                     run, looked.code, looked.external_id, looked.number, spot.row, spot.step, spot.start, spot.stop,
                     _text(table, buffer.ids[start:stop]), before.lstrip("\ufffd"), after.rstrip("\ufffd"),
-                )  # fmt: skip
+                )
         except PatternTooSlow as slow:
             yield batch[slow.trajectory], 0, None
 
@@ -271,7 +271,7 @@ class _Walk:
             yield looked, n_of[looked.pk], Found(
                 run, looked.code, looked.external_id, looked.number, row, one.step_index, one.start, one.stop,
                 one.evidence[:MAX_CHARACTERS], kind=one.kind,
-            )  # fmt: skip
+            )
 
     def _metadata(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
@@ -293,7 +293,7 @@ class _Walk:
             yield looked, 1, Found(
                 run, looked.code, looked.external_id, looked.number, None, None, None, None, said,
                 f"{field}: {before}", after,
-            )  # fmt: skip
+            )
 
 
 _NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")

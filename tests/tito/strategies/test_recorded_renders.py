@@ -90,7 +90,7 @@ FAMILIES = [
     ("llama3.1", "llama3.1"), ("deepseek-r1", "deepseek-v3.1"), ("deepseek-r1", "deepseek-r1"),
     ("qwen3", "qwen3-coder"), ("qwen3", "qwen3.5-think"), ("qwen2.5", "qwen2.5"), ("mistral-nemo", "mistral-nemo"),
     ("gpt-oss", "gpt-oss"), ("qwen3", "glm-4.5"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("tokenizer", "template"), FAMILIES)
@@ -164,7 +164,7 @@ def dated(form: str, more: str = "") -> str:
         "{%- if messages[0].role != 'system' %}<|im_start|>system\nIt is {{ strftime_now('" + form + "') }}." + more +
         "<|im_end|>\n{% endif -%}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )  # fmt: skip
+    )
 
 
 TALK: list[Message] = [ASKED, *conversation("")[3:]]
@@ -269,7 +269,7 @@ def test_another_template_makes_the_first_prompt_too(corpus: Path) -> None:
         ({"line": {"created_at": "soon"}}, False),
         ({"response": {"created": 10**40}}, False), ({"response": {"created": True}}, False), ({}, False),
     ],
-)  # fmt: skip
+)
 def test_the_time_of_a_call(extra: dict[str, Any], known: bool) -> None:
     found = time_of_call(Step(NO_IDS, NO_IDS, extra=extra))
     assert (found == datetime(2026, 11, 22, 8, 30, tzinfo=UTC)) is known and (found is None) is not known

@@ -76,7 +76,7 @@ def recorded(context: Context, template: str, name: str, turns: int = 5, tools: 
 
 def same(a: StrategyResult, b: StrategyResult) -> None:
     for name in ("slug", "refused", "trained_tokens", "lost_tokens", "prompt_tokens_repaid", "sampled_tokens",
-                 "frozen_steps", "differs_at"):  # fmt: skip
+                 "frozen_steps", "differs_at"):
         assert getattr(a, name) == getattr(b, name), (a.slug, name)
     assert len(a.rows) == len(b.rows)
     for one, other in zip(a.rows, b.rows, strict=True):
@@ -88,7 +88,7 @@ def same(a: StrategyResult, b: StrategyResult) -> None:
 
 
 TEMPLATES = ["qwen2.5", "trl-training--qwen2-5", "qwen3", "trl-training--qwen3", "llama3.1", "mistral-nemo",
-             "deepseek-r1", "gpt-oss"]  # fmt: skip
+             "deepseek-r1", "gpt-oss"]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

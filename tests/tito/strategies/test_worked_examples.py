@@ -215,7 +215,7 @@ class TestRetokenize:
         reference = made.codec.hf.apply_chat_template(  # type: ignore[attr-defined]
             [USER, ANSWER], chat_template=made.renderer.chat_template, return_dict=True,  # type: ignore[attr-defined]
             return_assistant_tokens_mask=True,
-        )  # fmt: skip
+        )
         assert row.ids.tolist() == list(reference["input_ids"])
         assert row.loss_mask.astype(int).tolist() == list(reference["assistant_masks"])
 

@@ -140,7 +140,7 @@ def _noted(name: str) -> Any:
 
 
 for _name in ("__len__", "__iter__", "__reversed__", "__contains__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__",
-              "__ge__", "__add__", "__mul__", "__rmul__", "__repr__", "index", "count", "copy"):  # fmt: skip
+              "__ge__", "__add__", "__mul__", "__rmul__", "__repr__", "index", "count", "copy"):
     setattr(WatchedMessages, _name, _noted(_name))
 LoopMessages.__len__ = _noted("__len__")  # type: ignore[method-assign]
 

@@ -50,7 +50,7 @@ def answer_series(text: str, job: dict[str, Any]) -> dict[str, Any]:
         variables = {
             **base, **job["kwargs"][kwargs], "messages": [messages[index] for index in indices],
             "tools": None if tools_index is None else tools[tools_index], "add_generation_prompt": generation,
-        }  # fmt: skip
+        }
         here = ResumableRender(indices, (tools_index, kwargs))
         render = partial(render_growing, here=here, earlier=earlier)
         rendered = answer(text, {"variables": variables}, limit=n == 0, render=render)
