@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollouts.replies", "rollouts.guard")),
     (1, ("rollouts.client",)),
     (1, ("rollouts.adapters",)),
+    (1, ("rollouts.command_line",)),
     (1, ("rollouts.apps", "rollouts.fields", "rollouts.files")),
     (1, ("rollouts.models",)),
     (1, ("rollouts.token_store",)),
@@ -28,7 +29,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (3, ("rollouts.work",)),
     (4, ("rollouts.tasks",)),
     (4, ("rollouts.recorder", "rollouts.gpu_proof")),
-    (4, ("rollouts.management", "rollouts.command_line")),
+    (4, ("rollouts.management",)),
     (5, ("inspector.server",)),
     (5, ("inspector.web",)),
     (5, ("inspector.html",)),
@@ -141,6 +142,14 @@ def test_a_wrong_import_would_be_found() -> None:
     assert breaches("rollouts.stray", "import os")
     assert breaches("rollouts.work.launch", "from rollouts.tasks import jobs")
     assert not breaches("rollouts.tasks.jobs", "from rollouts.engines import worker")
+
+
+def test_commands_without_a_server_import_none_of_its_packages() -> None:
+    """One string, in one function, names what runs a command of the server."""
+    sources = {module: source for module, source in modules().items() if package_of(module) == "rollouts.command_line"}
+    names = {name.split(".")[0] for module, source in sources.items() for name in imports(module, source)}
+    assert "argparse" in names and not names & {"celery", "django", "inspector", "redis", "torch", "transformers"}
+    assert [module for module, source in sources.items() if "import_module" in source] == ["rollouts.command_line.main"]
 
 
 def test_native_encoders_run_in_limited_processes_alone() -> None:

@@ -108,7 +108,7 @@ def _no_command(given: list[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="rollout-inspector", description="See what a rollout sampled and what the trainer put under the gradient.",
         epilog="\n".join(lines), formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action="store_true", help="print the version, and end")
     parser.add_argument("command", metavar="COMMAND ...", help="one of those below; `COMMAND --help` lists its options")
     parser.error(f"there is no command {parser.parse_known_args(given)[0].command!r}; --help lists them")
