@@ -79,16 +79,16 @@ def groups() -> dict[str, list[Command]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. A name may be written with `-` for `_`."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    if given == ["--version"]:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
         print(f"rollout-inspector {_version()}")
         return 0
-    name = given[0].replace("-", "_") if given else ""
+    name = arguments[0].replace("-", "_") if arguments else ""
     commands = {command.name: command for group in groups().values() for command in group}
     if name != "manage" and name not in commands:
-        _no_command(given)
+        _no_command(arguments)
     try:
-        status = run_on_server(given[1:]) if name == "manage" else commands[name].run(given[1:])
+        status = run_on_server(arguments[1:]) if name == "manage" else commands[name].run(arguments[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _no_command(given: list[str]) -> None:
+def _no_command(arguments: list[str]) -> None:
     """Print the help if it is asked for, or that there is no such command; raises ``SystemExit``."""
     lines = []
     for title, commands in groups().items():
@@ -111,7 +111,7 @@ def _no_command(given: list[str]) -> None:
     )
     parser.add_argument("--version", action="store_true", help="print the version, and end")
     parser.add_argument("command", metavar="COMMAND ...", help="one of those below; `COMMAND --help` lists its options")
-    parser.error(f"there is no command {parser.parse_known_args(given)[0].command!r}; --help lists them")
+    parser.error(f"there is no command {parser.parse_known_args(arguments)[0].command!r}; --help lists them")
 
 
 def run_on_server(arguments: Sequence[str], program: str = "rollout-inspector manage") -> int:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django.core.management.base import CommandError, OutputWrapper
 from django.db import transaction
 
-from rollouts.models import Job
+from rollouts.models import Job, Run
 from rollouts.services.jobs import end_job, take_job
 from rollouts.tasks.jobs import work_on
 from rollouts.work.sending import send
@@ -24,7 +24,7 @@ def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = Fal
     jobs: list[Job] = []
     with transaction.atomic():  # no worker sees a job before it is taken here
         yield jobs
-        jobs[:] = [job for asked in jobs if (job := take_job(asked.pk)) is not None]
+        jobs[:] = filter(None, [take_job(job.pk) for job in jobs])
     for job in jobs:
         try:
             work_on(job, tell)
@@ -35,7 +35,9 @@ def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = Fal
         job.refresh_from_db()
 
 
-def run_or_send(ask: Callable[[], tuple[Job, bool]], verb: str, background: bool, stderr: OutputWrapper) -> Job:
+def run_or_send(
+    run: Run, ask: Callable[[], tuple[Job, bool]], verb: str, background: bool, stderr: OutputWrapper
+) -> Job:
     """The job of a run, done here with its progress on a terminal, or sent to a worker in the ``background``.
 
     ``ask``: the job, and whether it is new. ``verb``: what is done to the run, such as `diagnosed`. Ctrl-C cancels it.
@@ -52,7 +54,7 @@ def run_or_send(ask: Callable[[], tuple[Job, bool]], verb: str, background: bool
     job.refresh_from_db()
     if not is_new:
         raise CommandError(
-            f"Run {job.run.code} is being {verb} already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
+            f"Run {run.code} is being {verb} already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
             "Wait for it, or cancel it on the run's page."
         )
     if background and (sentence := send(job)):

@@ -48,9 +48,9 @@ class Command(TerminalCommand):
             return
         if not options["model"]:
             raise CommandError("Name the model that scores with --model, or two columns with --compare.")
-        asked = partial(rescore.ask, run, options["model"], options["engine"], None, options["temperature"])
+        ask = partial(rescore.ask, run, options["model"], options["engine"], None, options["temperature"])
         try:
-            job = run_or_send(asked, "scored", options["background"], self.stderr)
+            job = run_or_send(run, ask, "scored", options["background"], self.stderr)
         except rescore.CannotRescore as error:
             raise CommandError(str(error)) from error
         finally:
