@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.text.replies", "rollout_inspector.guard")),
     (1, ("rollout_inspector.client.client",)),
     (1, ("rollout_inspector.client.adapters",)),
+    (1, ("rollout_inspector.commands",)),
     (1, ("rollouts.apps", "rollouts.store.fields", "rollouts.store.files")),
     (1, ("rollouts.store.models",)),
     (1, ("rollouts.store.token_arrays",)),
@@ -28,7 +29,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (3, ("rollouts.jobs",)),
     (4, ("rollouts.worker",)),
     (4, ("rollouts.recorder", "tools.gpu_proof")),
-    (4, ("rollouts.management", "rollout_inspector.commands")),
+    (4, ("rollouts.management",)),
     (5, ("inspector.server",)),
     (5, ("inspector.web",)),
     (5, ("inspector.html",)),
@@ -141,6 +142,14 @@ def test_a_wrong_import_would_be_found() -> None:
     assert breaches("rollouts.stray", "import os")
     assert breaches("rollouts.jobs.launch", "from rollouts.worker import jobs")
     assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import worker")
+
+
+def test_commands_without_a_server_import_none_of_its_packages() -> None:
+    """One string, in one function, names what runs a command of the server."""
+    sources = {module: source for module, source in modules().items() if package_of(module) == "rollout_inspector.commands"}
+    names = {name.split(".")[0] for module, source in sources.items() for name in imports(module, source)}
+    assert "argparse" in names and not names & {"celery", "django", "inspector", "redis", "torch", "transformers"}
+    assert [module for module, source in sources.items() if "import_module" in source] == ["rollout_inspector.commands.main"]
 
 
 def test_native_encoders_run_in_limited_processes_alone() -> None:

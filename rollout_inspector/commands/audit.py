@@ -1,8 +1,7 @@
-"""``rollout-inspector audit``: diagnose many files side by side, and write what was found as Parquet."""
+"""Diagnose many files side by side, and write what was found as Parquet."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -36,9 +35,7 @@ def add_options(parser: ArgumentParser) -> None:
     """Adds the options of this subcommand."""
     parser.add_argument("paths", nargs="+", metavar="FILE_OR_DIR", help="files of any known format, or folders of them")
     parser.add_argument("--output", required=True, metavar="DIR", help="a new folder, or one of the same audit: go on")
-    parser.add_argument(
-        "--on", default="processes", choices=("processes", "celery", "ray"), help="where (default: processes)"
-    )
+    parser.add_argument("--on", default="processes", choices=("processes", "ray"), help="where (default: processes)")
     parser.add_argument("--processes", type=_number, metavar="N", help="default: one for each processor")
     parser.add_argument(
         "--ray-address", default="auto", metavar="HOST:PORT", help="default: the cluster that runs here"
@@ -120,22 +117,7 @@ def _results(options: Namespace, todo: Todo, settings: AuditSettings) -> Done:
         return iter(())
     if options.on == "ray":
         return on_ray(todo, settings, options.ray_address)
-    if options.on == "celery":
-        return _on_celery(todo, settings)
     return on_processes(todo, settings, options.processes)
-
-
-def _on_celery(todo: Todo, settings: AuditSettings) -> Done:
-    """The shards on the workers. Only this way needs Django."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
-    try:
-        import django
-
-        django.setup()
-        from rollouts.worker.audits import on_celery
-    except ModuleNotFoundError as error:
-        raise RunnerMissing("--on celery needs the server: pip install 'rollout-inspector[server]'.") from error
-    return on_celery(todo, settings)
 
 
 def as_text(summary: dict[str, Any], path: Path) -> str:

@@ -32,6 +32,16 @@ def test_a_killed_worker_leaves_no_pool_behind(celery_worker_process: Start) -> 
     wait_until(lambda: not any(_lives(pid) for pid in pool), 60, "its pool has ended too")
 
 
+def test_a_message_whose_task_is_gone_is_dropped(celery_worker_process: Start, tmp_path: Path) -> None:
+    worker = celery_worker_process("witness", threads=1)
+    app.send_task("rollouts.audit_shard", ([], {}, "audit:answer"), queue="witness")
+    log = tmp_path / "worker-0.log"
+    wait_until(lambda: "Received unregistered task of type 'rollouts.audit_shard'" in log.read_text(), 60, "named")
+    app.send_task("celery.backend_cleanup", queue="witness")
+    wait_until(lambda: "Task celery.backend_cleanup" in log.read_text(), 60, "the next message is read")
+    assert worker.poll() is None
+
+
 def _lives(pid: str) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
