@@ -3,11 +3,11 @@
 
 import sys
 
-from rollout_inspector.commands.manage import run_command
+from rollout_inspector.commands.main import run_on_server
 
 
 def main() -> None:
-    if status := run_command(sys.argv[1:]):
+    if status := run_on_server(sys.argv[1:], "manage.py"):
         sys.exit(status)
 
 

@@ -138,6 +138,14 @@ def test_a_wrong_import_would_be_found() -> None:
     assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import worker")
 
 
+def test_commands_without_a_server_import_none_of_its_packages() -> None:
+    """One string, in one function, names what runs a command of the server."""
+    sources = {module: source for module, source in modules().items() if package_of(module) == "rollout_inspector.commands"}
+    names = {name.split(".")[0] for module, source in sources.items() for name in imports(module, source)}
+    assert "argparse" in names and not names & {"celery", "django", "inspector", "redis", "torch", "transformers"}
+    assert [module for module, source in sources.items() if "import_module" in source] == ["rollout_inspector.commands.main"]
+
+
 def test_native_encoders_run_in_limited_processes_alone() -> None:
     """Elsewhere only the training of the demo policy makes a tokenizer, of text that is ours."""
     importing = {

@@ -29,7 +29,7 @@ RUN_FIELDS = (
 )
 TRAJECTORY_FIELDS = (
     "code", "external_id", "group", "status", "stop_reason", "reward", "training_step", "steps", "rows", "tokens",
-    "trained", "lost", "findings", "worst_severity",
+    "trained", "findings", "worst_severity",
 )
 FINDING_FIELDS = (
     "trajectory", "number", "kind", "title", "severity", "step", "row", "start", "stop", "remedy", "missing",

@@ -1,4 +1,4 @@
-"""``rollout-inspector audit``: diagnose many files side by side, and write what was found as Parquet."""
+"""Diagnose many files side by side, and write what was found as Parquet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rollout-inspector check``: read files of rollouts, diagnose them, and pass or fail."""
+"""Check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided."""
 
 from __future__ import annotations
 

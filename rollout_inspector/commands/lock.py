@@ -1,4 +1,4 @@
-"""``rollout-inspector lock``: write a lock file of chat templates."""
+"""Write a lock file: what chat templates are and do today."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entry point of ``rollout-inspector``: one subcommand a module, imported when it is asked for."""
+"""The entry point of ``rollout-inspector``: finds a command, reads its module and runs it."""
 
 from __future__ import annotations
 
@@ -6,54 +6,89 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from rollout_inspector.guard.text_files import line_of
 
-SUBCOMMANDS = {
-    "check": "check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided",
-    "mend": "write a file again, with the trajectories that fail split, masked or left out",
-    "template": "check chat templates, or compare them with a lock file; exit status as of check",
-    "lock": "write a lock file: what chat templates are and do today",
-    "audit": "diagnose many files side by side, and write what was found as Parquet",
-    "import-audit": "show on the pages the trajectories that an audit flagged",
-    "push": "send files to a server, whose pages show them",
-    "watch": "push what a trainer writes to a folder, file by file, to a server",
-    "mcp": "let agents ask a server, by the Model Context Protocol, on stdio or HTTP",
-    "serve": "start the pages, the workers and all they need, and print the address",
-    "manage": "run a command that uses the database of the pages: `manage help` lists them",
-}
-"""Name -> help. Its module, by default of the same name, has ``add_options(parser)`` and ``run(options) -> int``."""
-MODULES = {"mcp": "agents", "import-audit": "import_audit"}
-"""Subcommand -> its module, where it is called otherwise."""
-
-PASSING_ON = ("manage", "import-audit")
-"""Subcommands that give their arguments to a command of Django."""
+ROOT = Path(__file__).parents[2]
+FILES = ("check", "mend", "template", "lock", "audit")
+REMOTE = ("push", "watch", "mcp")
 UNDECIDED = 2
 INTERRUPTED = 130
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(
-        prog="rollout-inspector", description="See what a rollout sampled and what the trainer put under the gradient."
-    )
-    parser.add_argument("--version", action="store_true", help="print the version, and end")
-    if given == ["--version"]:
+@dataclass(frozen=True)
+class Command:
+    """A command is a module of its name, and the first line of the module says what it does.
+
+    One without a server has ``add_options(parser)`` and ``run(options)``, which returns the exit status. One that needs
+    a server is a command of Django, and ``manage.py NAME`` is the same.
+    """
+
+    name: str
+    file: Path
+    needs_server: bool = False
+
+    @property
+    def help(self) -> str:
+        """The first line of the module, which is not imported for it."""
+        with self.file.open(encoding="utf-8") as lines:
+            return lines.readline().strip().strip('"')
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Read the module and run the command; returns its exit status."""
+        if self.needs_server:
+            return run_on_server([self.name, *arguments], "rollout-inspector")
+        options = self.parser().parse_args(arguments)
+        if "" in arguments:
+            return refuse(
+                "An argument is empty. Is a variable of the shell not set? OPTION= says that an option is empty."
+            )
+        status: int = self._module().run(options)
+        return status
+
+    def parser(self) -> argparse.ArgumentParser:
+        """What reads the options of a command without a server; Django has those of the others."""
+        module = self._module()
+        parser = argparse.ArgumentParser(prog=f"rollout-inspector {self.name}", description=module.__doc__)
+        module.add_options(parser)
+        return parser
+
+    def _module(self) -> Any:
+        return import_module(f"{__package__}.{self.name}")
+
+
+def groups() -> dict[str, list[Command]]:
+    """Every command below the title of its group; commands that need a server are found by their files."""
+    here = Path(__file__).parent
+
+    def of_server(house: str) -> list[Command]:
+        files = (ROOT / house / "management" / "commands").glob("[!_]*.py")
+        return [Command(file.stem, file, needs_server=True) for file in sorted(files)]
+
+    return {
+        "Files, without a server": [Command(name, here / f"{name}.py") for name in FILES],
+        "A server, from any machine": [Command(name, here / f"{name}.py") for name in REMOTE],
+        "Runs and trajectories, on the machine of the server": of_server("rollouts"),
+        "The server": of_server("inspector"),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status. A name may be written with `-` for `_`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments == ["--version"]:
         print(f"rollout-inspector {_version()}")
         return 0
-    subparsers = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True)
-    for name, text in SUBCOMMANDS.items():
-        sub = subparsers.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        if given[:1] == [name]:
-            _module_of(name).add_options(sub)
-    options = parser.parse_args(given)
-    if options.subcommand not in PASSING_ON and "" in given:
-        return refuse("An argument is empty. Is a variable of the shell not set? OPTION= says that an option is empty.")
+    name = arguments[0].replace("-", "_") if arguments else ""
+    commands = {command.name: command for group in groups().values() for command in group}
+    if name != "manage" and name not in commands:
+        _no_command(arguments)
     try:
-        status: int = _module_of(options.subcommand).run(options)
+        status = run_on_server(arguments[1:]) if name == "manage" else commands[name].run(arguments[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
@@ -64,8 +99,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _module_of(name: str) -> Any:
-    return import_module(f"rollout_inspector.commands.{MODULES.get(name, name)}")
+def _no_command(arguments: list[str]) -> None:
+    """Print the help if it is asked for, or that there is no such command; raises ``SystemExit``."""
+    lines = []
+    for title, commands in groups().items():
+        lines += [f"{title}:", *(f"    {command.name:18} {command.help}" for command in commands), ""]
+    lines.append("`manage COMMAND` runs a command of Django, such as migrate; `manage help` lists them.")
+    parser = argparse.ArgumentParser(
+        prog="rollout-inspector", description="See what a rollout sampled and what the trainer put under the gradient.",
+        epilog="\n".join(lines), formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version, and end")
+    parser.add_argument("command", metavar="COMMAND ...", help="one of those below; `COMMAND --help` lists its options")
+    parser.error(f"there is no command {parser.parse_known_args(arguments)[0].command!r}; --help lists them")
+
+
+def run_on_server(arguments: Sequence[str], program: str = "rollout-inspector manage") -> int:
+    """Run a command of Django or of the server; returns 2 where a package lacks. A command that fails exits itself.
+
+    ``program``: what the caller wrote before the command. Nothing else here knows of the server's packages.
+    """
+    try:
+        django_program = import_module("inspector.management.program")
+        django_program.find_packages()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("rollouts", "inspector"):
+            raise
+        is_checkout = (ROOT / "manage.py").is_file()
+        way_out = (
+            "Run `make run` once, which creates .venv, and then call `.venv/bin/python manage.py ...`."
+            if is_checkout
+            else "Install the packages of the server: pip install 'rollout-inspector[server]'"
+        )
+        return refuse(f"This command needs the package {error.name}, which is not installed. {way_out}")
+    django_program.run_command(arguments, program)
+    return 0
 
 
 def _version() -> str:

@@ -1,4 +1,4 @@
-"""``rollout-inspector mend``: write a file again, with the trajectories that fail the check mended or left out."""
+"""Write a file again, with the trajectories that fail split, masked or left out."""
 
 from __future__ import annotations
 

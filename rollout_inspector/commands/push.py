@@ -1,4 +1,7 @@
-"""``rollout-inspector push FILE...``: send files to a server, once. It needs the standard library alone."""
+"""Send files to a server, whose pages show them.
+
+It needs the standard library alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``rollout-inspector template``: check chat templates, or compare them with a lock file."""
+"""Check chat templates, or compare them with a lock file; exit status as of check."""
 
 from __future__ import annotations
 

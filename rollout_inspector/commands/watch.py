@@ -1,4 +1,7 @@
-"""``rollout-inspector watch DIR``: push what a trainer writes to a folder. It needs the standard library alone."""
+"""Push what a trainer writes to a folder, file by file, to a server.
+
+It needs the standard library alone.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, OutputWrapper
@@ -26,8 +27,12 @@ class _Terminal(OutputWrapper):
 class TerminalCommand(BaseCommand):
     """A command whose output, error messages included, sends no escape sequence of foreign text to a terminal.
 
-    What it does stands in the audit log as done by a command: whoever starts it is no account of ours.
+    What it does stands in the audit log as done by a command: whoever starts it is no account of ours. Its help is the
+    docstring of its module, whose first line `rollout-inspector --help` lists.
     """
+
+    def __init_subclass__(cls) -> None:
+        cls.help = sys.modules[cls.__module__].__doc__ or ""
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         with acting(lambda: Actor(detail="command")):

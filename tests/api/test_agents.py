@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -16,8 +17,10 @@ from mcp import Client as AgentClient
 from mcp import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
+from inspector.api.app import schema
 from rollout_inspector.client.client import Client, ServerError
-from rollout_inspector.commands import agents
+from rollout_inspector.commands import agent_tools
+from rollout_inspector.commands import mcp as agents
 from rollout_inspector.commands.agent_tools import AgentTools, ToolRefused, tools_of
 from rollout_inspector.commands.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
 from rollout_inspector.diagnose.gap.report import gap_report
@@ -336,3 +339,35 @@ def test_a_token_that_could_carry_a_header_is_none() -> None:
     assert [agents.bearer_of(one) for one in ("", "Basic abc", "Bearer", "Bearer a\r\nX: y", "Bearer \u0663")] == [
         ""
     ] * 5
+
+
+@pytest.mark.parametrize(
+    ("value", "fields"),
+    [
+        ("RunValues", agent_tools.RUN_FIELDS), ("TrajectoryLine", agent_tools.TRAJECTORY_FIELDS),
+        ("FindingValues", agent_tools.FINDING_FIELDS), ("WholeCheck", agent_tools.CHECK_FIELDS),
+    ],
+)
+def test_an_answer_has_fields_of_the_api_alone(value: str, fields: tuple[str, ...]) -> None:
+    """A field that the API does not have would be missing in every answer, and nobody would notice."""
+    assert set(fields) - set(json.loads(schema())["components"]["schemas"][value]["properties"]) == set()
+
+
+@pytest.mark.parametrize(
+    ("tool", "method", "path", "own"),
+    [
+        ("list_runs", "get", "runs", set()), ("list_trajectories", "get", "runs/{code}/trajectories", {"run"}),
+        ("list_findings", "get", "runs/{code}/findings", {"run", "trajectory"}),
+        ("check_template", "post", "checks", {"wait_seconds"}),
+    ],
+)
+def test_a_tool_asks_by_the_names_of_the_api(tool: str, method: str, path: str, own: set[str]) -> None:
+    """``own``: arguments that stand for a part of the address, or that are the tool's alone."""
+    api = json.loads(schema())
+    operation = api["paths"][f"/api/v1/{path}"][method]
+    fields = {parameter["name"]: parameter["schema"] for parameter in operation.get("parameters", ())}
+    for body in operation.get("requestBody", {}).get("content", {}).values():
+        fields |= api["components"]["schemas"][body["schema"]["$ref"].rpartition("/")[2]]["properties"]
+    arguments = set(inspect.signature(getattr(AgentTools, tool)).parameters) - {"self"}
+    assert own <= arguments and arguments - own <= fields.keys()
+    assert "limit" not in arguments or fields["limit"]["maximum"] > agent_tools.MAX_ITEMS

@@ -8,7 +8,7 @@ import pytest
 from django.core.management.base import BaseCommand
 
 from inspector.management.commands.serve import Command as ServeCommand
-from rollout_inspector.commands.main import SUBCOMMANDS, main
+from rollout_inspector.commands.main import groups, main
 from tests.guard.test_check import CLEAN, lines_of
 from tests.guard.test_template import PLAIN
 
@@ -83,10 +83,32 @@ def test_serve_takes_the_options_of_manage_py(capsys: Any) -> None:
     assert "--port" in more and not [option for option in more if option not in said]
 
 
-def test_the_help_lists_every_subcommand_and_the_version_is_said(capsys: Any) -> None:
+def test_the_help_lists_every_command_and_the_version_is_said(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     said = capsys.readouterr().out
-    assert all(f"    {name}" in said for name in SUBCOMMANDS)
-    assert {"check", "template", "lock", "audit", "push", "watch", "serve", "mcp", "mend"} <= SUBCOMMANDS.keys()
+    commands = [command for group in groups().values() for command in group]
+    names = {command.name for command in commands}
+    assert all(f"    {command.name:18} {command.help}" in said for command in commands)
+    assert all(command.help.endswith((".", "?")) for command in commands)
+    assert {"check", "template", "lock", "audit", "push", "watch", "serve", "mcp", "mend", "import_audit"} <= names
+    assert len(names) == len(commands) and all(f"{title}:" in said for title in groups())
     assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("rollout-inspector ")
+
+
+def test_a_command_that_does_not_exist_is_a_sentence(capsys: Any) -> None:
+    for arguments, words in ((["chek", "a.jsonl"], "no command 'chek'"), ([], "required: COMMAND")):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2 and words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["import_audit", "import-audit"])
+def test_a_command_of_the_server_is_the_one_of_manage_py(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr("django.core.management.execute_from_command_line", calls.append)
+    assert main([name, "audit", "--json"]) == main(["manage", "migrate"]) == 0
+    assert calls == [
+        ["rollout-inspector", "import_audit", "audit", "--json"],
+        ["rollout-inspector manage", "migrate"],
+    ]

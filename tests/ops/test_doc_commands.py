@@ -3,15 +3,15 @@
 import re
 import shlex
 from argparse import ArgumentParser
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from django.core.management import get_commands, load_command_class
 
-from rollout_inspector.commands.main import MODULES, SUBCOMMANDS
+from rollout_inspector.commands.main import Command, groups
 from tests.test_architecture import ROOT
 
+COMMANDS: dict[str, Command] = {command.name: command for group in groups().values() for command in group}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINE = re.compile(
     r"(?:^|[|;&(]\s*)(?:[A-Z_]+=\S+ )*(rollout-inspector|(?:\S*python3? )?manage\.py) ([^|;&#)\n]+)", re.MULTILINE
@@ -26,12 +26,12 @@ def command_lines(text: str) -> list[tuple[str, list[str]]]:
 
 
 def parser_of(program: str, name: str) -> ArgumentParser:
-    if program == "manage.py":
-        return load_command_class(get_commands()[name], name).create_parser("manage.py", name)
-    assert name in SUBCOMMANDS, f"there is no rollout-inspector {name}"
-    parser = ArgumentParser()
-    import_module(f"rollout_inspector.commands.{MODULES.get(name, name)}").add_options(parser)
-    return parser
+    command = COMMANDS.get(name.replace("-", "_"))
+    if program == "manage.py" or (command is not None and command.needs_server):
+        name = name if command is None else command.name
+        return load_command_class(get_commands()[name], name).create_parser(program, name)
+    assert command is not None, f"there is no rollout-inspector {name}"
+    return command.parser()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -107,10 +107,10 @@ def test_a_package_that_lacks_is_named_with_the_way_out(
 ) -> None:
     from django.conf import settings
 
-    from rollout_inspector.commands.manage import run_command
+    from rollout_inspector.commands.main import run_on_server
 
     monkeypatch.setattr(settings, "INSTALLED_APPS", [*settings.INSTALLED_APPS, "no_such_package.apps.One"])
-    assert run_command(["check"]) == 2
+    assert run_on_server(["check"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("This command needs the package no_such_package, ") and "make run" in said
 

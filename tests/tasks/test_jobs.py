@@ -180,3 +180,21 @@ def test_the_command_is_the_same_job(sent: list[int]) -> None:
     cancel_job(job)
     call_command("diagnose", run.code, "--background", stdout=out)
     assert len(sent) == 1 and run.jobs.get(pk=sent[0]).status == "queued"
+
+
+def test_ctrl_c_cancels_the_job_of_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An import is not cancelled by it: a worker, or *Resume*, goes on with it."""
+
+    def interrupted(job: Job, tell: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rollouts.management.jobs.work_on", interrupted)
+    run = stored_run(3)
+    with pytest.raises(CommandError, match="It was cancelled"):
+        call_command("diagnose", run.code)
+    assert run.jobs.get().status == "cancelled"
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"token_ids": [[1, 2]], "token_loss_mask": [[0, 1]]}))
+    with pytest.raises(KeyboardInterrupt):
+        call_command("import_rollouts", str(file))
+    assert Job.objects.get(kind="import").status == "running"

@@ -1,4 +1,7 @@
-"""`manage.py backup PLACE`: saves the database and the files while the server runs."""
+"""Save the database and the files of the file storage, while the server runs.
+
+The backup holds what the database holds, so keep it as safe. SECRET_KEY is not in it.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,6 @@ from rollouts.store.people.activity_log import Action, record
 
 
 class Command(TerminalCommand):
-    help = (
-        "Save the database and the files of the file storage, while the server runs. The backup holds what the "
-        "database holds, so keep it as safe. SECRET_KEY is not in it."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("place", metavar="PLACE", help="a new folder, or s3://BUCKET/PREFIX?endpoint_url=...")
 

@@ -1,4 +1,4 @@
-"""`manage.py changepassword`: Django's command, with a line in the audit log."""
+"""Change the password of an account; a line in the audit log says so."""
 
 from __future__ import annotations
 

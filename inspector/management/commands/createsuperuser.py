@@ -1,4 +1,4 @@
-"""`manage.py createsuperuser`: Django's command, with a line in the audit log."""
+"""Make an admin of the server; a line in the audit log says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`manage.py doctor`: what the machines of this installation share, and what differs between them."""
+"""Compare this machine with every web server and worker that uses the same Redis.
+
+Ends with status 1 where a difference is harmful. `manage.py check` says what one machine knows by itself.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,6 @@ from rollouts.store.jobs.workload import workload
 
 
 class Command(TerminalCommand):
-    help = (
-        "Compare this machine with every web server and worker that uses the same Redis. Ends with status 1 where a "
-        "difference is harmful. `manage.py check` says what one machine knows by itself."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.add_argument(

@@ -1,4 +1,4 @@
-"""`manage.py export_page`: a trajectory or a finding as one HTML file that opens without a server."""
+"""Write a trajectory, or one of its findings, to one HTML file that opens without a server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from rollouts.store.trajectories.comments import comments_of
 
 
 class Command(TerminalCommand):
-    help = "Write a trajectory, or one of its findings, to one HTML file that opens without a server."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("trajectory", metavar="TRAJECTORY", help="the code of a trajectory")
         parser.add_argument("--row", metavar="N", help="this row alone, counted from 0 (default: all that fit)")

@@ -1,4 +1,4 @@
-"""`manage.py login_link`: print a new one-time link to the running server."""
+"""Print a link that logs one browser in, once, as one account."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from rollouts.store.people.users import LOCAL_USER, active_user
 
 
 class Command(BaseCommand):
-    help = "Print a link that logs one browser in, once, as one account."
+    help = __doc__
 
     def add_arguments(self, parser: Any) -> None:
         parser.add_argument("--user", help=f"the account (default: {LOCAL_USER}; in team mode it must be named)")

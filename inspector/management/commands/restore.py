@@ -1,4 +1,7 @@
-"""`manage.py restore PLACE`: fills an empty database and file storage from a backup."""
+"""Restore a backup into the empty database of DATABASE_URL, and into INSPECTOR_FILES.
+
+The database may be of any kind. Start the server afterwards.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,6 @@ from rollouts.store.people.activity_log import Action, record
 
 
 class Command(TerminalCommand):
-    help = (
-        "Restore a backup into the empty database of DATABASE_URL, of any kind, and into INSPECTOR_FILES. Start the "
-        "server afterwards."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--adopt-files",

@@ -1,4 +1,7 @@
-"""`manage.py serve`, behind `make run` and `rollout-inspector serve`: all processes in one command."""
+"""Start the pages, the workers and all they need, and print the address.
+
+Ctrl-C stops all of it.
+"""
 
 import contextlib
 import errno
@@ -32,7 +35,7 @@ PORTS_TRIED = 50
 
 
 class Command(BaseCommand):
-    help = "Start everything and print the address; Ctrl-C stops all of it."
+    help = __doc__
 
     def add_arguments(self, parser: Any) -> None:
         parser.add_argument("--port", type=int, default=8000, help="the first port to try (8000)")

@@ -1,4 +1,4 @@
-"""Make, list or revoke the tokens by which a trainer pushes trajectories."""
+"""Make a token by which a program works, and print it, once; or list or revoke tokens."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ MAX_DAYS = 3650
 
 
 class Command(TerminalCommand):
-    help = "Make a token by which a program works, and print it, once; or list the tokens, or revoke one."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("name", nargs="?", default="", help="what will use the token, e.g. the trainer's name")
         parser.add_argument("--user", default=LOCAL_USER, help=f"the user who pushes with it (default: {LOCAL_USER})")

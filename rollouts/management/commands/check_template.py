@@ -1,4 +1,8 @@
-"""manage.py check_template: can a chat template be trained with? If not: what breaks, on which line, what mends it."""
+"""Check a chat template: does appending a tool result keep what was rendered before it?
+
+And some forty more questions: what breaks, on which line, and what mends it. Exit status 0: prefix-preserving for
+tool results, 1: not, 2: could not be checked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.streams.interfaces import RenderFailed
@@ -21,12 +24,11 @@ from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs import template_checks
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_text
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names, tokenizers_of
 from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
-from rollouts.worker.jobs import work_on
 
 
 class CannotCheck(Exception):
@@ -34,11 +36,6 @@ class CannotCheck(Exception):
 
 
 class Command(TerminalCommand):
-    help = (
-        "Check a chat template: does appending a tool result keep what was rendered before it? And some forty more "
-        "questions. Exit status 0: prefix-preserving for tool results, 1: not, 2: could not be checked."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--tokenizer",
@@ -116,14 +113,12 @@ class Command(TerminalCommand):
         for registered in tokenizers_of(project).select_related("chat_template"):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
-                with transaction.atomic():  # no worker sees the job before it is taken here
+                with run_jobs() as jobs:
                     check, to_do = template_checks.ask(
                         registered, registered.chat_template, repair=search, project=project
                     )
-                    job = take_job(check.job.pk) if to_do else None
-                if job is not None:
-                    work_on(job)
-                    check.refresh_from_db()
+                    jobs += [check.job] if to_do else []
+                check.refresh_from_db()
                 report, error = check.report, check.error
                 if report is None and not error:
                     error = "A worker checks it now."

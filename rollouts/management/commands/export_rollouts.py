@@ -1,4 +1,4 @@
-"""Write the trajectories of a run to a file."""
+"""Write the finished trajectories of a run to a file, whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from rollouts.store.runs.runs import find_run
 
 
 class Command(TerminalCommand):
-    help = "Write the finished trajectories of a run to a file, whole or not at all."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN", help="the code of a run or of a trajectory")
         parser.add_argument("--format", default="own_jsonl", choices=WRITERS)

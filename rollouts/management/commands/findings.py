@@ -1,4 +1,4 @@
-"""List the findings of a run or of a trajectory, or what each check of the diagnosis came to."""
+"""List the findings of a run or a trajectory, or what each check of the diagnosis came to."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from rollouts.store.trajectories.trajectory_parts import places_of
 
 
 class Command(TerminalCommand):
-    help = "List the findings of a run or a trajectory, by its code."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("code", metavar="RUN_OR_TRAJECTORY")
         parser.add_argument("--kind", default="", help="only this kind")

@@ -1,4 +1,4 @@
-"""Prints the gap between trainer and sampler over a run, and its causes."""
+"""Print how far trainer and sampler are apart on the trained tokens of a run, and why."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ PRINTED_WORST = 5
 
 
 class Command(TerminalCommand):
-    help = "Print how far trainer and sampler are apart on the trained tokens of a run, and why."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN", help="the code of a run")
         parser.add_argument("--sampler", default="", metavar="COLUMN", help="the column in place of the sampler's")

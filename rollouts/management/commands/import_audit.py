@@ -1,4 +1,7 @@
-"""Imports what an audit flagged, in this process. Neither Redis nor a worker is needed."""
+"""Import the trajectories that an audit flagged, and print where they are shown.
+
+Neither Redis nor a worker is needed.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.guard.audit_folder import AuditFolderUnusable
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.audit_import import FlaggedTrajectories, flagged_by, write_flagged
 from rollouts.management import TerminalCommand, one_line
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
 from rollouts.store.people.tokenizers import find_tokenizer, register_chat_template
 from rollouts.store.runs.run_writes import create_run
-from rollouts.worker.jobs import work_on
 
 MAX_FLAGGED = 2_000
 MAX_LINKS = 20
@@ -28,8 +29,6 @@ MAX_LINKS = 20
 
 
 class Command(TerminalCommand):
-    help = "Import the trajectories that an audit flagged, and print where they are shown."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("folder", metavar="DIR", help="what `rollout-inspector audit --output DIR` wrote")
         parser.add_argument(
@@ -60,10 +59,8 @@ class Command(TerminalCommand):
             raise CommandError(str(error)) from error
         name = options["run"] or f"audit {folder.absolute().name}"
         run = create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)
-        with transaction.atomic():  # no worker sees the job before it is taken here
-            job = take_job(imports.ask(run, [file.absolute()], "own_jsonl").pk)
-        assert job is not None
-        work_on(job)
+        with run_jobs() as jobs:
+            jobs.append(imports.ask(run, [file.absolute()], "own_jsonl"))
         run.refresh_from_db()
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")

@@ -1,4 +1,7 @@
-"""Imports files of a trainer or an engine in this process. Neither Redis nor a worker is needed."""
+"""Import trajectories from files and look for faults in them.
+
+Neither Redis nor a worker is needed. Exit code 1: nothing was imported.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollout_inspector.diagnose.checks import all_clear
 from rollout_inspector.formats import FORMATS
@@ -17,19 +19,16 @@ from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs.imports import imports
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import Run
 from rollouts.store.people.tokenizers import find_tokenizer
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.runs.runs import check_totals
-from rollouts.worker.jobs import work_on
 
 
 class Command(TerminalCommand):
-    help = "Import trajectories from files and look for faults in them. Exit code 1: nothing was imported."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "files", nargs="+", metavar="FILE", help="files, or folders of files, read in the order of their steps"
@@ -70,10 +69,8 @@ class Command(TerminalCommand):
             tokenizer=tokenizer,
             chat_template=template,
         )
-        with transaction.atomic():  # no worker sees the job before it is taken here
-            job = take_job(imports.ask(run, files, options["format"], training_step=rule).pk)
-        assert job is not None
-        work_on(job)
+        with run_jobs() as jobs:
+            jobs.append(imports.ask(run, files, options["format"], training_step=rule))
         run.refresh_from_db()
         rejections = [dict(one) for one in run.rejections.order_by("pk").values("file", "line", "reason")]
         if options["json"]:
@@ -81,8 +78,9 @@ class Command(TerminalCommand):
         else:
             self._say(run, rejections)
         if is_active(run):  # an outage
-            job.refresh_from_db()
-            raise CommandError(f"{job.error} A worker of the queue default goes on with it as soon as one is there.")
+            raise CommandError(
+                f"{jobs[0].error} A worker of the queue default goes on with it as soon as one is there."
+            )
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
 

@@ -1,4 +1,8 @@
-"""Launches a run: queues its trajectories for the model's worker, or makes them in this process."""
+"""Launch a run.
+
+With --wait it prints the result at its end. If no REDIS_URL names a broker and no worker of `make run` serves the
+model, --wait makes the rollouts in this process.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +46,6 @@ def is_served(model: str) -> bool:
 
 
 class Command(TerminalCommand):
-    help = (
-        "Launch a run. With --wait it prints the result at its end. If no REDIS_URL names a broker and no worker of "
-        "`make run` serves the model, --wait makes the rollouts in this process."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--model", default=_DEFAULTS.model, help="a model of INSPECTOR_MODELS (default: demo)")
         parser.add_argument("--engine", default="", help="default: the engine that the model is served with")

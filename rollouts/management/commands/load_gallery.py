@@ -1,4 +1,7 @@
-"""``manage.py load_gallery``: puts the bundled trajectories of the gallery into a project."""
+"""Load the gallery: one short trajectory for each kind of finding worth seeing.
+
+Once; then it is found again.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,16 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management import CommandError
-from django.db import transaction
 
 from rollouts.jobs import gallery
 from rollouts.management import TerminalCommand
+from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import Project, Run
 from rollouts.store.people.gallery import gallery_trajectories
-from rollouts.worker.jobs import work_on
 
 
 class Command(TerminalCommand):
-    help = "Load the gallery: one short trajectory for each kind of finding worth seeing. Once; then it is found again."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         add_project_option(parser)
         parser.add_argument(
@@ -45,19 +44,14 @@ class Command(TerminalCommand):
             )
 
     def _load_training(self, project: Project, as_json: bool) -> None:
-        with transaction.atomic():  # no worker sees the jobs before they are taken here
-            found = [
-                (one, run, take_job(job.pk) if job is not None else None)
-                for one, run, job in gallery.import_training(project)
-            ]
-        for _, _, job in found:
-            if job is not None:
-                work_on(job)
-        for _, run, _ in found:
+        with run_jobs() as jobs:
+            loaded = gallery.import_training(project)
+            jobs += [job for _, _, job in loaded if job is not None]
+        for _, run, _ in loaded:
             run.refresh_from_db()
             if not as_json:
                 self.stdout.write(f"Run {run.code}: {run.name}, {run.n_trajectories} trajectories.")
         if as_json:
-            self.stdout.write(json.dumps({one.name: run.code for one, run, _ in found}))
-        if failed := next((run for _, run, _ in found if run.status == Run.Status.FAILED), None):
+            self.stdout.write(json.dumps({training.name: run.code for training, run, _ in loaded}))
+        if failed := next((run for _, run, _ in loaded if run.status == Run.Status.FAILED), None):
             raise CommandError(f"{failed.name}: {failed.error}")

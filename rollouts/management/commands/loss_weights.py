@@ -1,4 +1,7 @@
-"""Prints what every loss makes of the tokens of a run."""
+"""Print how losses weigh the tokens of a run.
+
+Which are clipped or masked, and what findings hold of the weight.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,6 @@ from rollouts.store.models import Run
 
 
 class Command(TerminalCommand):
-    help = "Print how losses weigh the tokens of a run: clipped, masked, and what findings hold of the weight."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN", help="the code of a run")
         parser.add_argument("--mean", default="row_mean", choices=list(MEANS), help="of the printed shares")

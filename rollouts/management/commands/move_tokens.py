@@ -1,4 +1,8 @@
-"""Moves the token arrays of a run into the database or into segments."""
+"""Move the token arrays of a run into the database or into segments.
+
+Segments are Parquet files of the file storage. The run can be read meanwhile. A move that broke off goes on when the
+command is given again.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,6 @@ from rollouts.store.token_arrays import STORES
 
 
 class Command(TerminalCommand):
-    help = (
-        "Move the token arrays of a run into the database or into segments, which are Parquet files of the file "
-        "storage. The run can be read meanwhile. A move that broke off goes on when the command is given again."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN")
         parser.add_argument("--to", required=True, choices=list(STORES))

@@ -1,4 +1,4 @@
-"""Prints the figures of a run by training step."""
+"""Print a run by training step: trajectories, findings by kind, gap between trainer and sampler."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from rollouts.store.runs.training_steps import NOT_DECIDABLE, TrainingStepLine, 
 
 
 class Command(TerminalCommand):
-    help = "Print a run by training step: trajectories, findings by kind, the gap between trainer and sampler."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN", help="the code of a run")
         parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,4 +1,8 @@
-"""Prints what every parser reads of the replies of a trajectory, and what each of them loses."""
+"""Read the replies of a trajectory with every parser, and print what each of them loses.
+
+The parsers are those of the installed vLLM and the form of the chat template; what each one holds and loses is
+counted in sampled ids.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,6 @@ from rollouts.store.models import StoredTrajectory
 
 
 class Command(TerminalCommand):
-    help = (
-        "Read the replies of a trajectory with every parser of the installed vLLM and in the form of the chat "
-        "template, and print what each one holds and loses of the sampled ids."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("trajectory", metavar="TRAJECTORY", help="a code")
         parser.add_argument("--step", type=int, default=None, help="one step (default: every step)")

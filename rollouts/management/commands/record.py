@@ -1,4 +1,7 @@
-"""Records the calls of an agent harness to a vLLM server: a reverse proxy whose calls become trajectories."""
+"""Stand between an agent harness and a vLLM server, and store what passes.
+
+The harness changes its base URL, and every call is stored as a step of a live trajectory. See docs/recorder.md.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,6 @@ GRACE_SECONDS = 30.0
 
 
 class Command(TerminalCommand):
-    help = (
-        "Stand between an agent harness and a vLLM server: the harness changes its base URL, and every call is stored "
-        "as a step of a live trajectory. See docs/recorder.md."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--upstream", required=True, metavar="URL", help="the server, e.g. http://127.0.0.1:8000")
         parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

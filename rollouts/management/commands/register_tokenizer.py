@@ -1,4 +1,7 @@
-"""Registers a tokenizer's folder under a name."""
+"""Copy a tokenizer's JSON and chat template into the data folder and give it a name.
+
+Nothing of it is executed.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,6 @@ from rollouts.store.people.tokenizers import register_tokenizer
 
 
 class Command(TerminalCommand):
-    help = (
-        "Copy a tokenizer's JSON and chat template into the data folder and give it a name. Nothing of it is executed."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "folder", metavar="DIR", help="a folder with tokenizer.json, that file, or a zip of the folder"

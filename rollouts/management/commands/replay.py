@@ -1,4 +1,4 @@
-"""Replays strategies over stored trajectories and prints the rows that each strategy would have made."""
+"""Replay strategies over a trajectory or all of a run, and print the rows that result."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ from rollouts.store.people.tokenizers import load_tokenizer
 
 
 class Command(TerminalCommand):
-    help = "Replay one strategy, or all, over one trajectory or all of a run, and print the rows that result."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("target", metavar="RUN_OR_TRAJECTORY", help="a code")
         parser.add_argument("--strategy", default="all", help=f"all, or one of: {', '.join(STRATEGIES)}")

@@ -1,34 +1,31 @@
-"""Scores a run with an engine, and prints how far its log-probabilities lie from those of the sampler."""
+"""Score a run with an engine, and print how far that is from the sampler's log-probabilities.
+
+The engine's log-probabilities of the stored tokens become a column that can be compared with the sampler's, the
+trainer's or another engine's. The run's page shows the progress.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
 from argparse import ArgumentParser
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.db import transaction
 
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollouts.jobs import rescore
-from rollouts.jobs.sending import engine_queue, send
+from rollouts.jobs.sending import engine_queue
 from rollouts.management import TerminalCommand
+from rollouts.management.jobs import run_or_send
 from rollouts.sampling.engines import scoring_engines
-from rollouts.store.jobs.jobs import end_job, take_job
 from rollouts.store.models import Job, Run, ScoredColumn
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.columns import columns_of, gap_of_columns, scored_value
-from rollouts.worker.jobs import work_on
 from rollouts.worker.run_rollouts import close_engines
 
 
 class Command(TerminalCommand):
-    help = (
-        "Have an engine give its log-probabilities to the stored tokens of a run, and store them as a column that can "
-        "be compared with the sampler's, the trainer's or another engine's. The run's page shows the progress."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN")
         parser.add_argument("--model", default="", help="a served model (setting INSPECTOR_MODELS)")
@@ -51,26 +48,21 @@ class Command(TerminalCommand):
             return
         if not options["model"]:
             raise CommandError("Name the model that scores with --model, or two columns with --compare.")
+        ask = partial(rescore.ask, run, options["model"], options["engine"], None, options["temperature"])
         try:
-            with transaction.atomic():  # no worker sees the job before it is taken here
-                job, ours = rescore.ask(run, options["model"], options["engine"], None, options["temperature"])
-                taken = take_job(job.pk) if ours and not options["background"] else None
+            job = run_or_send(run, ask, "scored", options["background"], self.stderr)
         except rescore.CannotRescore as error:
             raise CommandError(str(error)) from error
-        if not ours:
-            raise CommandError(
-                f"Run {run.code} is being scored already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
-                "Wait for it, or cancel it on the run's page."
-            )
+        finally:
+            close_engines()
         if options["background"]:
-            if sentence := send(job):
-                raise CommandError(sentence)
             queue = engine_queue(options["model"])
             self.stdout.write(
                 f"A worker of the queue {queue} scores run {run.code}. The run's page shows the progress."
             )
             return
-        self._work(job, taken)
+        if job.status != Job.Status.DONE:
+            raise CommandError(job.error or f"It was {job.status}.")
         self._say(job, ScoredColumn.objects.get(code=(job.report or {})["column"]), options["json"])
 
     def _compare(self, run: Run, first: str, second: str, as_json: bool) -> None:
@@ -85,19 +77,6 @@ class Command(TerminalCommand):
             self.stdout.write("No token under the loss mask has a value in both columns.")
         else:
             self.stdout.write(f"{second} against {first}, {_sentence(gap)}")
-
-    def _work(self, job: Job, taken: Job | None) -> None:
-        """Do the job here. Raises :class:`CommandError` with a sentence when the job does not reach its end."""
-        if taken is not None:
-            try:
-                work_on(taken, self._tell if sys.stderr.isatty() else lambda _: None)
-            except KeyboardInterrupt:
-                end_job(taken, Job.Status.CANCELLED)
-            finally:
-                close_engines()
-        job.refresh_from_db()
-        if job.status != Job.Status.DONE:
-            raise CommandError(job.error or f"It was {job.status}.")
 
     def _say(self, job: Job, column: ScoredColumn, as_json: bool) -> None:
         value, gap = scored_value(column), None if column.gap is None else GapFigures.from_json(column.gap)
@@ -118,10 +97,6 @@ class Command(TerminalCommand):
             self.stdout.write("No token under the loss mask has a log-probability of the sampler to compare them with.")
             return
         self.stdout.write(f"Against the sampler, {_sentence(gap)}")
-
-    def _tell(self, job: Job) -> None:
-        end = "\n" if job.n_done and job.n_done == job.n_total else ""
-        self.stderr.write(f"\r{job.n_done:,} of {job.n_total:,} trajectories", ending=end)
 
 
 def _figures(gap: GapFigures) -> dict[str, Any]:

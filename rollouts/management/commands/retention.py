@@ -1,4 +1,7 @@
-"""Says which runs are too old or too many, and deletes them with --delete."""
+"""Say which runs go because of their age or the size of all runs.
+
+Nothing is deleted without --delete. Runs that are under way, shared by a live link, or changed within a day stay.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,6 @@ from rollouts.management.projects import add_project_option, project_named
 
 
 class Command(TerminalCommand):
-    help = (
-        "Say which runs go because of their age or the size of all runs. Nothing is deleted without --delete. Runs "
-        "that are under way, shared by a live link, or changed within a day stay."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--days", type=_number, help="runs whose last change is longer ago go (INSPECTOR_KEEP_DAYS)"

@@ -1,4 +1,4 @@
-"""Search the tokens, findings or metadata of a run or of all runs."""
+"""Search the tokens, findings or metadata of a run, or of all runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from rollouts.store.people.access import EVERYTHING
 
 
 class Command(TerminalCommand):
-    help = "Search the tokens, findings or metadata of a run, or of all runs."
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN", help="the code of a run, or all")
         wanted = parser.add_mutually_exclusive_group(required=True)

@@ -1,4 +1,12 @@
-"""Converts a pickle of slime, miles or SkyRL into a file to import. Nothing else in this project opens a pickle."""
+"""Convert a pickle of slime, miles or SkyRL, which you trust, into a file to import.
+
+It is a slime or miles debug dump of rollouts or of training data (torch.save, .pt), or a SkyRL training input (.pkl);
+what is written is this project's own JSONL.
+
+A pickle is a program: opening one runs what it says. So the server never opens one, and you run this command
+yourself, on the machine that wrote the file, and only on files that you trust. As a second line of defence, only the
+classes that arrays and tensors are made of are looked up; every other class becomes a plain record without behaviour.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +31,6 @@ from rollout_inspector.formats.training_step import as_step
 from rollout_inspector.streams.trajectory import Row, Trajectory, ids_array
 from rollouts.management import TerminalCommand
 
-WARNING = """\
-Convert a slime or miles debug dump of rollouts or of training data (torch.save, .pt), or a SkyRL training input (.pkl),
-to this project's own JSONL.
-
-A pickle is a program: opening one runs what it says. So the server never opens one, and you run this command
-yourself, on the machine that wrote the file, and only on files that you trust. As a second line of defence, only the
-classes that arrays and tensors are made of are looked up; every other class becomes a plain record without behaviour.
-"""
 _ALLOWED = frozenset(
     {
         ("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "set"), ("builtins", "frozenset"),
@@ -56,7 +56,6 @@ class NotConverted(ValueError):
 
 
 class Command(TerminalCommand):
-    help = WARNING
     requires_system_checks: list[str] = []
 
     def create_parser(self, prog_name: str, subcommand: str, **more: Any) -> Any:

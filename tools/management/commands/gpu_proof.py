@@ -1,4 +1,8 @@
-"""``manage.py gpu_proof``: real rollouts on vLLM through the worker's own code, verified id by id and timed."""
+"""Prove on a GPU that what vLLM sampled is what is stored.
+
+Ids and log-probabilities are compared one by one, and the worker is measured beside a bare vLLM loop. Exit code 0:
+proven; 1: something differs; 2: it cannot be run here.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,6 @@ _DEFAULTS = Plans()
 
 
 class Command(TerminalCommand):
-    help = (
-        "Prove on a GPU that ids and log-probabilities are stored as vLLM sampled them, and measure the worker "
-        "beside a bare vLLM loop. Exit code 0: proven; 1: something differs; 2: it cannot be run here."
-    )
-
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--cpu", action="store_true", help="a small run on vLLM's CPU build: it exercises the code, not the speed"

@@ -1,4 +1,7 @@
-"""``manage.py make_gallery``: makes the bundled trajectories of the gallery again, or its runs of training."""
+"""Sample and plant the trajectories of the gallery again, and write them to a file.
+
+It takes about a minute.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from rollouts.management import TerminalCommand
 
 
 class Command(TerminalCommand):
-    help = "Sample and plant the trajectories of the gallery (about a minute) and write them to a file."
     # The policy and the diagnosis need neither a database nor correct settings.
     requires_system_checks: list[str] = []
 

@@ -1,4 +1,8 @@
-"""``manage.py train_demo_policy``: trains the demo policy again, or goes on with it by GRPO."""
+"""Train the demo policy on calculator dialogues, and write it to a folder.
+
+About 20 minutes on two cores. With --grpo STEPS: go on by reinforcement learning, and write or push the trajectories
+of each step.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +22,6 @@ from rollouts.sampling.demo_policy import MODEL_DIR, STEPS
 
 
 class Command(TerminalCommand):
-    help = (
-        "Train the demo policy on calculator dialogues (about 20 minutes on two cores) and write it to a folder. With "
-        "--grpo STEPS: go on by reinforcement learning, and write or push the trajectories of each step."
-    )
     # Training needs neither a database nor correct settings.
     requires_system_checks: list[str] = []
 

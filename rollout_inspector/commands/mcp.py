@@ -1,7 +1,7 @@
-"""``rollout-inspector mcp``: a door for agents, by the Model Context Protocol, to a server that runs.
+"""Let agents ask a server, by the Model Context Protocol, on stdio or HTTP.
 
-Over stdio the token comes from an option or the environment. Over HTTP each caller sends a token of their own, and the
-door passes it on: it has no rights itself. It opens no database and imports no Django.
+Over stdio the token comes from an option or the environment. Over HTTP each caller sends a token of their own, and
+the door passes it on: it has no rights itself. It opens no database and imports no Django.
 """
 
 from __future__ import annotations
