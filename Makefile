@@ -72,7 +72,7 @@ writers-newest: $(VENV)/.installed-dev
 	  tests/formats/test_writers.py tests/formats/test_trainers.py
 
 bench: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bench -s -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest benchmarks -s -q
 
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.browser.screenshots

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tests.measure.models import CLOSE, OPEN, Message, Model
-from tests.measure.sessions import Label, NotHere, Session, Turn, first_difference
+from benchmarks.measures.models import CLOSE, OPEN, Message, Model
+from benchmarks.measures.sessions import Label, NotHere, Session, Turn, first_difference
 
 _SPOKEN, _CALLED, _ANSWER = Turn(calls=1, speaks=True), Turn(calls=1), Turn()
 _TWO, _THOUGHT = Turn(calls=2, speaks=True), Turn(reasons=True)

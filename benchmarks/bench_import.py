@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from django.db.models import F
 
+from benchmarks.gym_file import rollout, write_gym_file
+from benchmarks.processes import family, processor_seconds, sums
 from rollouts import services
 from rollouts.models import Content, Run, StoredStep, StoredTrajectory
 from rollouts.services.bulk import insert_values
@@ -28,8 +30,6 @@ from rollouts.tokenizers.loaded import LoadedTokenizer
 from rollouts.tokenizers.worker.definition import read_definition
 from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
 from rollouts.work import imports
-from tests.bench.gym_file import rollout, write_gym_file
-from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]

@@ -1,6 +1,6 @@
 """How long the list of a run takes, with a filter, an order, and the lines of prompt and answer. Prints times.
 
-    pytest -q -s tests/bench/bench_lists.py
+    pytest -q -s benchmarks/bench_lists.py
 
 ``BENCH_TRAJECTORIES`` says how many the run has. Queries are asserted, times are printed.
 """

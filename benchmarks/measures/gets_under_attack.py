@@ -1,6 +1,6 @@
 """Measure how long pages take while a server is attacked.
 
-    python -m tests.measure.gets_under_attack --attack pushes --seconds 20
+    python -m benchmarks.measures.gets_under_attack --attack pushes --seconds 20
 
 Starts ``manage.py serve`` on a data folder of its own with a run of 200 trajectories. Readers get pages, each request
 over a new connection, first while the server has nothing else to do and then while the attack runs. Prints both, and
@@ -34,8 +34,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import family, megabytes, sums
 from rollouts.client import Client
-from tests.bench.processes import family, megabytes, sums
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 180.0
@@ -323,7 +323,7 @@ def nothing(server: Server, stop: Event) -> None:
 
 
 ATTACKS = {
-    "nothing": "tests.measure.gets_under_attack:nothing",
+    "nothing": "benchmarks.measures.gets_under_attack:nothing",
     "pushes": "tests.attack.hostile_bodies:push_them",
     "tokenizers": "tests.attack.all_at_once:tokenizers",
     "checks": "tests.attack.all_at_once:checks",

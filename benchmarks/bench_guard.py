@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.bench_import import MB, import_file, seconds, tokenizer_folders
+from benchmarks.gym_file import write_gym_file
 from rollouts import formats, services
 from rollouts.command_line.main import main
 from rollouts.formats import Source
 from rollouts.guard import Guard
 from rollouts.tito.prefix import links_of, merge_steps
 from rollouts.tito.trajectory import Row, Trajectory
-from tests.bench.bench_import import MB, import_file, seconds, tokenizer_folders
-from tests.bench.gym_file import write_gym_file
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 SIZE = int(os.environ.get("BENCH_GUARD_MB", "25")) * MB

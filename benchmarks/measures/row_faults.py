@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measures.call_faults import play
+from benchmarks.measures.models import Model
+from benchmarks.measures.sessions import Label, NotHere, Session, split_somewhere
 from rollouts.formats.readers.inspector_jsonl import encode
 from rollouts.tito.trajectory import Row, ids_array
-from tests.measure.call_faults import play
-from tests.measure.models import Model
-from tests.measure.sessions import Label, NotHere, Session, split_somewhere
 
 
 @dataclass

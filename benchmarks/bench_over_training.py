@@ -1,6 +1,6 @@
 """The page *Over training*, and what keeping its figures costs imports and pushes. Prints times and shares.
 
-    pytest -q -s tests/bench/bench_over_training.py
+    pytest -q -s benchmarks/bench_over_training.py
 
 ``BENCH_STEPS`` training steps of ``BENCH_PER_STEP`` trajectories each. The page is answered from stored figures; those
 of one step are counted as in work, and stand for all steps. Then rows with both log-probabilities are imported, and

@@ -1,8 +1,8 @@
 """Kills random processes of a running server in the middle of its work, and looks at what is left in the database.
 
-    python -m tests.bench.bench_faults --kills 200
-    python -m tests.bench.bench_faults --kills 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
-    python -m tests.bench.bench_faults --kills 40 --own-postgres
+    python -m benchmarks.bench_faults --kills 200
+    python -m benchmarks.bench_faults --kills 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
+    python -m benchmarks.bench_faults --kills 40 --own-postgres
 
 Each round asks for a launch, an import, pushes, an export and a template check at once. It kills one to four processes
 with SIGKILL, chosen by the seed, and waits until the five have ended. What they stored must equal what an undisturbed
@@ -33,9 +33,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tests.bench.fault_work import Work
+    from benchmarks.fault_work import Work
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"Rollout Inspector is ready: (http://[^/]+)/")
 FILES_BYTES = 8_000_000
 """Size of the two files that are imported and pushed."""
@@ -230,7 +230,7 @@ def judge(one: Work, counts: Counter[str]) -> str:
 
 
 def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostgres | None) -> dict[str, Counter[str]]:
-    from tests.bench import fault_work
+    from benchmarks import fault_work
 
     rng = random.Random(options.seed)
     files = fault_work.gym_files(data.parent, FILES_BYTES)

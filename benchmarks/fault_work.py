@@ -264,7 +264,7 @@ def token_for_pushes() -> str:
 
 def gym_files(folder: Path, size: int) -> dict[str, bytes]:
     """Two files of trajectories of the demo tokenizer, with different ids: name -> body."""
-    from tests.bench.gym_file import write_gym_file
+    from benchmarks.gym_file import write_gym_file
 
     tokenizer = Tokenizer.objects.get(name="demo")
     path = folder / "part.jsonl"

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measures.models import CLOSE, OPEN, Message, Model, call_message, result_of
 from rollouts.tito.trajectory import Request, Row, Step, Trajectory, ids_array
-from tests.measure.models import CLOSE, OPEN, Message, Model, call_message, result_of
 
 PHRASES = (
     "HAVING count(*) > 3",

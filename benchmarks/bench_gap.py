@@ -1,6 +1,6 @@
 """The gap of a run: its figures, and the whole report with causes and tables. Prints seconds of one core, and ratios.
 
-    pytest -q -s tests/bench/bench_gap.py
+    pytest -q -s benchmarks/bench_gap.py
 
 ``BENCH_TOKENS`` trained tokens in rows of 2,000. The reference is one pass over the same arrays: the mean absolute
 difference in float64.

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import family, megabytes, sums
 from rollouts.tasks import run_rollouts as work
 from rollouts.work.launch import LaunchSettings, launch
-from tests.bench.processes import family, megabytes, sums
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

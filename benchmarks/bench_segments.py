@@ -17,6 +17,8 @@ import pytest
 from django.db.models import Sum
 from django.test import Client
 
+from benchmarks.bench_import import seconds
+from benchmarks.gym_file import write_gym_file
 from rollouts import files, selectors, services
 from rollouts.models import RowColumn, RowTokens, Run, StepTokens
 from rollouts.tasks import run_rollouts as work
@@ -25,8 +27,6 @@ from rollouts.tokenizers import load
 from rollouts.work import imports
 from rollouts.work.launch import LaunchSettings, launch
 from rollouts.work.token_moves import move_run
-from tests.bench.bench_import import seconds
-from tests.bench.gym_file import write_gym_file
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

@@ -1,6 +1,6 @@
 """What every loss makes of ten million trained tokens, beside the ratio of each token alone. Prints times and ratios.
 
-    pytest -q -s tests/bench/bench_loss_weights.py
+    pytest -q -s benchmarks/bench_loss_weights.py
 
 ``BENCH_TOKENS`` tokens in rows of 16,000 and in rows of 500, with a finding in each row. The measure is the exponential
 of the difference of both log-probabilities of each row: what any rule has to compute at least.

@@ -1,4 +1,4 @@
-"""Measure how many planted causes of a gap are named right: ``python -m tests.measure.gap_causes [--mixed]``.
+"""Measure how many planted causes of a gap are named right: ``python -m benchmarks.measures.gap_causes [--mixed]``.
 
 The bundled runs of training are read as they are. Then faults are planted into the policy of the clean one: the hidden
 states of the demo policy on its rows are computed once, and each case makes its own log-probabilities from them, with a

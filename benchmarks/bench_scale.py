@@ -1,8 +1,8 @@
 """What every list, filter, order and count costs among a million trajectories, on PostgreSQL.
 
-    python -m tests.bench.bench_scale --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
-    python -m tests.bench.bench_scale --database postgres://... --only "run"      the pages whose name has that word
-    python -m tests.bench.bench_scale --database postgres://... --explain 50      also the plans of slower queries
+    python -m benchmarks.bench_scale --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
+    python -m benchmarks.bench_scale --database postgres://... --only "run"      the pages whose name has that word
+    python -m benchmarks.bench_scale --database postgres://... --explain 50      also the plans of slower queries
 
 The first call fills the database, in some minutes; the next ones use it again. Each page is asked many times through
 Django's test client, with other runs, filters and places each time. Printed are the median, the 95th percentile and the
@@ -54,8 +54,8 @@ def world() -> World:
     """Read it from the database."""
     from django.db.models import F
 
+    from benchmarks.scale_data import TOKENS_EVERY
     from rollouts.models import Run, StoredTrajectory
-    from tests.bench.scale_data import TOKENS_EVERY
 
     runs = list(Run.objects.order_by("-n_trajectories", "pk"))
     live, large = runs[0], runs[1:7]
@@ -276,8 +276,8 @@ def main() -> None:
     from django.core.management import call_command
     from django.test import Client
 
+    from benchmarks.scale_data import fill
     from rollouts.models import Run, StoredFinding, StoredStep, StoredTrajectory
-    from tests.bench.scale_data import fill
 
     call_command("migrate", verbosity=0)
     user, _ = get_user_model().objects.get_or_create(username="bench", defaults={"is_superuser": True})

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import family, megabytes, sums
 from rollouts.tokenizers import load
 from rollouts.tokenizers.worker.definition import read_definition
 from rollouts.tokenizers.worker.encoders import Reference, fast_encoder
-from tests.bench.processes import family, megabytes, sums
 
 pytestmark = pytest.mark.bench
 

@@ -23,13 +23,13 @@ from statistics import median
 import pytest
 from django.db import connection
 
+from benchmarks.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
+from benchmarks.processes import family, processor_seconds, sums
 from rollouts import selectors, services
 from rollouts.gpu_proof.bare import plan
 from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.tasks import run_rollouts as work
 from rollouts.work.launch import LaunchSettings, launch, served_models
-from tests.bench.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
-from tests.bench.processes import family, processor_seconds, sums
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

@@ -1,7 +1,7 @@
 """Two hundred people read while an import and a launch work: does anybody see an error, how long do pages take.
 
-    python -m tests.bench.bench_readers
-    python -m tests.bench.bench_readers --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
+    python -m benchmarks.bench_readers
+    python -m benchmarks.bench_readers --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
 
 The server is `manage.py serve` with its own workers, in a data folder of its own. Each reader keeps one connection and
 asks for a page every few seconds, as a person with an open live page does. Half of the pages belong to the run that is
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.measure.gets_under_attack import Server, serving
+from benchmarks.measures.gets_under_attack import Server, serving
 
 TIMEOUT_SECONDS = 30.0
 FILES_BYTES = 24_000_000
@@ -151,7 +151,7 @@ class Working:
     """Keeps an import and a launch under way, until it is closed."""
 
     def __init__(self, server: Server, readers: Readers) -> None:
-        from tests.bench import fault_work
+        from benchmarks import fault_work
 
         files = fault_work.gym_files(server.data.parent, FILES_BYTES)
         self.kinds: list[Any] = [

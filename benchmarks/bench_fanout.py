@@ -27,6 +27,8 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection, connections
 
+from benchmarks.gym_file import write_gym_file
+from benchmarks.processes import family, processor_seconds
 from rollouts import services
 from rollouts.formats import FORMATS, Source
 from rollouts.models import Job, Run
@@ -36,8 +38,6 @@ from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers import load
 from rollouts.work import import_shards, imports
 from rollouts.work.diagnosis import codec_of
-from tests.bench.gym_file import write_gym_file
-from tests.bench.processes import family, processor_seconds
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

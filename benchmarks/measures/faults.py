@@ -1,4 +1,4 @@
-"""Measure how many planted faults the diagnosis finds: ``python -m tests.measure.faults [--quick] [--seed N]``."""
+"""How many planted faults the diagnosis finds: ``python -m benchmarks.measures.faults [--quick] [--seed N]``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from benchmarks.measures.call_faults import FAULTS, foreign, play
+from benchmarks.measures.models import PAIRS, Model, model
+from benchmarks.measures.row_faults import ROW_FAULTS, WRITERS, RowFault, clean, plant
+from benchmarks.measures.sessions import Label, NotHere, Session
 from rollouts import formats
 from rollouts.formats.containers.source import Source
 from rollouts.tito.diagnose import diagnose
 from rollouts.tito.diagnose.finding import Finding, Severity
 from rollouts.tito.trajectory import Trajectory
-from tests.measure.call_faults import FAULTS, foreign, play
-from tests.measure.models import PAIRS, Model, model
-from tests.measure.row_faults import ROW_FAULTS, WRITERS, RowFault, clean, plant
-from tests.measure.sessions import Label, NotHere, Session
 
 
 @dataclass
@@ -237,7 +237,7 @@ def measure(seed: int, per_kind: int, n_clean: int, pairs: Sequence[str] = (), s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.measure.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.measures.faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--per-kind", type=int, default=60, metavar="N", help="faults of each kind (default: 60)")
     parser.add_argument("--clean", type=int, default=1200, metavar="N", help="clean trajectories (default: 1200)")

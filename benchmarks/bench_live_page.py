@@ -30,11 +30,11 @@ from django.conf import settings
 from django.db import connection
 from django.test import Client
 
+from benchmarks.engine_calls import computed, forget, waited_for_a_core
+from benchmarks.processes import family, processor_seconds, sums
 from rollouts.models import Run
 from rollouts.tasks import run_rollouts as work
 from rollouts.work.launch import LaunchSettings, launch, served_models
-from tests.bench.engine_calls import computed, forget, waited_for_a_core
-from tests.bench.processes import family, processor_seconds, sums
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
 

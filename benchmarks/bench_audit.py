@@ -12,12 +12,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from benchmarks.gym_file import write_gym_file
+from benchmarks.processes import family, processor_seconds
 from rollouts import tokenizers
 from rollouts.demo_policy import MODEL_DIR
 from rollouts.guard.audit_runners import Done, Todo, on_processes, on_ray
 from rollouts.guard.shard_audit import AuditSettings, AuditShard, cut_files
-from tests.bench.gym_file import write_gym_file
-from tests.bench.processes import family, processor_seconds
 
 pytestmark = pytest.mark.bench
 SIZE = int(os.environ.get("BENCH_AUDIT_MB", "128")) << 20

@@ -1,4 +1,4 @@
-"""What the lists and counts of a large run cost to draw: `pytest tests/bench/bench_cost.py -s`.
+"""What the lists and counts of a large run cost to draw: `pytest benchmarks/bench_cost.py -s`.
 
 The run holds 100,000 trajectories (INSPECTOR_BENCH_TRAJECTORIES) with rewards and 150,000 findings. Printed is the
 median of the whole request, what of it the database takes, and the request's ratio to the same page of a run of 200
