@@ -9,10 +9,9 @@ import pytest
 from rollouts.chat_templates import renderer
 from rollouts.tito.diagnose import diagnose
 from rollouts.tokenizers import load
+from tests.samples.diagnosis import OPTIONS, PAIRS, SETUPS, problem
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import ModelSetup, planted
-from tests.tito.test_diagnose_corpus import PAIRS
-from tests.tito.test_diagnose_planted import OPTIONS, SETUPS, problem
 
 TIMES = 1
 

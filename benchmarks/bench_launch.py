@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -31,18 +29,12 @@ from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.tasks import run_rollouts as work
 from rollouts.work.launch import LaunchSettings, launch, served_models
 
-pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 PROMPTS, GROUP = 128, 4
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
 CANCELS = int(os.environ.get("BENCH_CANCELS", "20"))
 RATIOS = ("ratio", "without the waiting for a core", "processor seconds of the engine's thread")
-
-
-@pytest.fixture(autouse=True)
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
 
 
 def launched(engine: str, prompts: int, seed: int) -> tuple[Run, float]:

@@ -38,7 +38,12 @@ from rollouts.work.launch import LaunchSettings, launch, served_models
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
 
-pytestmark = [pytest.mark.bench, pytest.mark.sqlite_only, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.sqlite_only,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("engines"),
+]
 
 BROWSERS = int(os.environ.get("BENCH_BROWSERS", "2"))
 PAIRS = int(os.environ.get("BENCH_PAIRS", "5"))
@@ -114,12 +119,6 @@ print(json.dumps([answered, spent]))
 """
 """One browser: it asks what the pages tell it to ask, until its standard input closes. What has ended is
 not asked for again."""
-
-
-@pytest.fixture(autouse=True)
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
 
 
 @pytest.fixture

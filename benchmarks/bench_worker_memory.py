@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,10 @@ from benchmarks.processes import family, megabytes, sums
 from rollouts.tasks import run_rollouts as work
 from rollouts.work.launch import LaunchSettings, launch
 
-pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 RUNS = int(os.environ.get("BENCH_RUNS", "50"))
 SHOWN = (5, 10, 20, 30, 40, 50)
-
-
-@pytest.fixture(autouse=True)
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
 
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])

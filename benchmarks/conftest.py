@@ -1,5 +1,9 @@
 """The benchmarks use fixtures of the tests."""
 
+from collections.abc import Iterator
+
+import pytest
+
 from tests.conftest import (  # noqa: F401
     bucket,
     chromium,
@@ -14,3 +18,12 @@ from tests.conftest import (  # noqa: F401
     vllm_available,
     warm_tokenizers,
 )
+
+
+@pytest.fixture
+def engines() -> Iterator[None]:
+    """Engines that a benchmark starts in this process end with it."""
+    from rollouts.tasks.run_rollouts import close_engines
+
+    yield
+    close_engines()

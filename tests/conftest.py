@@ -204,6 +204,30 @@ def tiny_tokenizer() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def engines(tiny_tokenizer: Path) -> Iterator[None]:
+    """Engines that tests start in this process end with their file."""
+    from rollouts.tasks.run_rollouts import close_engines
+
+    yield
+    close_engines()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that ended is started again at once."""
+    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
+
+
+@pytest.fixture(scope="module")
+def places(django_db_setup: None, django_db_blocker: Any, tiny_tokenizer: Path) -> Iterator[Any]:
+    """Each place of the site, and who asks for it."""
+    from tests.samples.places import stored_places
+
+    with django_db_blocker.unblock(), stored_places(tiny_tokenizer) as dataset:
+        yield dataset
+
+
 def _answers(url: str) -> bool:
     import redis
 

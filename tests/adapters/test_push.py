@@ -16,8 +16,8 @@ import pytest
 from rollouts.command_line import push
 from rollouts.command_line.main import main
 from tests.adapters.conftest import FakeServer
-from tests.adapters.test_watch import line, names, write
 from tests.conftest import ROOT
+from tests.samples.watched_files import line, names, write
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from rollouts.models import Job, Run, default_project
 from rollouts.services import ask_job
 from rollouts.tito.gap.report import gap_report
 from tests.api.conftest import member_of, token_for
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
 from tests.tito import gap_runs
 from tests.web.trajectory_samples import Maker
 

@@ -21,7 +21,7 @@ from rollouts.work import imports, template_checks
 from rollouts.work.sending import send
 from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until
-from tests.formats.test_formats import GYM, changed, jsonl
+from tests.samples.formats import GYM, changed, jsonl
 
 
 def check_of(user: User, n: int) -> Job:

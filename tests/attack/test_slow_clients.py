@@ -28,7 +28,7 @@ from rollouts.services.api_tokens import create_api_token
 from rollouts.work import exporting
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
-from tests.formats.test_formats import GYM, changed, jsonl
+from tests.samples.formats import GYM, changed, jsonl
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite_only]
 

@@ -13,7 +13,7 @@ from rollouts import services
 from rollouts.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.tasks.jobs import do_job
 from rollouts.work import template_checks
-from tests.web.test_template_pages import BROKEN, SAFE, TALK
+from tests.samples.chat_templates import BROKEN, SAFE, TALK
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Any]

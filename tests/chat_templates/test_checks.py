@@ -20,13 +20,7 @@ from rollouts.chat_templates.sandbox.render import Conversation, TemplateRendere
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.snippets import quoted
 from rollouts.tokenizers import load
-
-TURN = (
-    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
-)
-PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
+from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 
 
 def status(report: CheckReport, name: str) -> str:

@@ -9,7 +9,7 @@ from rollouts.chat_templates.jinja_source.parts import CannotTakeApart, cut, exp
 from rollouts.chat_templates.probes.assistant_masks import merged
 from rollouts.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollouts.tokenizers import load
-from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
+from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 
 TALK = [
     {"role": "user", "content": "a"},

@@ -15,14 +15,11 @@ from rollouts.engines.scripted import ScriptedEngine
 from rollouts.engines.worker import EngineThread
 from rollouts.tito.trajectory import ids_array
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
     return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.engines.owner.PAUSES", (0.01,) * 5)
 
 
 class Gated(ScriptedEngine):

@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 
 from rollouts.formats import FileRefused, Source
 from rollouts.tito.trajectory import Trajectory
-from tests.formats.test_formats import read
+from tests.samples.formats import read
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -23,7 +23,7 @@ from rollouts.formats.containers.cutting import parts_of
 from rollouts.formats.containers.file_part import FilePart
 from rollouts.formats.readers import sessions
 from rollouts.tito.trajectory import Trajectory
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl
 
 
 def lines(source: Source) -> list[tuple[int, bytes | None]]:

@@ -11,8 +11,7 @@ import pytest
 from rollouts.gallery import BUNDLE
 from rollouts.guard.audit_runners import RunnerMissing, on_ray
 from rollouts.guard.shard_audit import AuditSettings, audit, cut_files
-from tests.conftest import missing
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT, missing
 
 SETTINGS = AuditSettings()
 

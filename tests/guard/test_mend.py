@@ -21,7 +21,7 @@ from rollouts.guard import check_files, mended_file
 from rollouts.guard.mended_file import OWN, MendOptions, MendRefused
 from rollouts.guard.mended_trajectory import MendedTrajectory, MendWay
 from rollouts.tito.trajectory import Row, Trajectory
-from tests.guard.test_check import lines_of
+from tests.samples.guard import lines_of
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,8 @@ from rollouts.guard.fail_rules import RuleUnusable
 from rollouts.guard.trainer_batches import BatchUnreadable, row_of, step_of
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
-from tests.test_architecture import ROOT
-
-
-def row(logprob: float = -0.5) -> Row:
-    """A row of eight tokens; a log-probability above 0 is an error."""
-    mask = np.array([0, 0, 0, 1, 1, 1, 1, 1], dtype=np.bool_)
-    logprobs = np.where(mask, np.float32(logprob), np.float32(np.nan)).astype(np.float32)
-    return Row(ids_array(range(10, 18)), mask, logprobs)
-
-
-GOOD, BAD = row(), row(0.5)
+from tests.conftest import ROOT
+from tests.samples.guard import BAD, GOOD
 
 
 def test_a_finding_warns_raises_or_drops(caplog: pytest.LogCaptureFixture) -> None:

@@ -45,8 +45,8 @@ from rollouts.work import backup, restore
 from rollouts.work.backup_tables import columns_of
 from rollouts.work.token_moves import move_run
 from tests.conftest import ROOT, database_url, wait_until
+from tests.samples.old_database import DELTA, HEAD, PROMPT, fill, migrate
 from tests.storage.build import chain
-from tests.storage.test_upgrades import DELTA, HEAD, PROMPT, fill, migrate
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -30,8 +30,8 @@ from rollouts.models import (
     Tokenizer,
 )
 from rollouts.work import imports
-from tests.formats.test_formats import jsonl
-from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
+from tests.samples.format_mutations import EXAMPLES, changed_values, mutate_bytes
+from tests.samples.formats import jsonl
 
 pytestmark = pytest.mark.django_db
 

@@ -11,7 +11,7 @@ from django.core.management import CommandError, call_command, load_command_clas
 from rollouts import models, selectors
 from rollouts.models import ProjectTemplate, Run
 from rollouts.tito.diagnose.checks import CHECKS
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import assert_same
 
 pytestmark = pytest.mark.django_db

@@ -21,7 +21,7 @@ from rollouts.models import Job, Run, Tokenizer
 from rollouts.tasks.jobs import do_job
 from rollouts.tokenizers import TokenizerUnusable
 from rollouts.work import exporting
-from tests.formats.test_formats import GYM, jsonl
+from tests.samples.formats import GYM, jsonl
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

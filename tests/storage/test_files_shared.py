@@ -26,8 +26,8 @@ from rollouts.services.jobs import adopt_jobs, ask_job
 from rollouts.tasks.jobs import do_job
 from rollouts.tokenizers import TokenizerUnusable
 from rollouts.work import exporting, imports, leftovers
-from tests.formats.test_formats import GYM, jsonl
 from tests.s3 import S3Server
+from tests.samples.formats import GYM, jsonl
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]
 

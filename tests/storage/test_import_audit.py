@@ -12,8 +12,7 @@ from django.core.management import CommandError, call_command
 from rollouts import models, selectors
 from rollouts.command_line.main import main
 from rollouts.guard import shard_audit
-from tests.guard.test_audit import in_this_process
-from tests.guard.test_check import lines_of
+from tests.samples.guard import in_this_process, lines_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

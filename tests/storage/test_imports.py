@@ -18,14 +18,9 @@ from rollouts.tito.diagnose import Diagnosis
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work import imports
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, own_line
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def run() -> models.Run:
-    return services.create_run(models.Run.Kind.IMPORT, "test")
 
 
 def calls(n: int, start: int = 0) -> list[dict[str, Any]]:
@@ -320,16 +315,6 @@ def mutations(n: int, seed: int) -> Callable[[], Any]:
         return bytes(data)
 
     return make
-
-
-def own_line(value: Trajectory) -> bytes:
-    import io
-
-    from rollouts.formats import FORMATS
-
-    file = io.BytesIO()
-    FORMATS["own_jsonl"].write([value], file)  # type: ignore[misc]
-    return file.getvalue()
 
 
 def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None) -> None:

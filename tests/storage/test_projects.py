@@ -18,9 +18,9 @@ from rollouts.selectors.registered import (
 )
 from rollouts.work import template_checks
 from rollouts.work.diagnosis import renderer_for
+from tests.conftest import ROOT
 from tests.people import the_default_project
 from tests.storage.build import chain
-from tests.test_architecture import ROOT
 
 MAKERS = {
     "create_run": 3, "register_tokenizer": 4, "register_chat_template": 2, "find_tokenizer": 1, "hub_tokenizer": 2,

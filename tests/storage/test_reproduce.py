@@ -20,22 +20,9 @@ from rollouts.tito.diagnose import KINDS, Axis, Finding, Severity, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.work.reproduce import CannotReproduce, _literal, _material, script
+from tests.samples.row_faults import LINE, N_HEAD, N_ONE, OPEN, SHUT, TOOL, WITNESSES, S, hotter, merged, row, steps
 from tests.tito.model_setups import STABLE, model_setup, tokenizer_folder
 from tests.tito.plant import planted
-from tests.tito.test_row_findings import (
-    LINE,
-    N_HEAD,
-    N_ONE,
-    OPEN,
-    SHUT,
-    TOOL,
-    WITNESSES,
-    S,
-    hotter,
-    merged,
-    row,
-    steps,
-)  # fmt: skip
 
 FOLDERS = {
     "toggling": ("bytes", "<|shut|>"), "stable": ("bytes", "<|shut|>"), "bare": ("bytes", "<|end|>"),

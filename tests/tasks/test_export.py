@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,7 @@ from rollouts.work.exporting import WRITERS
 from rollouts.work.launch import LaunchSettings, launch
 from tests.storage.build import chain
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def engines() -> Iterator[None]:
-    yield
-    work.close_engines()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 
 @pytest.fixture

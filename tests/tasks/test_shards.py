@@ -23,10 +23,10 @@ from rollouts.services.jobs import Beat, JobFailed, adopt_jobs, ask_job, take_jo
 from rollouts.services.shards import release_shard
 from rollouts.tasks import jobs
 from rollouts.work import diagnosis, exporting, import_shards, imports, ranges, run_control, run_replays
-from tests.formats.test_formats import GYM, changed, jsonl
+from tests.samples.deaths import die_after
+from tests.samples.formats import GYM, changed, jsonl
 from tests.storage.build import chain
 from tests.tasks.shard_work import do_all, waiting
-from tests.tasks.test_job_kinds import die_after
 from tests.web.samples import finding, stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 

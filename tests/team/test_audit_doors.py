@@ -21,9 +21,9 @@ from rollouts.services.api_tokens import create_api_token
 from rollouts.services.audit import Action
 from rollouts.work import retention
 from tests.push.conftest import episodes
+from tests.samples.pages import form_of
 from tests.team.conftest import person
 from tests.web.samples import stored_run
-from tests.web.test_forms import form_of
 
 pytestmark = pytest.mark.usefixtures("sent")
 

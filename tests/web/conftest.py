@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from rollouts import services
+from rollouts.models import Tokenizer
 from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 
@@ -35,3 +37,9 @@ def visitor(db: Any) -> Client:
 def make(tiny_tokenizer: Path) -> Maker:
     """Trajectories in the demo policy's tokens, and runs of them."""
     return Maker(tiny_tokenizer)
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
+    """The tokenizer of the demo policy, registered."""
+    return services.register_tokenizer(tiny_tokenizer, name="demo")

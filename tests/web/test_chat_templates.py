@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,11 +25,6 @@ def client() -> Client:
     client = Client()
     client.force_login(local_user())
     return client
-
-
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return services.register_tokenizer(tiny_tokenizer, name="demo")
 
 
 def ask(client: Client, **fields: Any) -> Any:

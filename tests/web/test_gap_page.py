@@ -19,7 +19,7 @@ from rollouts.services.muted import mute
 from rollouts.tasks.jobs import do_job
 from rollouts.work import gap_reports
 from tests.people import make_member
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import save, world
 from tests.tito import gap_runs
 
 pytestmark = pytest.mark.django_db

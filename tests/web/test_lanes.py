@@ -24,8 +24,8 @@ from rollouts.tito.diagnose import diagnose
 from rollouts.tito.diagnose.finding import Finding
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from tests.counting import growth
+from tests.samples.lanes import SUMMARY, compacted
 from tests.tito.plant import PLANTERS, ModelSetup
-from tests.tito.test_lanes import SUMMARY, compacted
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
 

@@ -15,7 +15,7 @@ from rollouts.models import ChatTemplate, Job, ProjectTemplate, Run, TemplateChe
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory_end import TrajectoryEnd
 from rollouts.work import template_checks
-from tests.web.test_forms import form_of
+from tests.samples.pages import form_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("sent", "tiny_tokenizer")]
 

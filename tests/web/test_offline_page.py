@@ -22,8 +22,8 @@ from rollouts.selectors.runs import find_trajectory
 from rollouts.services.comments import add_comment
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.work import gallery
+from tests.samples.pages import share
 from tests.web.long_rows import long_trajectory
-from tests.web.test_shares import share
 from tests.web.trajectory_samples import HOSTILE, Maker
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]  # its queries are those of other pages

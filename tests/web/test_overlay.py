@@ -14,7 +14,7 @@ from rollouts import services
 from rollouts.models import Run
 from rollouts.selectors.training_steps import TrainingStepLine
 from rollouts.services.training_steps import take_training_steps
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import save, world
 
 
 def line(step: int, **more: Any) -> TrainingStepLine:

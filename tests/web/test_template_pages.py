@@ -27,28 +27,10 @@ from rollouts.tasks.jobs import do_job
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.tito.trajectory import Request, Step, Trajectory
 from rollouts.work import template_checks
+from tests.samples.chat_templates import BROKEN, SAFE, TALK
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
-
-SAFE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ (c.function or c) | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-BROKEN = SAFE.replace(
-    "{{ m.content }}", "{% if m.role == 'assistant' and loop.last %}(last) {% endif %}{{ m.content }}"
-)
-TALK = [
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "It is 4."},
-    {"role": "user", "content": "thanks"},
-]
-
-
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return services.register_tokenizer(tiny_tokenizer, name="demo")
 
 
 def ask(web: Client, **fields: Any) -> tuple[str, str]:

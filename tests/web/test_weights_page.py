@@ -24,7 +24,7 @@ from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work import loss_weights
 from tests.people import make_member
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import save, world
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db
