@@ -4,10 +4,10 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.conftest import ROOT
+from tests.samples.product import modules
+
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.text.processes", "rollout_inspector.text.confinement")),
     (0, ("rollout_inspector.streams",)),
@@ -95,18 +95,6 @@ def breaches(module: str, source: str) -> list[str]:
             found.append(f"{module} imports {name}, which does not lie below it")
         elif here in ("rollouts.sampling.engines", "rollouts.sampling.environments", "rollouts.sampling.loop") and there in STORAGE:
             found.append(f"{module} imports {name}: what samples never imports storage")
-    return found
-
-
-@cache
-def modules() -> dict[str, str]:
-    """Every module of the product by its dotted name, with its source."""
-    found = {}
-    for path in [*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")]:
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if "migrations" in parts:  # Django wrote them
-            continue
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
     return found
 
 

@@ -46,8 +46,8 @@ from rollouts.store.token_arrays.stores import SegmentTokens
 from rollouts.store.trajectories.token_encoding import encode_trajectories
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT, database_url, wait_until
+from tests.samples.old_database import DELTA, HEAD, PROMPT, fill, migrate
 from tests.storage.build import chain
-from tests.storage.test_upgrades import DELTA, HEAD, PROMPT, fill, migrate
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db(transaction=True)

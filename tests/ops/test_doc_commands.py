@@ -10,7 +10,7 @@ import pytest
 from django.core.management import get_commands, load_command_class
 
 from rollout_inspector.commands.main import MODULES, SUBCOMMANDS
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINE = re.compile(

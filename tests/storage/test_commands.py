@@ -14,7 +14,7 @@ from rollouts.store.models import ProjectTemplate, Run
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import assert_same
 
 pytestmark = pytest.mark.django_db

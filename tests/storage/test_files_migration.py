@@ -22,7 +22,7 @@ from rollouts.store import files
 from rollouts.store.models import Job, Run, Tokenizer
 from rollouts.store.people.tokenizers import byte_table, load_tokenizer
 from rollouts.worker.jobs import do_job
-from tests.formats.test_formats import GYM, jsonl
+from tests.samples.formats import GYM, jsonl
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

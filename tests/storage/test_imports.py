@@ -22,14 +22,9 @@ from rollouts.store.runs import rejections
 from rollouts.store.runs.run_writes import cancel_run, create_run
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_trajectory
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, own_line
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def run() -> models.Run:
-    return create_run(models.Run.Kind.IMPORT, "test")
 
 
 def calls(n: int, start: int = 0) -> list[dict[str, Any]]:
@@ -324,16 +319,6 @@ def mutations(n: int, seed: int) -> Callable[[], Any]:
         return bytes(data)
 
     return make
-
-
-def own_line(value: Trajectory) -> bytes:
-    import io
-
-    from rollout_inspector.formats import FORMATS
-
-    file = io.BytesIO()
-    FORMATS["own_jsonl"].write([value], file)  # type: ignore[misc]
-    return file.getvalue()
 
 
 def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None) -> None:

@@ -12,7 +12,7 @@ from django.conf import settings
 from rollout_inspector.guard.audit_runners import RunnerMissing
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files
 from rollouts.worker import audits
-from tests.guard.test_check import lines_of
+from tests.samples.guard import lines_of
 
 Start = Callable[..., subprocess.Popen[bytes]]
 PLAIN = AuditSettings()
