@@ -1,5 +1,6 @@
 # make run [PORT=8000] [HOST=127.0.0.1]   start everything and print the address; Ctrl-C stops all of it
 # make test                               everything there is to check, as CI does it
+# make test-corpus                        the tests that need the corpus of real trajectories
 # make gpu-proof [GPU_PYTHON=python3]     prove rollouts on an NVIDIA GPU; see docs/gpu.md
 # make lint / format / bench / clean      the parts one by one
 
@@ -13,7 +14,7 @@ POSTGRES ?= $(or $(INSPECTOR_TEST_POSTGRES),postgres://postgres@127.0.0.1:5432/p
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME
 
-.PHONY: run test lint format bench clean screenshots case-studies gpu-proof writers-newest
+.PHONY: run test test-corpus lint format bench clean screenshots case-studies gpu-proof writers-newest
 .DEFAULT_GOAL := run
 
 $(BIN)/python:
@@ -60,6 +61,9 @@ format: $(VENV)/.installed-dev
 test: lint
 	@$(BIN)/python -m tests.run --postgres "$(POSTGRES)"
 
+test-corpus: $(VENV)/.installed-dev
+	INSPECTOR_TEST_PART=corpus OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q
+
 # The newest published frameworks write files and take ours, in place of the versions that `make test` uses.
 writers-newest: $(VENV)/.installed-dev
 	rm -rf $(VENV)/writers-newest
@@ -70,7 +74,7 @@ writers-newest: $(VENV)/.installed-dev
 	  tests/formats/test_writers.py tests/formats/test_trainers.py
 
 bench: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/bench -s -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest benchmarks -s -q
 
 screenshots: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.browser.screenshots

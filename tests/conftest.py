@@ -1,6 +1,8 @@
 """Fixtures for what a test cannot make itself: the corpus, a Redis, a browser, an engine, workers.
 
 What is missing skips a test with the reason, unless CI=true: then it fails, so that nothing is skipped unseen.
+The corpus is not in the repository: INSPECTOR_TEST_CORPUS=absent, which the workflow says, lets its tests be skipped
+even then.
 """
 
 import contextlib
@@ -156,6 +158,7 @@ PARTS: dict[str, Callable[[pytest.Item], bool]] = {
     "work": lambda item: _folder(item) in WORK_FOLDERS and _runs_on_sqlite(item),
     "pages": lambda item: _folder(item) not in WORK_FOLDERS and _runs_on_sqlite(item),
     "plain": _is_plain,
+    "corpus": lambda item: "corpus" in getattr(item, "fixturenames", ()),
     "storage again": lambda item: _folder(item) in STORAGE_FOLDERS and _may_differ_on_postgres(item),
     "pages again": lambda item: _folder(item) not in STORAGE_FOLDERS and _may_differ_on_postgres(item),
 }
@@ -185,13 +188,23 @@ def admin_client(admin_client: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def corpus() -> Path:
-    """Real trajectories, templates and tokenizers: INSPECTOR_CORPUS, or shared/corpus beside the checkout."""
+    """Real trajectories, templates and tokenizers."""
+    return corpus_folder()
+
+
+def corpus_folder() -> Path:
+    """INSPECTOR_CORPUS, or shared/corpus beside the checkout. Where it may be absent, the test that asks is skipped."""
     named = os.environ.get("INSPECTOR_CORPUS")
     places = [Path(named)] if named else [ROOT / "shared" / "corpus", ROOT.parent / "shared" / "corpus"]
     for place in places:
         if place.is_dir():
             return place
-    missing(f"the corpus is in none of: {', '.join(map(str, places))} (INSPECTOR_CORPUS names another place)")
+    if os.environ.get("INSPECTOR_TEST_CORPUS") == "absent":
+        pytest.skip("INSPECTOR_TEST_CORPUS says that the corpus is absent")
+    missing(
+        f"the corpus is in none of: {', '.join(map(str, places))} (INSPECTOR_CORPUS names another place; "
+        "INSPECTOR_TEST_CORPUS=absent does without it)"
+    )
     raise AssertionError
 
 
@@ -202,6 +215,30 @@ def tiny_tokenizer() -> Path:
     if not (folder / "tokenizer.json").exists():
         missing("the demo policy has not been trained (manage.py train_demo_policy)")
     return folder
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_tokenizer: Path) -> Iterator[None]:
+    """Engines that tests start in this process end with their file."""
+    from rollouts.worker.run_rollouts import close_engines
+
+    yield
+    close_engines()
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that ended is started again at once."""
+    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
+
+
+@pytest.fixture(scope="module")
+def places(django_db_setup: None, django_db_blocker: Any, tiny_tokenizer: Path) -> Iterator[Any]:
+    """Each place of the site, and who asks for it."""
+    from tests.samples.places import stored_places
+
+    with django_db_blocker.unblock(), stored_places(tiny_tokenizer) as dataset:
+        yield dataset
 
 
 def _answers(url: str) -> bool:

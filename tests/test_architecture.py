@@ -4,10 +4,10 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.conftest import ROOT
+from tests.samples.product import HOUSES, modules
+
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.client", "rollout_inspector.streams")),
     (0, ("rollout_inspector.diagnose",)),
@@ -37,7 +37,6 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 LINE = {name: number for number, (_, names) in enumerate(FLOORS) for name in names}
 STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
-HOUSES = ("rollout_inspector", "rollouts", "inspector")
 PURE = {
     "rollout_inspector.client": set[str](),
     "rollout_inspector.streams": {"numpy"},
@@ -91,18 +90,6 @@ def breaches(module: str, source: str) -> list[str]:
     return found
 
 
-@cache
-def modules() -> dict[str, str]:
-    """Every module of the product by its dotted name, with its source."""
-    found = {}
-    for path in [path for house in HOUSES for path in ROOT.glob(f"{house}/**/*.py")]:
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if "migrations" in parts:  # Django wrote them
-            continue
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
-    return found
-
-
 def circles(sources: dict[str, str]) -> list[list[str]]:
     """Groups of modules that import each other, imports in functions and for type checkers included."""
     arrows: dict[str, set[str]] = {}
@@ -140,7 +127,8 @@ def test_a_wrong_import_would_be_found() -> None:
 
 def test_commands_without_a_server_import_none_of_its_packages() -> None:
     """One string, in one function, names what runs a command of the server."""
-    sources = {module: source for module, source in modules().items() if package_of(module) == "rollout_inspector.commands"}
+    room = "rollout_inspector.commands"
+    sources = {module: source for module, source in modules().items() if package_of(module) == room}
     names = {name.split(".")[0] for module, source in sources.items() for name in imports(module, source)}
     assert "argparse" in names and not names & {"celery", "django", "inspector", "redis", "torch", "transformers"}
     importing = [module for module, source in sources.items() if "import_module" in source]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.bench import bench_lists
+from benchmarks import bench_lists
 from tests.conftest import ROOT
 
-FILES = sorted((ROOT / "tests" / "bench").glob("*.py"))
+FOLDER = ROOT / "benchmarks"
+MODULES = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FOLDER.rglob("[!_]*.py"))
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_a_benchmark_can_be_imported(file: Path) -> None:
-    module = importlib.import_module(f"tests.bench.{file.stem}")
-    assert (module.__doc__ or "").strip()
+@pytest.mark.parametrize("name", MODULES)
+def test_a_benchmark_can_be_imported(name: str) -> None:
+    assert (importlib.import_module(name).__doc__ or "").strip()
 
 
 @pytest.mark.django_db

@@ -5,7 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from tests.test_architecture import ROOT, modules
+from tests.conftest import ROOT
+from tests.samples.product import modules
 
 RETIRED = {
     "scribe", "pulse", "pile", "piles", "desk", "ahead", "talk", "given", "world", "own", "forest", "bench", "facts",

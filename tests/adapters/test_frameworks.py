@@ -23,7 +23,7 @@ from rollout_inspector.formats import Source, policy_versions
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.adapters.conftest import FakeServer
 from tests.formats.published import importable, taken_from
-from tests.formats.test_writers import SOURCES, TOOL, agent_loop_output, same_row, same_steps, skyrl_batch, split
+from tests.samples.writers import SOURCES, TOOL, agent_loop_output, same_row, same_steps, skyrl_batch, split
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 from rollout_inspector.commands import push
 from rollout_inspector.commands.main import main
 from tests.adapters.conftest import FakeServer
-from tests.adapters.test_watch import line, names, write
 from tests.conftest import ROOT
+from tests.samples.watched_files import line, names, write
 
 
 @pytest.fixture

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,7 @@ from rollout_inspector.client.client import Client
 from rollout_inspector.commands.main import main
 from tests.adapters.conftest import FakeServer, until
 from tests.conftest import ROOT
-
-
-def line(name: str) -> bytes:
-    return json.dumps({"token_ids": [1], "rollout_id": name}).encode() + b"\n"
-
-
-def write(path: Path, *names: str, age: float = 60.0, mode: str = "wb", end: bytes = b"") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open(mode) as file:
-        file.write(b"".join(map(line, names)) + end)
-    changed = time.time() - age
-    os.utime(path, (changed, changed))
-    return path
+from tests.samples.watched_files import line, names, write
 
 
 def watched(server: FakeServer, folder: Path, **more: Any) -> FolderWatch:
@@ -40,10 +26,6 @@ def watched(server: FakeServer, folder: Path, **more: Any) -> FolderWatch:
     del more["said"]
     client = Client(server.url, "t", more.pop("run", None), tries=1)
     return FolderWatch(folder, client, folder / STATE_NAME, say=said.append, **more)
-
-
-def names(server: FakeServer) -> list[str]:
-    return [one["rollout_id"] for one in server.records]
 
 
 def test_files_are_pushed_in_the_order_of_their_steps_with_step_and_prefix(server: FakeServer, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from rollout_inspector.diagnose.gap.report import gap_report
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run, default_project
 from tests.api.conftest import member_of, token_for
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
 from tests.tito import gap_runs
 from tests.web.trajectory_samples import Maker
 

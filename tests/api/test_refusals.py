@@ -13,14 +13,7 @@ from django.utils import timezone
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import ApiToken, Job, Run, TemplateCheck
 from tests.api.conftest import Ask
-
-
-def assert_problem(answer: Any, status: int) -> dict[str, Any]:
-    """The problem document of an answer with that status."""
-    assert (answer.status_code, answer["Content-Type"]) == (status, "application/problem+json"), answer.content
-    found: dict[str, Any] = answer.json()
-    assert found["status"] == status and found["type"] == "about:blank" and found["detail"].endswith((".", "?"))
-    return found
+from tests.samples.problems import assert_problem
 
 
 def test_without_a_login_or_a_live_token(ask: Ask, callers: dict[str, str], client: Client) -> None:

@@ -12,8 +12,8 @@ from django.test import Client
 from rollouts.jobs.exports.exports import Wanted
 from rollouts.store.models import AuditEvent, Job, Project, Run, TemplateCheck
 from tests.api.conftest import Ask
-from tests.api.test_refusals import assert_problem
 from tests.push.conftest import episodes
+from tests.samples.problems import assert_problem
 from tests.web.trajectory_samples import Maker
 
 LINES = "\n".join(json.dumps(call) for call in episodes(1)).encode()

@@ -1,4 +1,4 @@
-"""The attacks of this folder on one server at once, for ``tests.measure.gets_under_attack --attack all``."""
+"""The attacks of this folder on one server at once, for ``benchmarks.measures.gets_under_attack --attack all``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.attack import hostile_bodies, slow_clients
 from tests.attack.hostile_uploads import BOMBS, FOREVER, bomb
 
 if TYPE_CHECKING:
-    from tests.measure.gets_under_attack import Server
+    from benchmarks.measures.gets_under_attack import Server
 
 MODEL = Path(__file__).resolve().parents[2] / "rollouts" / "sampling" / "demo_policy" / "model"
 PAUSE_SECONDS = 0.2

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import zstandard
 
 if TYPE_CHECKING:
-    from tests.measure.gets_under_attack import Server
+    from benchmarks.measures.gets_under_attack import Server
 
 Body = Callable[[float], bytes]
 """Makes a body; its argument scales what the body becomes. At 1 it is as large as the review's."""

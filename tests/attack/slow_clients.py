@@ -1,6 +1,7 @@
 """Clients that keep the web server waiting. Each attack holds :data:`CLIENTS` connections until it is stopped.
 
-For ``python -m tests.measure.gets_under_attack --attack tests.attack.slow_clients:half_heads``, and for the tests.
+For ``python -m benchmarks.measures.gets_under_attack --attack tests.attack.slow_clients:half_heads``, and for
+tests.
 """
 
 from __future__ import annotations

@@ -57,13 +57,6 @@ def poisons(trap: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.fixture
-def member(django_user_model: Any) -> Client:
-    client = Client()
-    client.force_login(make_member("ada", password="a long password"))
-    return client
-
-
 def test_a_poisoned_value_is_a_miss(
     member: Client, live_redis: str, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,13 +44,6 @@ def kept(settings: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def member(django_user_model: Any) -> Client:
-    client = Client()
-    client.force_login(make_member("ada", password="a long password"))
-    return client
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_no_byte_of_a_strangers_file_is_kept(place: str, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored: list[bytes] = []

@@ -23,7 +23,7 @@ from rollouts.store.runs.run_writes import create_run
 from rollouts.worker import jobs
 from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until
-from tests.formats.test_formats import GYM, changed, jsonl
+from tests.samples.formats import GYM, changed, jsonl
 
 
 def check_of(user: User, n: int) -> Job:

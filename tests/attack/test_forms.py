@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from django.test import Client
 
 from rollouts.store.models import TemplateCheck
-from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
 
@@ -22,13 +19,6 @@ JUNK = {
     "half a character": '"\\ud800"',
     "920 lists in lists": "[" * 920 + "]" * 920,
 }
-
-
-@pytest.fixture
-def member(django_user_model: Any) -> Client:
-    client = Client()
-    client.force_login(make_member("ada"))
-    return client
 
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())

@@ -25,6 +25,7 @@ from rollouts.store.people.tokenizers import files_of
 from rollouts.store.people.users import local_user
 from rollouts.store.runs.run_writes import create_run, end_active_run, end_run, fail_run
 from rollouts.store.text import without_paths
+from tests.samples.credentials import API, LOGIN, PASSWORD, RECORDER, SESSION, SHARE, TOKENS
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -133,17 +134,6 @@ def test_l12_errors_of_work_are_stored_without_paths(
 )
 def test_paths_and_addresses_are_told_apart(said: str, shown: str) -> None:
     assert without_paths(said) == shown
-
-
-TOKENS = {
-    "a share link": "loBGAzdd8qMHNWAZyuAvhN0X_4iNT7Bb",
-    "an API token": "ri_Xq8-Wf0aLk3_mC9vZt7bQeYh2sRu5nPd1gJo6iTx4",
-    "a login link": "q1W2e3R4t5Y6u7I8o9P0a1S2d3F4g5H6",
-    "a session": "k3j4h5g6f7d8s9a0q1w2e3r4t5y6u7i8",
-    "a recorder's token": "Zk3-a_long_token_of_letters",
-    "a password": "hunter2-correct-horse",
-}
-SHARE, API, LOGIN, SESSION, RECORDER, PASSWORD = TOKENS.values()
 
 
 @pytest.mark.parametrize("said", [

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.test_leaks import API, LOGIN, RECORDER, SESSION, SHARE
 from tests.conftest import ROOT
+from tests.samples.credentials import API, LOGIN, RECORDER, SESSION, SHARE
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ends the server with its parent")
 LINK = re.compile(r"is ready: (http://127\.0\.0\.1:(\d+))/login\?token=(\S+)")

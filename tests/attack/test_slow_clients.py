@@ -29,7 +29,7 @@ from rollouts.store.people.api_keys import create_api_token
 from rollouts.store.runs.run_writes import create_run
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
-from tests.formats.test_formats import GYM, changed, jsonl
+from tests.samples.formats import GYM, changed, jsonl
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sqlite_only]
 

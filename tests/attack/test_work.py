@@ -41,10 +41,10 @@ from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
 from rollouts.worker import jobs
 from tests import faults
 from tests.conftest import wait_until
-from tests.formats.test_formats import GYM, changed, jsonl
 from tests.people import make_member
+from tests.samples.chat_templates import BROKEN
+from tests.samples.formats import GYM, changed, jsonl
 from tests.web.samples import stored_run, trajectory
-from tests.web.test_template_pages import BROKEN
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db

@@ -21,10 +21,8 @@ from django.test import Client
 
 from rollouts.jobs import gallery
 from rollouts.store.models import StepTokens, StoredStep
+from tests.samples.places import Places, page_of, routes
 from tests.web.access_table import ROWS
-from tests.web.test_access import Places, page_of, places, routes
-
-assert places  # a fixture
 
 pytestmark = pytest.mark.django_db
 

@@ -13,9 +13,8 @@ from inspector.search import search_page, views
 from rollouts.store.models import Run
 from rollouts.store.runs.run_writes import create_run, start_run, take_figures
 from rollouts.store.runs.training_step_writes import take_training_steps
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import of_versions, save, world
 from tests.web.samples import stored_run
-from tests.web.test_training_page import of_versions
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -13,7 +13,7 @@ from rollouts.jobs import template_checks
 from rollouts.store.models import ChatTemplate, TemplateCheck, Tokenizer
 from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
 from rollouts.worker.jobs import do_job
-from tests.web.test_template_pages import BROKEN, SAFE, TALK
+from tests.samples.chat_templates import BROKEN, SAFE, TALK
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Any]

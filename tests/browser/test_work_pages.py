@@ -6,9 +6,8 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,12 +26,6 @@ from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Open = Callable[..., Any]
-
-
-@pytest.fixture
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
 
 
 def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: None, sent: list[int]) -> None:

@@ -20,13 +20,7 @@ from rollout_inspector.text.chat_templates.probes.render_cache import RenderCach
 from rollout_inspector.text.chat_templates.probes.report import CheckReport
 from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollout_inspector.text.tokenizers import load
-
-TURN = (
-    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
-    "<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n"
-)
-PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-PLAIN = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
+from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 
 
 def status(report: CheckReport, name: str) -> str:

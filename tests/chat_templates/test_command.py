@@ -1,29 +1,18 @@
 """manage.py check_template: its JSON, its exit status, its sentences."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 
 from rollout_inspector.text.tokenizers import load
 from rollouts.store.models import TemplateCheck
 from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from tests.samples.template_command import run
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}<|im_end|>\n{% endfor %}"
 POSITIONED = PLAIN.replace("<|im_start|>", "{% if loop.last %}{{ '' }}{% else %}~{% endif %}<|im_start|>")
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    """Exit status, standard output, standard error."""
-    out, err = io.StringIO(), io.StringIO()
-    try:
-        call_command("check_template", *arguments, stdout=out, stderr=err)
-    except SystemExit as ended:
-        return int(ended.code or 0), out.getvalue(), err.getvalue()
-    return 0, out.getvalue(), err.getvalue()
 
 
 @pytest.fixture

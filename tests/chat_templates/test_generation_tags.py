@@ -9,7 +9,7 @@ from rollout_inspector.text.chat_templates.jinja_source.parts import CannotTakeA
 from rollout_inspector.text.chat_templates.probes.assistant_masks import merged
 from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
 from rollout_inspector.text.tokenizers import load
-from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
+from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 
 TALK = [
     {"role": "user", "content": "a"},

@@ -11,7 +11,7 @@ from jinja2.lexer import newline_re
 
 from rollout_inspector.text.chat_templates.jinja_source.tokens import LEXER, Piece, pieces, top_level
 from rollout_inspector.text.chat_templates.sandbox.worker import rendering
-from tests.chat_templates.test_mutations import damaged
+from tests.samples.damaged_templates import damaged
 
 MADE = [
     "",

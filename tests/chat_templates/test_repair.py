@@ -19,7 +19,7 @@ from rollout_inspector.text.chat_templates.repair.regression_set import Regressi
 from rollout_inspector.text.chat_templates.repair.search import Repair, unified_diff
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import load
-from tests.chat_templates.test_checks import PLAIN, PROMPT, TURN
+from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 
 
 def test_the_one_line_fix_of_qwen3(corpus: Path) -> None:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from functools import partial
@@ -19,94 +16,29 @@ import numpy as np
 import pytest
 
 from rollout_inspector.streams.trajectory import ids_array
-from rollouts.sampling.engines import (
-    EngineError,
-    Generation,
-    GenerationRequest,
-    RequestRefused,
-    Sampling,
-    build_engine,
-)
+from rollouts.sampling.engines import EngineError, RequestRefused, build_engine
 from rollouts.sampling.engines.owner import EngineClosed, EngineLost, EngineOwner
 from rollouts.sampling.engines.process import EngineProcess, _ProcessLife
 from rollouts.sampling.engines.scoring import Scorer, score_streams
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from tests.conftest import ROOT, wait_until
+from tests.samples.engine_processes import (
+    Dying,
+    Endless,
+    Fragile,
+    Held,
+    complain,
+    killed,
+    live_of,
+    not_there,
+    pid_of,
+    request,
+    unpicklable,
+)
+
+pytestmark = pytest.mark.usefixtures("short_pauses")
 
 Start = Callable[[Callable[[], Any]], EngineProcess]
-
-
-def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
-    return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
-
-
-# What the process builds is found by its name.
-
-
-class Endless(ScriptedEngine):
-    """Answers requests of at most ten tokens; the others are under way until they are aborted."""
-
-    def step(self) -> list[Generation]:
-        time.sleep(0.001)
-        waiting = {name: one for name, one in self._live.items() if one.request.sampling.max_tokens > 10}
-        self._live = {name: one for name, one in self._live.items() if name not in waiting}
-        finished = super().step()
-        self._live |= waiting
-        return finished
-
-
-class Fragile(Endless):
-    def abort(self, request_id: str) -> None:
-        raise RuntimeError("it broke")
-
-
-class Dying(ScriptedEngine):
-    def step(self) -> list[Generation]:
-        raise MemoryError("no block is free")
-
-
-class Held(ScriptedEngine):
-    """Its steps wait for a file, and make one that says so."""
-
-    def __init__(self, gate: Path) -> None:
-        super().__init__(max_model_len=1_000_000)
-        self.gate = gate
-
-    def step(self) -> list[Generation]:
-        self.gate.with_name("held").touch()
-        while not self.gate.exists():
-            time.sleep(0.01)
-        return super().step()
-
-
-def killed() -> ScriptedEngine:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-def not_there() -> ScriptedEngine:
-    raise EngineError("The folder holds no model.")
-
-
-def pid_of(engine: object) -> int:
-    return os.getpid()
-
-
-def live_of(engine: Endless) -> int:
-    return len(engine._live)
-
-
-def unpicklable(engine: object) -> object:
-    return threading.Lock()
-
-
-def complain(engine: object) -> None:
-    logging.getLogger("rollouts.sampling.engines.test").warning("the cache is full n=%d", 3)
 
 
 @pytest.fixture
@@ -263,7 +195,7 @@ import sys, time
 from functools import partial
 from pathlib import Path
 from rollouts.sampling.engines.process import EngineProcess
-from tests.engines.test_process import Endless, Held, pid_of, request
+from tests.samples.engine_processes import Endless, Held, pid_of, request
 engine, folder = sys.argv[1], Path(sys.argv[2])
 owner = EngineProcess(partial(Held, folder / "gate") if engine == "stuck" else Endless)
 pid = owner.call(pid_of).result(60)

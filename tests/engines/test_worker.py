@@ -15,14 +15,11 @@ from rollouts.sampling.engines.owner import EngineClosed, EngineLost
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.sampling.engines.worker import EngineThread
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 
 def request(name: str, max_tokens: int = 5, ids: tuple[int, ...] = (1, 2, 3)) -> GenerationRequest:
     return GenerationRequest(name, ids_array(list(ids)), Sampling(max_tokens=max_tokens))
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
 
 
 class Gated(ScriptedEngine):

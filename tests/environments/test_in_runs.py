@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,15 +20,9 @@ from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts as work
 from tests.conftest import Take, missing
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 ASK = [{"role": "user", "content": "What is 6 * 7?"}]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
 
 
 def finished(

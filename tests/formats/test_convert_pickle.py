@@ -15,7 +15,7 @@ from django.core.management import CommandError, call_command
 
 from rollout_inspector.formats import FileRefused, Source
 from rollout_inspector.streams.trajectory import Trajectory
-from tests.formats.test_formats import read
+from tests.samples.formats import read
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parent.parent.parent

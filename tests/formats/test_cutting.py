@@ -23,7 +23,7 @@ from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.readers import sessions
 from rollout_inspector.streams.trajectory import Trajectory
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl
 
 
 def lines(source: Source) -> list[tuple[int, bytes | None]]:

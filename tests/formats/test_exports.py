@@ -11,7 +11,7 @@ import pytest
 from rollout_inspector.formats.writers.export_faults import row_fault
 from rollout_inspector.formats.writers.exports import EXPORTS, ExportRefused, padded, rows_of, step_rows_of, write
 from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
-from tests.formats.test_formats import read
+from tests.samples.formats import read
 from tests.storage.build import chain, rows_only
 
 VALUE = chain("t", 3)

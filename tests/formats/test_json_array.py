@@ -9,8 +9,8 @@ import pytest
 
 from rollout_inspector.formats import Source
 from rollout_inspector.formats.containers.json_array import elements
-from tests.formats.test_formats import CALL, GYM, changed, read
-from tests.formats.test_mutations import EXAMPLES
+from tests.samples.format_mutations import EXAMPLES
+from tests.samples.formats import CALL, GYM, changed, read
 
 VALUES: list[Any] = [
     {"a": 'quote " and \\ and ],[{ inside', "b": [[], {}, [1, {"c": "\\"}]]}, {}, {"é": "\u2028"}, [1, 2],

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rollout_inspector.formats.policy_versions import of_row
-from tests.formats.test_formats import changed, jsonl, read
-from tests.formats.test_reader_shapes import SGLANG
+from tests.samples.formats import changed, jsonl, read
+from tests.samples.reader_shapes import SGLANG
 
 MASK = np.array([0, 0, 1, 1, 0, 1, 0], np.bool_)
 

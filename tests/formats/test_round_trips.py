@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollout_inspector import formats
 from rollout_inspector.formats.writers.exports import EXPORTS, padded, rows_of, step_rows_of, write
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory
-from tests.formats.test_formats import read
+from tests.samples.formats import read
 from tests.storage.build import assert_same, chain
 
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -9,8 +9,8 @@ import pytest
 
 from rollout_inspector.formats.routing import summary_of, without_arrays
 from rollout_inspector.streams.routing import summary
-from tests.formats.test_formats import GYM, changed, jsonl, read
-from tests.formats.test_trainer_formats import TRACE_04
+from tests.samples.formats import GYM, changed, jsonl, read
+from tests.samples.trainer_formats import TRACE_04
 
 # 4 tokens, 3 layers, 2 experts. Layer 1 was not recorded. Token 2 repeats token 1 in layer 0, token 3 in layer 2.
 ARRAY = np.array(

@@ -13,8 +13,8 @@ import zstandard
 
 from rollout_inspector.formats import FileRefused
 from rollout_inspector.formats.containers.json_array import objects
-from tests.formats.test_formats import CALL, GYM, changed, jsonl, read
-from tests.formats.test_mutations import EXAMPLES
+from tests.samples.format_mutations import EXAMPLES
+from tests.samples.formats import CALL, GYM, changed, jsonl, read
 
 OWN_NAMES = ("own_jsonl", "own_parquet")
 

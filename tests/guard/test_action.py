@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 from rollout_inspector.commands.main import main
-from tests.guard.test_check import CLEAN, lines_of
-from tests.guard.test_template import PLAIN, REWRITES
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
+from tests.samples.guard import CLEAN, PLAIN, REWRITES, lines_of
 
 FOLDER = ROOT / ".github" / "actions" / "check"
 ACTION = yaml.safe_load((FOLDER / "action.yml").read_text())

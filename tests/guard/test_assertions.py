@@ -12,10 +12,8 @@ import pytest
 from rollout_inspector.commands.main import main
 from rollout_inspector.guard import assert_template_safe, assert_tito
 from rollout_inspector.guard.fail_rules import RuleUnusable
-from tests.guard.test_check import CLEAN, lines_of
-from tests.guard.test_template import DEAF, PLAIN, REWRITES
-from tests.guard.test_trainer_guard import BAD, GOOD
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
+from tests.samples.guard import BAD, CLEAN, DEAF, GOOD, PLAIN, REWRITES, lines_of
 
 
 def test_rows_files_and_lines_that_can_be_trained_on(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from rollout_inspector.guard.audit_runners import on_processes
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files, trajectories_at
 from rollouts.gallery import BUNDLE
 from rollouts.sampling.demo_policy import MODEL_DIR
-from tests.guard.test_check import lines_of
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
+from tests.samples.guard import in_this_process, lines_of
 
 PLAIN = AuditSettings()
 SMALL = 20_000
@@ -37,10 +37,6 @@ def run(*arguments: str | Path) -> int:
 
 def written(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in (FINDINGS, TRAJECTORIES, UNREAD, SUMMARY)}
-
-
-def in_this_process(todo: Any, settings: AuditSettings, *_: Any) -> Iterator[tuple[str, pa.Table]]:
-    return ((key, audit(shard, settings)) for key, shard in todo.items())
 
 
 @pytest.fixture

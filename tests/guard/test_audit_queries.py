@@ -19,9 +19,8 @@ from rollout_inspector.guard import shard_audit
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.gallery import BUNDLE
 from rollouts.sampling.demo_policy import MODEL_DIR
-from tests.guard.test_audit import in_this_process
-from tests.guard.test_check import lines_of
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
+from tests.samples.guard import in_this_process, lines_of
 
 QUERIES = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(encoding="utf-8"), re.DOTALL)
 

@@ -11,8 +11,7 @@ import pytest
 from rollout_inspector.guard.audit_runners import RunnerMissing, on_ray
 from rollout_inspector.guard.shard_audit import AuditSettings, audit, cut_files
 from rollouts.gallery import BUNDLE
-from tests.conftest import missing
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT, missing
 
 SETTINGS = AuditSettings()
 

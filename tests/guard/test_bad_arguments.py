@@ -9,8 +9,7 @@ from django.core.management.base import BaseCommand
 
 from inspector.management.commands.serve import Command as ServeCommand
 from rollout_inspector.commands.main import groups, main
-from tests.guard.test_check import CLEAN, lines_of
-from tests.guard.test_template import PLAIN
+from tests.samples.guard import CLEAN, PLAIN, lines_of
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,8 @@ from rollout_inspector.commands.main import main
 from rollout_inspector.guard.fail_rules import RuleUnusable, fail_rule
 from rollout_inspector.guard.report_formats import REPORTS
 from rollouts.gallery import BUNDLE
-from tests.test_architecture import ROOT
-
-CLEAN = "clean"
-
-
-def lines_of(*names: str) -> str:
-    """The gallery's trajectories of these names, as a file holds them."""
-    found = {}
-    for line in BUNDLE.read_text(encoding="utf-8").splitlines():
-        value = json.loads(line)
-        found[value["external_id"]] = line
-    return "".join(found[name] + "\n" for name in names)
+from tests.conftest import ROOT
+from tests.samples.guard import CLEAN, lines_of
 
 
 def check(*arguments: str | Path) -> int:

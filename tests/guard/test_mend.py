@@ -22,7 +22,7 @@ from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollout_inspector.text import chat_templates, tokenizers
 from rollouts.gallery import BUNDLE
 from rollouts.sampling.demo_policy import MODEL_DIR
-from tests.guard.test_check import lines_of
+from tests.samples.guard import lines_of
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,7 @@ import pytest
 
 from rollout_inspector.commands.main import main
 from rollout_inspector.guard.template_lock import read_lock
-
-PLAIN = """\
-{%- for m in messages %}
-<|im_start|>{{ m.role }}
-{{ m.content }}
-{%- if m.tool_calls %}
-{{ m.tool_calls }}
-{%- endif %}<|im_end|>
-{%- endfor %}
-{%- if add_generation_prompt %}
-<|im_start|>assistant
-{%- endif %}
-"""
-REWRITES = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% if loop.last %}!{% endif %}")
-DEAF = PLAIN.replace("{{ m.tool_calls }}", "")
+from tests.samples.guard import DEAF, PLAIN, REWRITES
 
 
 def run(*arguments: str | Path) -> int:

@@ -18,17 +18,8 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import TemplateRenderer, renderer
 from rollout_inspector.text.tokenizers import load
-from tests.test_architecture import ROOT
-
-
-def row(logprob: float = -0.5) -> Row:
-    """A row of eight tokens; a log-probability above 0 is an error."""
-    mask = np.array([0, 0, 0, 1, 1, 1, 1, 1], dtype=np.bool_)
-    logprobs = np.where(mask, np.float32(logprob), np.float32(np.nan)).astype(np.float32)
-    return Row(ids_array(range(10, 18)), mask, logprobs)
-
-
-GOOD, BAD = row(), row(0.5)
+from tests.conftest import ROOT
+from tests.samples.guard import BAD, GOOD
 
 
 def test_a_finding_warns_raises_or_drops(caplog: pytest.LogCaptureFixture) -> None:

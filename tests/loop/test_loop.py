@@ -23,6 +23,8 @@ from rollouts.sampling.loop import RolloutJob, step_seed
 from tests.conftest import wait_until
 from tests.loop.harness import Harness
 
+pytestmark = pytest.mark.usefixtures("short_pauses")
+
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6*7"}}\n</tool_call><|im_end|>'
 
 
@@ -232,11 +234,6 @@ def test_a_stop_aborts_what_is_under_way(harness: Harness) -> None:
     wait_until(lambda: len(built.aborted) == 5, 60, "the engine was told to drop all five")
     assert not built.has_unfinished()
     engine.close()
-
-
-@pytest.fixture(autouse=True)
-def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
 
 
 def test_an_engine_that_died_once_costs_nothing(harness: Harness) -> None:

@@ -18,8 +18,8 @@ from tests.conftest import database_url, wait_until
 from tests.faults import children_of
 from tests.machines.conftest import Browser, Machines
 from tests.machines.gates import Gate, OwnRedis
-from tests.machines.test_work import has_ended, launched
 from tests.s3 import S3Server
+from tests.samples.machine_work import has_ended, launched
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres_only]
 

@@ -29,7 +29,7 @@ from rollouts.store.token_arrays.stores import folder_of
 from tests.conftest import wait_until
 from tests.machines.conftest import Browser, Machine, Machines
 from tests.machines.small_parts import PART_BYTES
-from tests.machines.test_work import has_ended, jobs_done
+from tests.samples.machine_work import has_ended, jobs_done
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres_only]
 

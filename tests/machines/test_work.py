@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.apps import apps
@@ -13,23 +12,9 @@ from django.contrib.auth import get_user_model
 from rollouts.store.models import Run
 from rollouts.store.people.api_keys import create_api_token
 from tests.machines.conftest import Browser, Machines, is_apart
+from tests.samples.machine_work import has_ended, jobs_done, launched
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres_only]
-
-
-def has_ended(page: Any) -> bool:
-    return page["run"]["status"] not in ("queued", "running")
-
-
-def jobs_done(page: Any) -> bool:
-    return all(job["status"] not in ("queued", "running") for job in page["jobs"])
-
-
-def launched(browser: Browser, **changes: str) -> str:
-    """The code of a run that the launch form made."""
-    fields = browser.ask("/runs/new.json")["fields"]
-    values = {name: field["default"] for name, field in fields.items() if field["default"] is not None}
-    return str(browser.press("/runs/new.json", values | {"prompts": "2", "group": "2"} | changes).json()["code"])
 
 
 def paths_in_database(folders: list[Path]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from django.core.management import get_commands, load_command_class
 
 from rollout_inspector.commands.main import Command, groups
-from tests.test_architecture import ROOT
+from tests.conftest import ROOT
 
 COMMANDS: dict[str, Command] = {command.name: command for group in groups().values() for command in group}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

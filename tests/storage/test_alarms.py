@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from rollouts.jobs import alarm_delivery
 from rollouts.jobs.alarm_delivery import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, pause_after, send_due
-from rollouts.store.models import Alarm, AlarmRule, AuditEvent, Job, ProjectAlarms, Run, TrainingStepFigures
+from rollouts.store.models import Alarm, AlarmRule, AuditEvent, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarm_writes import (
     AlarmRefused,
     drop_limit,
@@ -31,32 +31,14 @@ from rollouts.store.runs.run_writes import create_run
 from rollouts.store.runs.training_step_writes import take_training_steps
 from rollouts.worker.jobs import do_job
 from tests.people import make_member
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import save, store_steps, world
 
 pytestmark = pytest.mark.django_db
-
-
-def store_steps(run: Run, broken: list[int], of: int = 10) -> None:
-    """Figures of training steps, as counting stores them."""
-    TrainingStepFigures.objects.filter(run=run).delete()
-    TrainingStepFigures.objects.bulk_create(
-        TrainingStepFigures(
-            run=run, training_step=step, n_trajectories=of, n_broken=n, n_steps=of, n_rows=of, n_tokens=of,
-            n_sampled=of, n_trained=of, n_lost=0, n_repaid=0, n_truncated=None, n_rewards=0, reward_sum=0.0,
-            n_groups=0, n_same_reward=0, finding_counts={"boundary_merge": n} if n else {}, gap=None,
-        )
-        for step, n in enumerate(broken)
-    )
 
 
 @pytest.fixture
 def member() -> Any:
     return make_member("ada")
-
-
-@pytest.fixture
-def run() -> Run:
-    return create_run(Run.Kind.IMPORT, "r")
 
 
 def alarm(run: Run, figure: str = "broken") -> Alarm:

@@ -32,8 +32,8 @@ from rollouts.store.models import (
 from rollouts.store.people.tokenizers import find_tokenizer
 from rollouts.store.runs.run_writes import create_run, delete_run
 from rollouts.store.trajectories.trajectories import load_trajectory
-from tests.formats.test_formats import jsonl
-from tests.formats.test_mutations import EXAMPLES, changed_values, mutate_bytes
+from tests.samples.format_mutations import EXAMPLES, changed_values, mutate_bytes
+from tests.samples.formats import jsonl
 
 pytestmark = pytest.mark.django_db
 

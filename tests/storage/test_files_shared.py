@@ -31,8 +31,8 @@ from rollouts.store.people import tokenizers
 from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
 from rollouts.store.runs.run_writes import create_run
 from rollouts.worker.jobs import do_job
-from tests.formats.test_formats import GYM, jsonl
 from tests.s3 import S3Server
+from tests.samples.formats import GYM, jsonl
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]
 

@@ -13,8 +13,7 @@ from rollout_inspector.commands.main import main
 from rollout_inspector.guard import shard_audit
 from rollouts.store import models
 from rollouts.store.trajectories.trajectories import load_trajectories
-from tests.guard.test_audit import in_this_process
-from tests.guard.test_check import lines_of
+from tests.samples.guard import in_this_process, lines_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -25,24 +25,12 @@ from rollouts.store.token_arrays.stores import STORES, folder_of
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_writes import bump_run
 from rollouts.worker import jobs
+from tests.samples.formats import own_line
+from tests.samples.import_shards import BIG, FILES, cut, gym, in_one, kill_in_shard, run_of, tables
 from tests.storage.build import chain
-from tests.storage.test_import_shards import (
-    BIG,
-    FILES,
-    cut,
-    gym,
-    in_one,
-    kill_in_shard,
-    run_of,
-    small_parts,
-    tables,
-)
-from tests.storage.test_imports import own_line
 from tests.tasks.shard_work import do_all, waiting
 
-__all__ = ["small_parts"]  # a fixture that every test here uses
-
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_parts")]
 
 
 def do_shards(job: Job) -> None:

@@ -22,14 +22,9 @@ from rollouts.store.runs import rejections
 from rollouts.store.runs.run_writes import cancel_run, create_run
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_trajectory
-from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
+from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, own_line
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def run() -> models.Run:
-    return create_run(models.Run.Kind.IMPORT, "test")
 
 
 def calls(n: int, start: int = 0) -> list[dict[str, Any]]:
@@ -223,7 +218,6 @@ def test_the_recorded_tokenizer_is_taken_when_one_of_that_name_is_registered(
 
 
 def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run, tiny_tokenizer: Path) -> None:
-    pass
     from rollout_inspector.streams.trajectory import Origin
 
     run.tokenizer = registered = register_tokenizer(tiny_tokenizer)
@@ -326,18 +320,7 @@ def mutations(n: int, seed: int) -> Callable[[], Any]:
     return make
 
 
-def own_line(value: Trajectory) -> bytes:
-    import io
-
-    from rollout_inspector.formats import FORMATS
-
-    file = io.BytesIO()
-    FORMATS["own_jsonl"].write([value], file)  # type: ignore[misc]
-    return file.getvalue()
-
-
 def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None) -> None:
-    pass
 
     n = 250 if connection.vendor == "postgresql" else 1000  # what the reader makes of them is the same
     make = mutations(1000, seed=20)

@@ -20,9 +20,9 @@ from rollouts.store.people.registered_tokenizers import (
 from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from tests.conftest import ROOT
 from tests.people import the_default_project
 from tests.storage.build import chain
-from tests.test_architecture import ROOT
 
 MAKERS = {
     "create_run": 3, "register_tokenizer": 4, "register_chat_template": 2, "find_tokenizer": 1, "hub_tokenizer": 2,

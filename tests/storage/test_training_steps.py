@@ -13,10 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollout_inspector.diagnose import examine
 from rollout_inspector.diagnose.gap.figures import GapFigures
-from rollout_inspector.streams.trajectory import Row, Trajectory
-from rollouts.jobs.diagnosis import gap_json
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, PushedFigures, Run, TrainingStepFigures
 from rollouts.store.runs import policy_version_writes as services_of_versions
@@ -28,39 +25,11 @@ from rollouts.store.runs.run_writes import create_run
 from rollouts.store.runs.training_step_writes import take_training_steps
 from rollouts.store.runs.training_steps import over_training
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, note_pushed_diagnosed
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker.jobs import do_job
+from tests.samples.training_steps import save, world
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db
-
-
-def world(steps: int = 4) -> list[Trajectory]:
-    """Four trajectories a step in two groups; breaks from step 2 on, a gap that grows, and one without a step."""
-    made = []
-    for step in range(steps):
-        for n in range(4):
-            broken = 1 if step >= 2 and n == 0 else None
-            one = chain(f"{step}-{n}", seed=10 * step + n, broken_at=broken, training_step=step)
-            rng = np.random.default_rng(n)
-            sampler = -rng.random(6, dtype=np.float32)
-            row = Row(
-                np.arange(6, dtype=np.int32), np.array([0, 0, 1, 1, 1, 1], dtype=bool), sampler,
-                columns={"trainer_logprobs": sampler + np.float32(0.1 * step)},
-            )
-            made.append(replace(one, rows=(row,), group=f"g{n // 2}", reward=1.0 if n < 2 or step == 0 else float(n)))
-    cut = made[-1].steps[-1]
-    made[-1] = replace(made[-1], steps=(*made[-1].steps[:-1], replace(cut, finish_reason="length")))
-    return [*made, chain("no step", seed=99)]
-
-
-def save(run: Run, made: list[Trajectory]) -> dict[str, list[Any]]:
-    found = [examine(one, None) for one in made]
-    gaps = [gap_json(one) for one in found]
-    save_trajectories(
-        run, made, [list(one.findings) for one in found], checks=[one.checks for one in found], gaps=gaps
-    )
-    return {one.external_id: list(diagnosis.findings) for one, diagnosis in zip(made, found, strict=True)}
 
 
 def test_figures_are_those_of_a_plain_count() -> None:

@@ -24,11 +24,6 @@ from tests.storage.build import DELTA, assert_same, chain, ids, rows_only
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def run() -> models.Run:
-    return create_run(models.Run.Kind.IMPORT, "test")
-
-
 @pytest.fixture(params=["database", "segments"])
 def save(request: pytest.FixtureRequest, run: models.Run, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     """Stores trajectories of ``run`` in either store, as an import does."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,7 @@ from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import run_rollouts as work
 from tests.storage.build import chain
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def engines() -> Iterator[None]:
-    yield
-    work.close_engines()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 from celery import current_app
 from django.conf import settings
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from rollouts.jobs import alarm_delivery, parser_audits, rescore, run_control, template_checks
@@ -29,7 +27,6 @@ from rollouts.jobs.storage import token_moves
 from rollouts.sampling.engines import ENGINES, vllm_parsers
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store import files, models
-from rollouts.store.jobs import jobs as job_services
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import adopt_jobs, ask_job, cancel_job, end_job, take_job
 from rollouts.store.models import Job, Replay, Run, TemplateCheck
@@ -40,11 +37,11 @@ from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, add_ne
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.worker import jobs
 from tests.conftest import wait_until
-from tests.formats.test_formats import GYM, changed, jsonl
-from tests.storage.test_alarms import store_steps
-from tests.storage.test_training_steps import save, world
+from tests.samples.chat_templates import BROKEN
+from tests.samples.deaths import die_after
+from tests.samples.formats import GYM, changed, jsonl
+from tests.samples.training_steps import save, store_steps, world
 from tests.web.samples import stored_run, trajectory
-from tests.web.test_template_pages import BROKEN
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
@@ -114,30 +111,6 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(settings, "INSPECTOR_MODELS", {"words": {"engine": "scripted", "path": str(path)}})
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
     monkeypatch.setitem(jobs.HANDLERS, Job.Kind.RESCORE, do)
-
-
-def die_after(n: int, work: Callable[[], object]) -> None:
-    """Do some work in another process, which is killed after its nth sign of life."""
-    connections.close_all()  # two processes must not share one
-    pid = os.fork()
-    if pid == 0:
-        real, seen = job_services.beat_job, 0
-
-        def beat_and_die(job: Job, **fields: Any) -> None:
-            nonlocal seen
-            real(job, **fields)
-            seen += 1
-            if seen == n:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        job_services.beat_job = beat_and_die
-        job_services.TELL_SECONDS = -1.0
-        imports.BEAT_SECONDS = -1.0
-        try:
-            work()
-        finally:
-            os._exit(7)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
 
 
 DEATHS = {

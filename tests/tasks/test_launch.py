@@ -6,7 +6,7 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -49,15 +49,9 @@ from rollouts.worker import run_state
 from rollouts.worker.heartbeat import queues_of
 from tests.conftest import Take
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 SMALL: dict[str, Any] = {"prompts": 3, "group": 2, "seed": 7, "temperature": 1.0}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
 
 
 def serve_with(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Engine]) -> None:

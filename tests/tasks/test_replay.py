@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,7 @@ from rollouts.store.models import Run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts as work
 
-pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def engines(tiny_tokenizer: Path) -> Iterator[None]:
-    yield
-    work.close_engines()
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from rollouts.store.models import Job, Run
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import jobs
-from tests.formats.test_formats import GYM, changed, jsonl
+from tests.samples.deaths import die_after
+from tests.samples.formats import GYM, changed, jsonl
 from tests.storage.build import chain
 from tests.tasks.shard_work import do_all, waiting
-from tests.tasks.test_job_kinds import die_after
 from tests.web.samples import finding, stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 

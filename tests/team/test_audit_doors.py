@@ -21,9 +21,9 @@ from rollouts.store.people import activity_log as audit
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.api_keys import create_api_token
 from tests.push.conftest import episodes
+from tests.samples.pages import form_of
 from tests.team.conftest import person
 from tests.web.samples import stored_run
-from tests.web.test_forms import form_of
 
 pytestmark = pytest.mark.usefixtures("sent")
 

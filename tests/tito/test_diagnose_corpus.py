@@ -14,8 +14,8 @@ from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
+from tests.samples.diagnosis import PAIRS, problem
 from tests.tito.plant import PLANTERS, ModelSetup, planted
-from tests.tito.test_diagnose_planted import problem
 
 TEMPLATES = {"qwen3-fixed": ("qwen3", "qwen3--seed-one-line-fix")}
 
@@ -36,13 +36,6 @@ def test_every_label_is_named(corpus: Path, name: str) -> None:
         if (label["kind"] and not right) or [f for f in loud if f not in right]:
             wrong.append((trajectory.external_id, label, [(f.kind, f.step, f.evidence) for f in loud]))
     assert wrong == [] and expected == {}
-
-
-PAIRS = [
-    ("qwen2.5", "vllm--chatml"), ("qwen3", "qwen3-coder"), ("qwen3", "qwen3.5-think"), ("qwen3", "qwq-32b"),
-    ("llama3.1", "llama3.2"), ("llama3.1", "trl--llama3"), ("mistral-nemo", "mistral-nemo"),
-    ("deepseek-r1", "deepseek-r1"), ("deepseek-r1", "deepseek-v3.1"), ("gpt-oss", "gpt-oss"),
-]
 
 
 OPTIONS: tuple[dict[str, bool], ...] = (

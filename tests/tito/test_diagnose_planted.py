@@ -10,30 +10,15 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies.replay import repaid_tokens
 from rollout_inspector.streams.trajectory import Ids, Step, Trajectory, ids_array
+from tests.samples.diagnosis import OPTIONS, SETUPS, problem
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
 
-SETUPS = ("toggling", "stable", "bare", "headers", "pieces", "composed")
-OPTIONS = ({}, {"history": True}, {"system": False}, {"tools": False})
 MILD = {"duplicate_call"}
 
 
 def findings_of(case: Case, s: ModelSetup) -> list[Finding]:
     return diagnose(case.trajectory, s.codec, lambda sha: s.renderer)
-
-
-def problem(case: Case, s: ModelSetup, findings: list[Finding]) -> str:
-    """What is wrong with the findings; empty = the planted fault was named, at its step, and nothing else."""
-    loud = [f for f in findings if f.severity is not Severity.INFO]
-    right = [f for f in findings if f.kind in (case.kind, *case.also) and f.step == case.step]
-    if case.start is not None and (places := [f.start for f in right if f.start != case.start]):
-        return f"{s.name} {case.name}: the first wrong token is {case.start}, got {places}"
-    false = [f for f in loud if f not in right]
-    if (case.kind is None or right) and not false:
-        return ""
-    return (
-        f"{s.name} {case.name}: wanted {case.kind} at {case.step}, got {[(f.kind, f.step, f.evidence) for f in loud]}"
-    )
 
 
 @pytest.mark.parametrize("name", SETUPS)

@@ -1,4 +1,4 @@
-"""The measurement of ``tests/measure`` runs, and a seed plants the same faults each time."""
+"""The measurement of ``benchmarks/measures`` runs, and a seed plants the same faults each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 def faults(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The measurement with a few faults alone, so that it takes seconds."""
     monkeypatch.setenv("INSPECTOR_CORPUS", str(corpus))
-    from tests.measure import faults
+    from benchmarks.measures import faults
 
     monkeypatch.setattr(faults, "FAULTS", faults.FAULTS[::8])
     monkeypatch.setattr(faults, "ROW_FAULTS", faults.ROW_FAULTS[::8])

@@ -43,7 +43,7 @@ def test_no_cause_is_named_where_both_agree_to_rounding() -> None:
     ids=["coarse kernels", "many steps", "small updates"],
 )
 def test_causes_are_told_apart_in_other_runs(more: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each cause is named alone, and the clean run names none. tests/measure/gap_causes.py has a real policy."""
+    """Each cause is named alone, and the clean run names none. benchmarks/measures/gap_causes.py has a real policy."""
 
     class OtherRun(ToyRun):
         def __init__(self, seed: int, **settings: float) -> None:

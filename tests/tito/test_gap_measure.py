@@ -1,8 +1,8 @@
-"""The measurement of ``tests/measure/gap_causes.py`` runs, and its shortest runs of training are named right."""
+"""The measurement of ``benchmarks/measures/gap_causes.py`` runs, and its shortest runs of training are named right."""
 
 from __future__ import annotations
 
-from tests.measure import gap_causes
+from benchmarks.measures import gap_causes
 
 
 def test_causes_in_the_made_policy_are_named_and_none_where_nothing_is_planted() -> None:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,11 +18,9 @@ from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from tests.counting import growth
+from tests.samples.lanes import compacted
 from tests.tito.model_setups import model_setup
 from tests.tito.plant import PLANTERS, ModelSetup
-
-SUMMARY = "The user wants a product of two numbers, and the tool was asked once."
-ASK = {"role": "user", "content": "Summarise the conversation so far."}
 
 
 @dataclass(frozen=True)
@@ -84,32 +81,6 @@ def lanes_of(trajectory: Trajectory, s: ModelSetup, told: Mapping[int, Told] | N
 @pytest.fixture(params=["stable", "composed"])
 def s(request: pytest.FixtureRequest) -> ModelSetup:
     return model_setup(request.param)
-
-
-def compacted(s: ModelSetup, taken: bool = True, aside: bool = False, role: str = "user") -> Trajectory:
-    """A call, its result, a request for a summary (``aside``: by a call of its own), and a new start."""
-    turn = s.turn()
-    first, second = turn.tito().steps
-    said = {"role": "assistant", "content": SUMMARY}
-    answered: list[Any] = [*turn.after, second.reply]
-    if aside:
-        asked = [
-            {"role": "system", "content": "You write summaries."},
-            {"role": "user", "content": json.dumps(answered)},
-        ]
-    else:
-        asked = [*answered, ASK]
-    prompt = (
-        s.render(asked)
-        if aside
-        else ids_array([*second.stream, *s.codec.encode(s.delta(asked, turn.stop, ASK["content"]))])
-    )
-    third = s.final(asked, prompt, SUMMARY)
-    text = f"What was said before: {SUMMARY}" if taken else "What was said before is gone."
-    after: list[Any] = [turn.messages[0], {"role": role, "content": text}]
-    if role == "assistant":
-        after = [turn.messages[0], said, {"role": "user", "content": "Go on."}]
-    return turn.trajectory(first, second, third, s.final(after, s.render(after)))
 
 
 def test_one_chain_is_one_lane(s: ModelSetup) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from rollouts.store.models import Tokenizer
+from rollouts.store.people.tokenizers import register_tokenizer
 from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 
@@ -35,3 +37,9 @@ def visitor(db: Any) -> Client:
 def make(tiny_tokenizer: Path) -> Maker:
     """Trajectories in the demo policy's tokens, and runs of them."""
     return Maker(tiny_tokenizer)
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
+    """The tokenizer of the demo policy, registered."""
+    return register_tokenizer(tiny_tokenizer, name="demo")

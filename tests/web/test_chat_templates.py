@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from pytest_django import DjangoAssertNumQueries
 
 from rollouts.store.models import ChatTemplate, Job, TemplateCheck, Tokenizer
 from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_tokenizer
 from rollouts.store.people.users import local_user
 from rollouts.worker.jobs import do_job
 
@@ -27,11 +25,6 @@ def client() -> Client:
     client = Client()
     client.force_login(local_user())
     return client
-
-
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return register_tokenizer(tiny_tokenizer, name="demo")
 
 
 def ask(client: Client, **fields: Any) -> Any:

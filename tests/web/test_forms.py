@@ -16,16 +16,10 @@ from django.test import Client
 
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.store.models import Run, Tokenizer
+from tests.samples.pages import form_of
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
-
-
-def form_of(web: Client, path: str) -> dict[str, Any]:
-    """What a browser sends when nothing is changed."""
-    form = web.get(path).context["form"]
-    values = {name: form.get_initial_for_field(field, name) for name, field in form.fields.items()}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 # --- new run --------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ from rollout_inspector.text.chat_templates import renderer
 from rollouts.store import models
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 from tests.counting import growth
+from tests.samples.lanes import SUMMARY, compacted
 from tests.tito.plant import PLANTERS, ModelSetup
-from tests.tito.test_lanes import SUMMARY, compacted
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
 

@@ -17,7 +17,7 @@ from rollouts.store.models import ChatTemplate, Job, ProjectTemplate, Run, Templ
 from rollouts.store.people.tokenizers import register_chat_template
 from rollouts.store.runs.run_writes import end_run
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory
-from tests.web.test_forms import form_of
+from tests.samples.pages import form_of
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("sent", "tiny_tokenizer")]
 

@@ -22,8 +22,8 @@ from rollouts.store import models
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.runs import find_trajectory
 from rollouts.store.trajectories.comment_writes import add_comment
+from tests.samples.pages import share
 from tests.web.long_rows import long_trajectory
-from tests.web.test_shares import share
 from tests.web.trajectory_samples import HOSTILE, Maker
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]  # its queries are those of other pages

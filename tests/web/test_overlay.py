@@ -14,7 +14,7 @@ from rollouts.store.models import Run
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.runs.training_step_writes import take_training_steps
 from rollouts.store.runs.training_steps import TrainingStepLine
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import save, world
 
 
 def line(step: int, **more: Any) -> TrainingStepLine:

@@ -14,16 +14,10 @@ from django.utils.html import escape
 from inspector.web.access import MAX_GRANTS, SESSION_KEY
 from rollouts.store.models import Run, ShareLink, StoredTrajectory
 from rollouts.store.runs.run_writes import delete_run, start_run
+from tests.samples.pages import share
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db
-
-
-def share(web: Client, target: str, code: str, **more: Any) -> str:
-    """The path of a new link, made as the Share button makes it."""
-    answer = web.post("/shares.json", {"target": target, "code": code, **more})
-    assert answer.status_code == 201, answer.content
-    return answer.json()["share"]["link"].removeprefix("http://testserver")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from django.test import Client
 
 from rollouts.jobs import template_checks
 from rollouts.store.models import TemplateCheck, Tokenizer
-from tests.chat_templates.test_command import run
-from tests.web.test_template_pages import BROKEN, SAFE
+from tests.samples.chat_templates import BROKEN, SAFE
+from tests.samples.template_command import run
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]  # its queries are those of other pages
 

@@ -28,32 +28,14 @@ from rollouts import gallery
 from rollouts.jobs import template_checks
 from rollouts.store.models import ChatTemplate, Job, Run, TemplateCheck, Tokenizer
 from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
+from rollouts.store.people.tokenizers import register_chat_template
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker.jobs import do_job
+from tests.samples.chat_templates import BROKEN, SAFE, TALK
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
-
-SAFE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ (c.function or c) | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-BROKEN = SAFE.replace(
-    "{{ m.content }}", "{% if m.role == 'assistant' and loop.last %}(last) {% endif %}{{ m.content }}"
-)
-TALK = [
-    {"role": "user", "content": "2+2?"},
-    {"role": "assistant", "content": "It is 4."},
-    {"role": "user", "content": "thanks"},
-]
-
-
-@pytest.fixture
-def tokenizer(tiny_tokenizer: Path) -> Tokenizer:
-    return register_tokenizer(tiny_tokenizer, name="demo")
 
 
 def ask(web: Client, **fields: Any) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from rollouts.store.runs.run_writes import create_run, take_figures
 from rollouts.store.runs.training_step_writes import take_training_steps
 from rollouts.store.runs.training_steps import over_training
 from tests.people import make_member
+from tests.samples.training_steps import of_versions, save, world
 from tests.storage.build import chain
-from tests.storage.test_training_steps import save, world
 
 pytestmark = pytest.mark.django_db
 
@@ -144,11 +143,6 @@ def test_the_same_by_policy_version(web: Client, django_assert_max_num_queries: 
 def test_a_run_without_versions_says_where_they_come_from(web: Client, run: Run) -> None:
     assert "No figures by policy version" in web.get(f"/runs/{run.code}/training?by=version").content.decode()
     assert "?by=version" not in web.get(f"/runs/{run.code}/training").content.decode()
-
-
-def of_versions(made: list[Trajectory], name: Any) -> list[Trajectory]:
-    """Trajectories whose steps were sampled by the version that ``name`` returns."""
-    return [replace(one, steps=tuple(replace(s, policy_version=name(one)) for s in one.steps)) for one in made]
 
 
 def test_the_pages_of_a_run_lead_to_each_other(web: Client, run: Run) -> None:

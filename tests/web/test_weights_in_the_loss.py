@@ -24,7 +24,7 @@ from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.groups import advantage_in_group, advantages_of_groups
 from rollouts.worker import jobs
 from tests.people import make_member
-from tests.storage.test_training_steps import save, world
+from tests.samples.training_steps import save, world
 from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db

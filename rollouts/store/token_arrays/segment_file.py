@@ -45,7 +45,7 @@ _WRITING: dict[str, Any] = {
     "write_statistics": ["trajectory", "step", "row"],
     "store_schema": False,
 }
-"""``tests/bench/bench_segments.py`` prints the bytes a token that other encodings of the ids would take."""
+"""``benchmarks/bench_segments.py`` prints the bytes a token that other encodings of the ids would take."""
 
 
 def write_items(items: Sequence[TokenItem], file: IO[bytes]) -> None:

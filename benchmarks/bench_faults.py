@@ -1,0 +1,319 @@
+"""Kills random processes of a running server in the middle of its work, and looks at what is left in the database.
+
+    python -m benchmarks.bench_faults --kills 200
+    python -m benchmarks.bench_faults --kills 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
+    python -m benchmarks.bench_faults --kills 40 --own-postgres
+
+Each round asks for a launch, an import, pushes, an export and a template check at once. It kills one to four processes
+with SIGKILL, chosen by the seed, and waits until the five have ended. What they stored must equal what an undisturbed
+round stored. The server is `manage.py serve` in a data folder of its own. With ``--own-postgres`` the measurement makes
+a PostgreSQL, and restarting it like a crash (``pg_ctl restart -m immediate``) is one more way to kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.fault_work import Work
+
+ROOT = Path(__file__).resolve().parents[1]
+LINK = re.compile(r"Rollout Inspector is ready: (http://[^/]+)/")
+FILES_BYTES = 8_000_000
+"""Size of the two files that are imported and pushed."""
+ROUND_SECONDS = 300.0
+"""Work that has not ended after so long is stuck."""
+LATEST_KILL_SECONDS = 8.0
+
+
+# -- the processes of the server ---------------------------------------------------------------------------------------
+
+
+def read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").replace("\0", " ")
+    except OSError:  # it has ended
+        return ""
+
+
+def processes(data: Path) -> dict[int, tuple[int, str]]:
+    """Key of each living process of the server -> (its parent's key, its command line)."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
+        # A Redis writes its title where its environment stood.
+        ours = f"INSPECTOR_DATA={data} " in read(pid, "environ") or f"unixsocket:{data}/" in read(pid, "cmdline")
+        if ours and pid != os.getpid():
+            fields = read(pid, "stat").rpartition(")")[2].split()
+            if fields and fields[0] != "Z":
+                found[pid] = int(fields[1]), read(pid, "cmdline")
+    return found
+
+
+def is_child_of_its_kind(pid: int, running: dict[int, tuple[int, str]], word: str) -> bool:
+    parent, command = running[pid]
+    return word in command and word in running.get(parent, (0, ""))[1]
+
+
+def is_main_of_its_kind(pid: int, running: dict[int, tuple[int, str]], word: str) -> bool:
+    return word in running[pid][1] and not is_child_of_its_kind(pid, running, word)
+
+
+Test = Callable[[int, dict[int, tuple[int, str]]], bool]
+TARGETS: dict[str, Test] = {
+    "engine worker": lambda pid, running: is_main_of_its_kind(pid, running, "-P threads"),
+    "engine child": lambda pid, running: "import process;" in running[pid][1],
+    "storage process": lambda pid, running: "import storage_process;" in running[pid][1],
+    "default worker": lambda pid, running: is_main_of_its_kind(pid, running, "-P prefork"),
+    "default child": lambda pid, running: is_child_of_its_kind(pid, running, "-P prefork"),
+    "web worker": lambda pid, running: is_child_of_its_kind(pid, running, "gunicorn"),
+    "Redis": lambda pid, running: "unixsocket:" in running[pid][1],
+}
+
+
+POSTGRES = "PostgreSQL, restarted"
+
+
+class OwnPostgres:
+    """A PostgreSQL of this measurement, with the installed programs, as the user `postgres` where we are root."""
+
+    def __init__(self, folder: Path) -> None:
+        found = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))
+        self._bin = found[-1].parent if found else Path(shutil.which("pg_ctl") or "pg_ctl").parent
+        self._prefix = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        self.folder = folder
+        folder.mkdir()
+        if self._prefix:
+            folder.parent.chmod(0o755)
+            shutil.chown(folder, "postgres")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"postgres://postgres@127.0.0.1:{port}/postgres"
+        self._run("initdb", "-U", "postgres", "-A", "trust")
+        self._options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
+        self._run("pg_ctl", "start", "-w", "-o", self._options, "-l", str(folder / "log"))
+
+    def _run(self, name: str, *arguments: str) -> None:
+        command = [*self._prefix, str(self._bin / name), "-D", str(self.folder / "cluster"), *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+    def restart(self) -> None:
+        """End it at once, as a crash does, and start it again. It reads its log back before it answers."""
+        from django.db import connections
+
+        connections.close_all()
+        self._run("pg_ctl", "restart", "-m", "immediate", "-w", "-o", self._options, "-l", str(self.folder / "log"))
+
+    def close(self) -> None:
+        self._run("pg_ctl", "stop", "-m", "immediate")
+
+
+def kill(data: Path, target: str, rng: random.Random, postgres: OwnPostgres | None) -> bool:
+    """Kill a process of this kind. False if there is none now."""
+    if target == POSTGRES:
+        if postgres is not None:
+            postgres.restart()
+        return postgres is not None
+    running = processes(data)
+    pids = sorted(pid for pid in running if TARGETS[target](pid, running))
+    if not pids:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(rng.choice(pids), signal.SIGKILL)
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def serving(data: Path) -> Iterator[str]:
+    """A server; gives its address."""
+    said = data.parent / "said"
+    with said.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "manage.py", "serve", "--port", "8000"],
+            cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+    try:
+        while not (found := LINK.search(said.read_text())):
+            assert process.poll() is None, said.read_text()
+            time.sleep(0.2)
+        yield found[1]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def is_well(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+# -- rounds ------------------------------------------------------------------------------------------------------------
+
+
+def wait(condition: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.3)
+    return condition()
+
+
+def ask_all(work: list[Work], n: int) -> None:
+    for one in work:
+        one.ask(n)
+
+
+def kills_of_a_round(
+    data: Path, rng: random.Random, most: int, work: list[Work], postgres: OwnPostgres | None
+) -> list[str]:
+    """Kill one to four processes at random moments of the work; several at once in a third of the rounds."""
+    done = []
+    at_once = rng.random() < 1 / 3
+    began = time.monotonic()
+    moments = sorted(rng.uniform(0, LATEST_KILL_SECONDS) for _ in range(min(most, rng.choice([1, 2, 3, 4]))))
+    for moment in [moments[0]] * len(moments) if at_once else moments:
+        time.sleep(max(0.0, began + moment - time.monotonic()))
+        if all(one.has_ended() for one in work):
+            break
+        targets = [*sorted(TARGETS), *[POSTGRES] * (postgres is not None)]
+        for target in rng.sample(targets, len(targets)):
+            if kill(data, target, rng, postgres):
+                done.append(target)
+                break
+    return done
+
+
+def judge(one: Work, counts: Counter[str]) -> str:
+    """Count how a piece of work ended, after what a person would do if it did not end by itself. Returns a sentence."""
+    verdict = one.verdict() if one.has_ended() else None
+    counts["pieces"] += 1
+    if verdict is not None and verdict.is_whole:
+        counts["unaided"] += 1
+        return ""
+    said = f"{one.kind}: {verdict.why if verdict else 'it has not ended'}"
+    if verdict is not None:
+        with contextlib.suppress(ValueError):  # there is nothing to resume
+            one.resume()
+        if wait(one.has_ended, ROUND_SECONDS):
+            verdict = one.verdict()
+            if verdict.is_whole:
+                counts["after Resume"] += 1
+                return f"{said}; whole after Resume"
+        counts["lost"] += verdict.lost
+        counts["doubled"] += verdict.doubled
+    counts["stuck"] += 1
+    return f"{said}; and Resume did not help: {verdict or 'it has not ended'}"
+
+
+def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostgres | None) -> dict[str, Counter[str]]:
+    from benchmarks import fault_work
+
+    rng = random.Random(options.seed)
+    files = fault_work.gym_files(data.parent, FILES_BYTES)
+    token = fault_work.token_for_pushes()
+    work = [kind(files, url, token) for kind in fault_work.KINDS]
+    imported = next(one for one in work if isinstance(one, fault_work.Imported))
+    assert wait(lambda: is_well(url), 120), "the server is not well"
+    # Undisturbed: what every later round must equal.
+    began = time.monotonic()
+    for one in work:
+        if isinstance(one, fault_work.Exported):
+            one.source = imported.run
+        one.ask(0)
+        assert wait(one.has_ended, ROUND_SECONDS) and one.verdict().is_whole, (one.kind, one.verdict())
+        one.keep()
+    print(f"undisturbed, one after another: {time.monotonic() - began:.0f} s", flush=True)
+    counts: dict[str, Counter[str]] = {one.kind: Counter() for one in work}
+    killed: Counter[str] = Counter()
+    n = 0
+    end = time.monotonic() + 60 * options.minutes
+    while killed.total() < options.kills and time.monotonic() < end:
+        n += 1
+        if not wait(lambda: is_well(url), 120):
+            print("the server is not well after 120 s", flush=True)
+        ask_all(work, n)
+        began = time.monotonic()
+        done = kills_of_a_round(data, rng, options.kills - killed.total(), work, postgres)
+        killed.update(done)
+        last = time.monotonic()
+        ended: dict[str, float] = {}
+
+        def have_ended(ended: dict[str, float] = ended, last: float = last) -> bool:
+            for one in work:
+                if one.kind not in ended and one.has_ended():
+                    ended[one.kind] = max(0.0, time.monotonic() - last)
+            return len(ended) == len(work)
+
+        wait(have_ended, ROUND_SECONDS)
+        said = [sentence for one in work if (sentence := judge(one, counts[one.kind]))]
+        for one in work:
+            counts[one.kind]["longest"] = max(counts[one.kind]["longest"], round(ended.get(one.kind, ROUND_SECONDS)))
+        seconds = ", ".join(f"{kind} {after:.0f}" for kind, after in ended.items())
+        print(
+            f"round {n} ({killed.total()} kills): {', '.join(done)}; ended after the last kill [s]: {seconds}; "
+            f"{time.monotonic() - began:.0f} s in all. {' | '.join(said) or 'all whole'}",
+            flush=True,
+        )
+    print(f"killed: {', '.join(f'{name} {times}' for name, times in sorted(killed.items()))}")
+    return counts
+
+
+def table(counts: dict[str, Counter[str]]) -> str:
+    columns = ("pieces", "unaided", "after Resume", "stuck", "lost", "doubled", "longest")
+    lines = [f"| work | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {kind} | {' | '.join(str(found[name]) for name in columns)} |" for kind, found in counts.items()]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many minutes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--database", default="", help="DATABASE_URL of an empty database (default: SQLite)")
+    parser.add_argument("--own-postgres", action="store_true", help="make a PostgreSQL, and restart it too")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="inspector-faults-") as folder, contextlib.ExitStack() as stack:
+        data = Path(folder) / "data"
+        postgres = OwnPostgres(Path(folder) / "postgres") if options.own_postgres else None
+        if postgres is not None:
+            stack.callback(postgres.close)
+            options.database = postgres.url
+        os.environ |= {"INSPECTOR_DATA": str(data), "DATABASE_URL": options.database, "HF_HUB_OFFLINE": "1",
+                       "DJANGO_SETTINGS_MODULE": "inspector.settings"}
+        os.environ.pop("REDIS_URL", None)
+        with serving(data) as url:
+            import django
+
+            django.setup()
+            counts = rounds(data, url, options, postgres)
+        print(table(counts))
+        print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""How fast the guard is: tokens a second of one core in a trainer, and ``check`` against the import of the same file.
+
+Seconds are processor seconds of this process and of its tokenizers.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.bench_import import MB, import_file, seconds, tokenizer_folders
+from benchmarks.gym_file import write_gym_file
+from rollout_inspector import formats
+from rollout_inspector.commands.main import main
+from rollout_inspector.formats import Source
+from rollout_inspector.guard import Guard
+from rollout_inspector.streams.prefix import links_of, merge_steps
+from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
+from rollouts.store.runs.run_writes import delete_run
+
+pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
+SIZE = int(os.environ.get("BENCH_GUARD_MB", "25")) * MB
+TIMES = 3
+PER_CALL = 64
+
+
+def rows_of(trajectory: Trajectory) -> list[Row]:
+    """The rows that follow from the steps: all that was sampled is trained."""
+    found = []
+    for chain in merge_steps(trajectory.steps, links_of(trajectory)):
+        stream = trajectory.steps[chain[-1]].stream
+        mask, logprobs = np.zeros(len(stream), dtype=np.bool_), np.full(len(stream), np.nan, dtype=np.float32)
+        for index in chain:
+            step = trajectory.steps[index]
+            place = slice(len(step.prompt_ids), len(step.prompt_ids) + len(step.completion_ids))
+            mask[place] = True
+            logprobs[place] = step.logprobs
+        found.append(Row(stream, mask, logprobs))
+    return found
+
+
+def guarded(guard: Guard, name: str, items: list[Any]) -> None:
+    for start in range(0, len(items), PER_CALL):
+        getattr(guard, name)(items[start : start + PER_CALL])
+
+
+def test_tokens_a_second(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    print("\ntokenizer  what   sample  M tokens/s  looked at  slowest call, ms")
+    for folder in tokenizer_folders(corpus, tiny_tokenizer):
+        codec = load_tokenizer(find_tokenizer(str(folder)).files_sha256)
+        path = tmp_path / f"{folder.name}.jsonl"
+        write_gym_file(path, codec, SIZE)
+        trajectories = [one for one in formats.read(Source.of_path(path))[1] if isinstance(one, Trajectory)]
+        rows = [row for one in trajectories for row in rows_of(one)]
+        for name, items in (("rows", rows), ("steps", trajectories)):
+            for sample in (1.0, 0.05):
+                best = 0.0
+                for _ in range(TIMES):
+                    guard = Guard(codec, sample=sample, max_seconds=60, fail_on="none", seed=1)
+                    took, _ = seconds(lambda: guarded(guard, name, items))  # noqa: B023
+                    found = guard.counters()
+                    best = max(best, found["tokens_seen"] / took / 1e6)
+                print(
+                    f"{folder.name:9}  {name:5}  {sample:6}  {best:10.2f}  {found['checked']:5} of {found['seen']:5}"
+                    f"  {1000 * found['slowest_seconds']:.0f}"
+                )
+
+
+def test_check_against_import(corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    print("\ntokenizer  import, s  check, s  check / import")
+    for folder in tokenizer_folders(corpus, tiny_tokenizer):
+        codec = load_tokenizer(find_tokenizer(str(folder)).files_sha256)
+        path, report = tmp_path / f"{folder.name}.jsonl", tmp_path / "report.json"
+        n = write_gym_file(path, codec, SIZE)
+        options = ["--tokenizer", str(codec.path), "--format", "json", "--output", str(report), "--fail-on", "none"]
+        imports, checks = [], []
+        for _ in range(TIMES):
+            took, run = seconds(lambda: import_file(path, folder))  # noqa: B023
+            imports.append(took)
+            delete_run(run)
+            took, status = seconds(lambda: main(["check", str(path), *options]))  # noqa: B023
+            checks.append(took)
+            assert status == 0 and json.loads(report.read_text())["trajectories"] == n
+        one, other = min(imports), min(checks)
+        print(f"{folder.name:9}  {one:9.2f}  {other:8.2f}  {other / one:.2f}")

@@ -1,0 +1,19 @@
+"""The source of the product."""
+
+from functools import cache
+
+from tests.conftest import ROOT
+
+HOUSES = ("rollout_inspector", "rollouts", "inspector")
+
+
+@cache
+def modules() -> dict[str, str]:
+    """Every module of the product by its dotted name, with its source."""
+    found = {}
+    for path in [path for house in HOUSES for path in ROOT.glob(f"{house}/**/*.py")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if "migrations" in parts:  # Django wrote them
+            continue
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
+    return found
