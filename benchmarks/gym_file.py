@@ -13,7 +13,7 @@ from tools.demo_policy.dialogues import random_dialogue
 
 SENTENCES = [
     sentence.strip() + "."
-    for sentence in (Path(__file__).parents[1] / "rollouts" / "demo_policy" / "prose.txt").read_text().split(".")
+    for sentence in (Path(__file__).parents[1] / "tools" / "demo_policy" / "prose.txt").read_text().split(".")
     if len(sentence) > 20
 ]
 SYSTEM = "<|im_start|>system\nYou answer arithmetic questions with the calculator.<|im_end|>\n"

@@ -23,7 +23,7 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 
 from inspector.management.commands.serve import Command as Serve
-from inspector.server.backup_place import backup_place
+from inspector.server.file_storage import backup_place
 from rollout_inspector.commands import manage
 from rollouts.jobs.storage import restore
 from rollouts.store.database import OLD_MIGRATIONS
