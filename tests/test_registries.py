@@ -44,7 +44,7 @@ from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.appending import ToolDelta
 from rollouts.tito.strategies.replay import replay
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.work import imports, replay_context, replays, reproduce_rows
+from rollouts.work import engine_owners, imports, replay_context, replays, reproduce_rows
 from rollouts.work.diagnosis import diagnose_run
 from rollouts.work.launch import LaunchSettings, ServedModel
 from rollouts.work.reproduce import script
@@ -96,8 +96,7 @@ def test_an_engine_of_the_registry_is_offered_checked_and_built(fake_engine: Eng
         "temperature": "Fake takes 0 (always the likeliest token) or a temperature from 0.5 to 1.5."
     }
     assert "fake" in LaunchSettings(model="tiny", engine="nobody's").problems()["engine"]
-    work = importlib.import_module("rollouts.tasks.run_rollouts")
-    owner = work.new_owner(ServedModel("tiny", "fake", ""), "fake")
+    owner = engine_owners.new_owner(ServedModel("tiny", "fake", ""), "fake")
     assert isinstance(owner, EngineThread)
     owner.close()
     engine = build_engine("fake", "")

@@ -12,14 +12,14 @@ from django.shortcuts import redirect
 from inspector.runs.jobs import JobLine
 from inspector.web.twins import json_page, wants_json
 from rollouts import services
-from rollouts.models import Job, Run
+from rollouts.models import Run
 from rollouts.work.sending import send
 
 STILL_WORKS = "This run still works. Wait until it has ended, or cancel it first."
 
 
 def ask_for_job(
-    request: HttpRequest, run: Run, kind: Job.Kind, options: Mapping[str, Any], back: str, refused: str = "",
+    request: HttpRequest, run: Run, kind: str, options: Mapping[str, Any], back: str, refused: str = "",
     status: int = 409,
 ) -> HttpResponse:  # fmt: skip
     """Send a worker, and lead ``back`` to the page of the result; to a program 202 with the job.

@@ -13,7 +13,7 @@ from django.utils import timezone
 from inspector.runs.filters import SEVERITIES, TrajectoryFilter
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
-from rollouts.models import Job, Run
+from rollouts.models import Run
 from rollouts.selectors import GroupStats, RunSummary
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.gallery import KEY, TRAINING_KEY
@@ -68,7 +68,7 @@ def waiting_sentence(run: Run, now: datetime) -> str:
 
 def _import_sentence(run: Run) -> str:
     """Why an import makes no progress; empty while all is well, and for a run that is recorded."""
-    for job in filter(is_active, latest_jobs(run, (Job.Kind.IMPORT,))[:1]):
+    for job in filter(is_active, latest_jobs(run, "import")[:1]):
         if is_silent(job):
             way_out = (
                 "goes on at the file that was being read"

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 from inspector.server import workers
 from inspector.server.cached import keep, recall
 from inspector.server.health import served_queues
-from rollouts.models import Job
 from rollouts.selectors.workload import Stored, Workload, stored, workload
+from rollouts.services.jobs import JOB_KINDS
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.work.sending import DO_JOB, RUN_ROLLOUTS
 
@@ -69,7 +69,7 @@ def _work(work: Workload) -> Iterator[GaugeMetricFamily]:
         "job_oldest_waiting_seconds",
         "How long the oldest waiting job has waited; 0 = none waits.",
         ["kind"],
-        {(kind,): work.job_seconds.get(kind, 0.0) for kind in Job.Kind.values},
+        {(kind,): work.job_seconds.get(kind, 0.0) for kind in JOB_KINDS},
     )
     yield _family("runs", "Runs that wait or are under way.", ["kind", "state"], work.runs)
     waiting = {(kind,): seconds for kind, seconds in work.run_seconds.items()}

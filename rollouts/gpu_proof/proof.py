@@ -29,8 +29,9 @@ from rollouts.gpu_proof.model import FULL, SMALL, Shape, make_model
 from rollouts.gpu_proof.rounds import RoundsEnvironment
 from rollouts.models import Run
 from rollouts.services.projects import project_or_default
-from rollouts.tasks.run_rollouts import close_engines, engine_of, live_trajectories, work_on
+from rollouts.tasks.run_rollouts import close_engines, work_on
 from rollouts.tito.trajectory import Trajectory
+from rollouts.work.engine_owners import engine_of, live_trajectories
 from rollouts.work.launch import LaunchSettings, launch, served_models
 
 DEMO, RANDOM = "proof-demo", "proof-random"

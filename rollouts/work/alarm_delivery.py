@@ -27,7 +27,7 @@ from rollouts.services.alarms import (
     webhook_key,
     webhook_parts,
 )
-from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.services.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.tito.alarm_rules import AlarmFigure, Raised, alarm_sentence
 from rollouts.tito.diagnose.kinds import KINDS
 from rollouts.work.sending import send
@@ -53,12 +53,12 @@ def send_due() -> None:
     first: dict[int | None, Run] = {}
     for alarm in due[:1000]:
         first.setdefault(alarm.run.project_id, alarm.run)
-    jobs = Job.objects.filter(kind=Job.Kind.DELIVER_ALARMS)
+    jobs = Job.objects.filter(kind=KIND.slug)
     for project, run in first.items():
         if jobs.filter(run__project=project, status__in=ACTIVE).exists():
             continue  # one at a time, so that a webhook that hangs holds one worker
         jobs.filter(run=run).exclude(status__in=ACTIVE).delete()  # the alarms say what came of them
-        job, is_new = ask_job(run, Job.Kind.DELIVER_ALARMS)
+        job, is_new = ask_job(run, KIND.slug)
         if is_new:
             send(job)
 
@@ -164,3 +164,7 @@ async def _post(address: str, body: bytes, headers: dict[str, str]) -> str:
     if 300 <= status < 400:
         return f"The webhook answered {status}, a redirect, which is not followed. Write the address that it leads to."
     return f"The webhook answered {status}."
+
+
+KIND = JobKind("deliver_alarms", "Deliver Alarms", do_job)
+"""The webhook of a project is told of the alarms of a run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.db import transaction
@@ -15,7 +15,7 @@ from rollouts import chat_templates, models, selectors, services
 from rollouts.models import Job
 from rollouts.selectors.registered import find_chat_template
 from rollouts.selectors.training_steps import stored_after
-from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.services.jobs import Beat, JobKind, JobLost, Sharing, ask_job, end_job
 from rollouts.services.outages import is_outage
 from rollouts.services.pushed import DIAGNOSED_TO, note_pushed_diagnosed
 from rollouts.services.pushed_figures import count_due, note_uncounted
@@ -27,6 +27,7 @@ from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.trajectory import Trajectory
 from rollouts.tokenizers.limited import TokenizerBusy
+from rollouts.work.gap_reports import ask_for_gap
 from rollouts.work.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.work.sending import send
 
@@ -245,7 +246,7 @@ def fail_pushed_job(job: Job, sentence: str) -> None:
             note_pushed_diagnosed(run, batch[-1].pk)
             note_uncounted(run, before)
         if not job.error and _pushed(run).exists():
-            rest, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=job.created_by)
+            rest, _ = ask_job(run, PUSHED.slug, user=job.created_by)
     if rest is not None:
         send(rest)
 
@@ -261,3 +262,29 @@ def _run_of(job: Job) -> models.Run:
     if run is None:
         raise JobLost
     return run
+
+
+KIND = JobKind(
+    "diagnose",
+    "Diagnosed again",
+    do_job,
+    Sharing(cut, do_shard, join),
+    follow=ask_for_gap,
+    activity="diagnosis asked",
+    is_listed=True,
+    done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
+    cancelled="Cancelled after {done}: these have new findings, the others keep the old ones.",
+)
+"""Every finished trajectory of a run is diagnosed again."""
+
+PUSHED = JobKind(
+    "diagnose_pushed",
+    "Diagnosis of what was pushed",
+    do_pushed_job,
+    fail=fail_pushed_job,
+    follow=partial(ask_for_gap, grows=True),
+    is_listed=True,
+    done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
+    cancelled="Cancelled after {done}. Diagnose again brings the findings of the others.",
+)
+"""The trajectories that were pushed since the last diagnosis are diagnosed."""

@@ -27,12 +27,13 @@ from rollouts.services.imports import (
     note_imported,
     set_rejections,
 )
-from rollouts.services.jobs import Beat, JobLost, close_shards, end_job
+from rollouts.services.jobs import Beat, JobKind, JobLost, Sharing, close_shards, end_job
 from rollouts.services.outages import is_outage
 from rollouts.services.runs import delete_trajectories, recount
 from rollouts.services.shards import is_cut, shards_of
 from rollouts.tito.batches import batched
-from rollouts.work import imports
+from rollouts.work import import_shards, imports
+from rollouts.work.gap_reports import ask_for_gap
 from rollouts.work.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.work.uploads import drop_uploads
 
@@ -361,3 +362,14 @@ def _rejections(
         found = [(line, reason) for piece in of_file for line, reason in piece["rejected"]]
         for line, reason in sorted(found, key=lambda one: (one[0] is None, one[0] or 0)):
             yield of_file[0]["name"], line, reason
+
+
+KIND = JobKind(
+    "import",
+    "Import",
+    imports.do_job,
+    Sharing(import_shards.cut, import_shards.do_shard, join),
+    fail,
+    follow=ask_for_gap,
+)
+"""The files that ``options`` name are read into a run. Its status and the audit log tell of the run instead."""

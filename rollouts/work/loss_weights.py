@@ -14,7 +14,7 @@ from rollouts import models, selectors
 from rollouts.models import Job, Run, StoredFinding, StoredTrajectory
 from rollouts.selectors.groups import advantages_of_groups
 from rollouts.selectors.parts import places_of
-from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.services.jobs import Beat, JobFailed, JobKind, JobLost, end_job
 from rollouts.services.tokenizers import load_tokenizer
 from rollouts.tito.batches import batched
 from rollouts.tito.gap.figures import trainer_column
@@ -214,4 +214,19 @@ def do_job(job: Job, beat: Beat) -> None:
         beat.now_and_then(n_done=n_done)
     if not end_job(job, Job.Status.DONE, report=weights.report(), n_done=n_done):
         raise JobLost
-    run.jobs.filter(kind=Job.Kind.LOSS_WEIGHTS, pk__lt=job.pk).update(report=None)
+    run.jobs.filter(kind=KIND.slug, pk__lt=job.pk).update(report=None)
+
+
+KIND = JobKind(
+    "loss_weights",
+    "Weights in the loss",
+    do_job,
+    activity="loss weights asked",
+    is_listed=True,
+    page="run-weights",
+    details=lambda options: ", also under every strategy" if options.get("strategies") else "",
+    done=lambda job: (
+        f"{job.n_done:,} trajectories counted; the page Weights shows what each loss makes of their tokens."
+    ),
+)
+"""The weights of the tokens of a run under every loss are summed; ``report`` has the sums."""

@@ -15,7 +15,7 @@ from rollouts.replies.audit import Completion, ParserReading, ReadCall, ReadingA
 from rollouts.replies.call_readers import form_of, parser_of
 from rollouts.replies.parsing import plain_message
 from rollouts.selectors.activity import is_active
-from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.services.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.services.text import storable_text, without_paths
 from rollouts.tito.diagnose.context import DiagnosisContext
 from rollouts.tito.interfaces import RenderFailed
@@ -56,7 +56,7 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
     key = key_of(trajectory)
     with transaction.atomic():
         made, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
-        made.job, is_new = ask_job(made, Job.Kind.AUDIT_PARSERS, user=user)
+        made.job, is_new = ask_job(made, KIND.slug, user=user)
         if is_new:
             made.key, made.report = key, None
             made.save(update_fields=["key", "report"])
@@ -259,3 +259,7 @@ def _clipped(text: str) -> str:
 def _value(arguments: str) -> Any:
     """Arguments as a value. Text that nests deeply stays text, because nothing else could be done with the value."""
     return arguments if arguments.count("[") + arguments.count("{") > MAX_NESTED else parsed(arguments)
+
+
+KIND = JobKind("audit_parsers", "Audit Parsers", do_job, activity="parser audit asked")
+"""Every parser reads the reply of one step."""

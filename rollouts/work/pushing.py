@@ -9,7 +9,7 @@ from typing import Any
 from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source, TooLarge, limits
 from rollouts.formats.training_step import ANY, TrainingStepRule
-from rollouts.models import Job, Run
+from rollouts.models import Run
 from rollouts.services.pushed import add_new_trajectories, differing, named_by_content, note_push
 from rollouts.services.rejections import add_rejections
 from rollouts.tito.batches import batched
@@ -91,7 +91,7 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
         )
     if pushed.trajectories:
         # The diagnosis needs a tokenizer and time, so a worker makes it.
-        job, is_new = services.ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=run.created_by)
+        job, is_new = services.ask_job(run, "diagnose_pushed", user=run.created_by)
         if is_new and (sentence := send(job)):
             notices.append(
                 f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."

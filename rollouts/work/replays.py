@@ -12,7 +12,7 @@ from django.db import transaction
 from rollouts import models, selectors
 from rollouts.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
-from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.services.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult as Made
@@ -71,7 +71,7 @@ def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> 
             is_active(made.job) or made.key != key or (again and made.job.status == Job.Status.FAILED)
         ):
             return made, False
-        made.job, is_new = ask_job(made, Job.Kind.REPLAY_TRAJECTORY, user=user)
+        made.job, is_new = ask_job(made, KIND.slug, user=user)
         if is_new:
             made.key, made.report = key, None
             made.save(update_fields=["key", "report"])
@@ -172,3 +172,7 @@ def row_of(stored: ReplayRows, index: int) -> Row:
 def stored_rows(made: Replay, strategies: Sequence[str]) -> dict[str, models.ReplayRows]:
     """Strategy -> its stored rows. Strategies whose rows were not stored are left out. One query."""
     return {rows.strategy: rows for rows in made.rows.filter(strategy__in=strategies)}
+
+
+KIND = JobKind("replay_trajectory", "Replay Trajectory", do_job, activity="replay asked")
+"""Every strategy is replayed over one trajectory."""

@@ -11,7 +11,7 @@ from django.db.models import Count, Sum
 
 from rollouts import models
 from rollouts.models import Job, Run, StoredTrajectory
-from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.services.jobs import Beat, JobFailed, JobKind, JobLost, Sharing, end_job
 from rollouts.services.shards import shards_of
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult as Made
@@ -72,7 +72,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
         yield record.index
 
 
-def do_run_job(job: Job, beat: Beat) -> None:
+def do_job(job: Job, beat: Beat) -> None:
     """Replay every strategy over a run. The report of an earlier worker is continued."""
     do_shard(job, beat)
     join(job, beat)
@@ -149,3 +149,18 @@ def _merge(total: dict[str, Any], report: dict[str, Any]) -> None:
 def _most_frequent(why: dict[str, int]) -> dict[str, int]:
     """The sentences that are kept of why trajectories were refused."""
     return dict(sorted(why.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS])
+
+
+KIND = JobKind(
+    "replay",
+    "Replayed under every strategy",
+    do_job,
+    Sharing(cut, do_shard, join),
+    activity="replay asked",
+    is_listed=True,
+    page="run-cost#strategies",
+    done=lambda job: (
+        f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."
+    ),
+)
+"""Every strategy is replayed over a run; ``report`` sums what each one makes."""

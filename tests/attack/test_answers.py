@@ -11,7 +11,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from rollouts import services
-from rollouts.models import Job, Run
+from rollouts.models import Run
 from rollouts.services.users import local_user
 from rollouts.work import template_checks
 from tests.web.trajectory_samples import Maker
@@ -35,7 +35,7 @@ def places(tiny_tokenizer: Path) -> tuple[Run, dict[str, str]]:
     trajectory, (finding,) = make.broken("x")
     run = make.run([trajectory], [[finding]])
     template = services.register_chat_template("{{ messages }}")
-    job = services.ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"}, None)[0]
+    job = services.ask_job(run, "export", {"format": "own_jsonl"}, None)[0]
     check, _ = template_checks.ask(run.tokenizer, template, None, None, local_user(), None, False)
     return run, {
         "runs": run.code,

@@ -27,6 +27,7 @@ from rollouts import selectors, services
 from rollouts.gpu_proof.bare import plan
 from rollouts.models import Run, StoredFinding, StoredTrajectory
 from rollouts.tasks import run_rollouts as work
+from rollouts.work.engine_owners import engine_of, live_trajectories
 from rollouts.work.launch import LaunchSettings, launch, served_models
 from tests.bench.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
@@ -62,7 +63,7 @@ def test_throughput_against_a_bare_loop(engine: str, request: pytest.FixtureRequ
         request.getfixturevalue("vllm_available")
     launched(engine, 16, 1)  # loads the engine and fills every cache
     model = served_models()["demo"]
-    owner, live = work.engine_of(model, engine), work.live_trajectories(model, engine)
+    owner, live = engine_of(model, engine), live_trajectories(model, engine)
 
     def spent() -> tuple[float, float]:
         return owner.call(waited_for_a_core).result(), owner.call(computed).result()
@@ -104,7 +105,7 @@ def test_seconds_until_a_cancelled_runs_requests_are_dropped(engine: str, reques
     if engine == "vllm":
         request.getfixturevalue("vllm_available")
     launched(engine, 4, 1)
-    owner = work.engine_of(served_models()["demo"], engine)
+    owner = engine_of(served_models()["demo"], engine)
     seconds = []
     for n in range(CANCELS):
         run = launch(LaunchSettings(engine=engine, prompts=PROMPTS, group=GROUP, seed=100 + n), enqueue=False)

@@ -32,6 +32,7 @@ from django.test import Client
 
 from rollouts.models import Run
 from rollouts.tasks import run_rollouts as work
+from rollouts.work.engine_owners import engine_of
 from rollouts.work.launch import LaunchSettings, launch, served_models
 from tests.bench.engine_calls import computed, forget, waited_for_a_core
 from tests.bench.processes import family, processor_seconds, sums
@@ -208,7 +209,7 @@ def test_throughput_with_open_pages(
     client = Client()
     client.force_login(make_member("ada", password="a long password"))
     cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
-    owner = work.engine_of(served_models()["demo"], engine)
+    owner = engine_of(served_models()["demo"], engine)
 
     def spent() -> Spent:
         server = sums(processor_seconds, family(web_pid, "web")).total()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollouts import services
-from rollouts.models import Job, Run
+from rollouts.models import Run
 from rollouts.services.jobs import ask_job
 from rollouts.services.pushed import add_new_trajectories
 from rollouts.tasks.jobs import do_job
@@ -25,7 +25,7 @@ def trajectory(name: str, broken: bool) -> Trajectory:
 
 
 def diagnose_pushed(run: Run) -> None:
-    job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    job, is_new = ask_job(run, "diagnose_pushed")
     assert is_new
     do_job(job.pk)
 

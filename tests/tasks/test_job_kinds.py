@@ -28,7 +28,7 @@ from rollouts.models import Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services import jobs as job_services
 from rollouts.services.alarms import set_webhook, take_alarms
-from rollouts.services.jobs import adopt_jobs, ask_job, end_job, take_job
+from rollouts.services.jobs import JOB_KINDS, adopt_jobs, ask_job, end_job, take_job
 from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
 from rollouts.tasks import jobs
 from rollouts.work import (
@@ -46,6 +46,7 @@ from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
 from tests.storage.test_alarms import store_steps
 from tests.storage.test_training_steps import save, world
+from tests.tasks.shard_work import change_kind
 from tests.web.samples import stored_run, trajectory
 from tests.web.test_template_pages import BROKEN
 from tests.web.trajectory_samples import Maker
@@ -63,43 +64,43 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
     answer_at_once(monkeypatch, tiny_tokenizer)
 
     def go(kind: str) -> Job:
-        if kind == Job.Kind.IMPORT:
+        if kind == "import":
             paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
             for n, file in enumerate(paths):
                 file.write_bytes(jsonl(*[changed(GYM, "_ng_task_index", to=10 * n + k) for k in range(3)]))
             return imports.ask(services.create_run("import", "files"), paths)
-        if kind in (Job.Kind.CHECK_TEMPLATE, Job.Kind.REPAIR_TEMPLATE):
+        if kind in ("check_template", "repair_template"):
             template = services.register_chat_template(BROKEN)
-            check, _ = template_checks.ask(None, template, repair=kind == Job.Kind.CHECK_TEMPLATE)
-            if kind == Job.Kind.REPAIR_TEMPLATE:
+            check, _ = template_checks.ask(None, template, repair=kind == "check_template")
+            if kind == "repair_template":
                 jobs.do_job(check.job.pk)
                 check.refresh_from_db()
                 assert template_checks.ask_for_repair(check)
             return check.job
-        if kind == Job.Kind.REPLAY_TRAJECTORY:
+        if kind == "replay_trajectory":
             maker = Maker(tiny_tokenizer)
             return replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
-        if kind == Job.Kind.AUDIT_PARSERS:
+        if kind == "audit_parsers":
             maker = Maker(tiny_tokenizer)
             monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
             return parser_audits.ask(maker.run([maker.conversation("a")]).trajectories.get(), 0)[0].job
-        if kind == Job.Kind.GAP:
+        if kind == "gap":
             compared = services.create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
             save(compared, world())
             return ask_job(compared, kind)[0]
         run = stored_run(45, findings=[[]] * 45)  # three batches
-        if kind == Job.Kind.DELIVER_ALARMS:
+        if kind == "deliver_alarms":
             monkeypatch.setattr(settings, "WEBHOOK_HOSTS", ["hook.example"])
             monkeypatch.setattr(alarm_delivery, "deliver", lambda *_: "")  # the webhook takes it
             set_webhook(run.project, "https://hook.example/")
             store_steps(run, [0, 3])
             take_alarms(run)
         options = {
-            Job.Kind.EXPORT: {"format": "own_jsonl"},
-            Job.Kind.MOVE_TOKENS: {"to": "segments"},
-            Job.Kind.RESCORE: {"model": "words", "engine": "scripted"},
+            "export": {"format": "own_jsonl"},
+            "move_tokens": {"to": "segments"},
+            "rescore": {"model": "words", "engine": "scripted"},
         }
-        return ask_job(run, kind, options.get(Job.Kind(kind), {}))[0]
+        return ask_job(run, kind, options.get(kind, {}))[0]
 
     return go
 
@@ -116,7 +117,7 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], is_offered=True))
     monkeypatch.setattr(settings, "INSPECTOR_MODELS", {"words": {"engine": "scripted", "path": str(path)}})
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
-    monkeypatch.setitem(jobs.HANDLERS, Job.Kind.RESCORE, do)
+    change_kind(monkeypatch, "rescore", handler=do)
 
 
 def die_after(n: int, work: Callable[[], object]) -> None:
@@ -152,7 +153,7 @@ DEATHS = {
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("kind", Job.Kind.values)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_a_worker_that_is_killed_is_followed_by_another(kind: str, ask: Ask) -> None:
     job = ask(kind)
     die_after(DEATHS[kind], lambda: jobs.do_job(job.pk))
@@ -237,7 +238,7 @@ RESULTS: dict[str, Callable[[Job], None]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", Job.Kind.values)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) -> None:
     job = ask(kind)
     subject = job.run or job.replay or job.template_check or job.parser_audit
@@ -254,14 +255,14 @@ def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) ->
     assert (job.status, job.attempt) == ("cancelled", 0)
 
 
-@pytest.mark.parametrize("kind", Job.Kind.values)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_a_job_that_kills_its_workers_ends(kind: str, ask: Ask) -> None:
     job = ask(kind)
     Job.objects.filter(pk=job.pk).update(attempt=jobs.MAX_ATTEMPTS)
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert job.status == "failed" and "workers were lost" in job.error
-    if kind == Job.Kind.IMPORT:
+    if kind == "import":
         assert job.run is not None and (job.run.status, job.run.error) == ("failed", job.error)
 
 
@@ -275,7 +276,7 @@ def test_a_job_goes_with_its_run(kind: str, ask: Ask) -> None:
 
 def test_a_lost_worker_stores_nothing_more(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was only slow: another worker has the import by now, and has read the file."""
-    job = ask(Job.Kind.IMPORT)
+    job = ask("import")
     slow = take_job(job.pk)
     assert slow is not None
     found = imports.diagnosis_for
@@ -295,7 +296,7 @@ def test_a_lost_worker_stores_nothing_more(ask: Ask, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.django_db(transaction=True)
 def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = ask(Job.Kind.REPLAY_TRAJECTORY)
+    job = ask("replay_trajectory")
     slow = take_job(job.pk)
     assert slow is not None and job.replay is not None
     real = replays._replayed
@@ -314,12 +315,12 @@ def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: p
 
 
 def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
-    job = ask(Job.Kind.IMPORT)
+    job = ask("import")
     assert job.run is not None
     run_control.cancel(job.run)
     job.refresh_from_db()
     assert (job.run.status, job.status) == ("cancelled", "cancelled")
-    other = take_job(ask(Job.Kind.IMPORT).pk)
+    other = take_job(ask("import").pk)
     assert other is not None and other.run is not None
     run_control.cancel(other.run)
     jobs.work_on(other)
@@ -332,13 +333,13 @@ def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.M
 
     run = services.create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory("a")])
-    job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    job, is_new = ask_job(run, "diagnose_pushed")
     real, names = diagnosis.diagnosis_for, []
 
     def push_more(value: Any, of: Run) -> Any:
         if not names:
             add_new_trajectories(run, [trajectory("b")])
-            assert ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[1] is False  # the worker is at it
+            assert ask_job(run, "diagnose_pushed")[1] is False  # the worker is at it
         names.append(value.external_id)
         return real(value, of)
 
@@ -356,7 +357,7 @@ def test_no_push_is_lost_between_the_last_look_and_the_end() -> None:
         try:
             for n in range(15):
                 add_new_trajectories(run, [trajectory(f"t{n}")])
-                job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+                job, is_new = ask_job(run, "diagnose_pushed")
                 if is_new:
                     orders.put(job.pk)
         finally:
@@ -392,7 +393,7 @@ def test_the_state_of_a_check_is_that_of_its_job() -> None:
 def test_orders_of_retired_tasks_are_dropped(
     celery_worker_process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    job = ask_job(stored_run(2), Job.Kind.DIAGNOSE)[0]
+    job = ask_job(stored_run(2), "diagnose")[0]
     for name in ("import_files", "check_template", "replay_trajectory", "judge_pushed"):
         current_app.send_task(f"rollouts.{name}", (1,))
     worker = celery_worker_process("default", threads=1)

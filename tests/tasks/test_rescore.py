@@ -6,6 +6,7 @@ import json
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from rollouts.tito.gap.figures import GapFigures, added, gap_of_rows, pairs_of
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.work import rescore
 from rollouts.work.sending import queue_of
+from tests.tasks.shard_work import change_kind
 
 pytestmark = pytest.mark.django_db
 LONG = 40
@@ -55,9 +57,8 @@ def owner(tiny_tokenizer: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) 
     served = {"engine": "scripted", "path": str(tiny_tokenizer)}
     settings.INSPECTOR_MODELS = {"words": served, "others": served}
     found = _Direct(ScriptedEngine(vocab_size=500, max_model_len=LONG))
-    monkeypatch.setitem(
-        jobs.HANDLERS, Job.Kind.RESCORE, lambda job, beat: rescore.do_job(job, beat, lambda model, engine: found)
-    )
+    do: Any = partial(rescore.do_job, engine_of=lambda model, engine: found)
+    change_kind(monkeypatch, "rescore", handler=do)
     return found
 
 
@@ -313,7 +314,7 @@ def test_a_worker_of_the_default_queue_leaves_it_to_a_worker_of_the_model(owner:
     job, _ = rescore.ask(run, "words")
     assert queue_of(job) == "engine.words"
     assert take_next_job(4) is None
-    other, _ = services.ask_job(run, Job.Kind.DIAGNOSE)
+    other, _ = services.ask_job(run, "diagnose")
     assert take_next_job(4, job.pk) == other and queue_of(other) is None
 
 

@@ -22,6 +22,7 @@ from rollouts.models import AuditEvent, Job, Run, ScoredColumn
 from rollouts.tasks import jobs
 from rollouts.tito.trajectory import Step, Trajectory, ids_array
 from rollouts.work import rescore
+from tests.tasks.shard_work import change_kind
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
@@ -40,7 +41,7 @@ def run(tiny_tokenizer: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], is_offered=True))
     settings.INSPECTOR_MODELS = {"words": {"engine": "scripted", "path": str(tiny_tokenizer)}}
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
-    monkeypatch.setitem(jobs.HANDLERS, Job.Kind.RESCORE, do)
+    change_kind(monkeypatch, "rescore", handler=do)
     made = services.create_run("import", "r")
     values = [
         Trajectory(name, (Step(ids_array([1, 2]), ids_array([3, 4]), np.float32([-0.75, -0.7])),))

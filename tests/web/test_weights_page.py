@@ -49,7 +49,7 @@ def saved(run: Run, made: list[Trajectory]) -> Run:
 
 
 def counted(run: Run, **options: Any) -> dict[str, Any]:
-    job, _ = ask_job(run, Job.Kind.LOSS_WEIGHTS, options)
+    job, _ = ask_job(run, "loss_weights", options)
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert (job.status, job.error) == ("done", "") and job.report is not None
@@ -151,7 +151,7 @@ def test_what_is_missing_is_named(web: Client, made: list[Trajectory]) -> None:
     body = text(web, bare)
     assert "They lack the advantages (a column “advantages”" in body and "decides the weight of no token" in body
     assert "also under the rows" not in body
-    refused, _ = ask_job(bare, Job.Kind.LOSS_WEIGHTS, {"strategies": True})
+    refused, _ = ask_job(bare, "loss_weights", {"strategies": True})
     jobs.do_job(refused.pk)
     assert "holds training rows without steps" in text(web, bare)
     empty = services.create_run(Run.Kind.IMPORT, "empty")

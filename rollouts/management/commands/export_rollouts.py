@@ -15,9 +15,9 @@ from rollouts.formats.writers.exports import ExportRefused
 from rollouts.management import TerminalCommand
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.runs import find_run
-from rollouts.services.audit import Action, record
+from rollouts.services.audit import record
 from rollouts.tito.strategies import STRATEGIES
-from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
+from rollouts.work.exporting import KIND, WRITERS, Wanted, Written, is_rows, write_run
 
 
 class Command(TerminalCommand):
@@ -74,7 +74,7 @@ class Command(TerminalCommand):
     def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> Written:
         run, records = _find(code)
         written = write_run(run, records, wanted, file, tell=self.stderr.write)
-        record(Action.EXPORTED, run, detail=wanted.format)
+        record(KIND.activity, run, detail=wanted.format)
         if written.left_out:
             self.stderr.write(written.left_out)
         return written
