@@ -19,6 +19,7 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, connection, connections, transaction
+from django.test import Client
 from django.utils import timezone
 
 from rollouts import files, models, selectors, services
@@ -28,7 +29,17 @@ from rollouts.models import Job, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.services import jobs as job_services
 from rollouts.services.alarms import set_webhook, take_alarms
-from rollouts.services.jobs import JOB_KINDS, adopt_jobs, ask_job, end_job, take_job
+from rollouts.services.job_queue import take_engine_job, take_next_job
+from rollouts.services.jobs import (
+    JOB_KINDS,
+    Beat,
+    JobFailed,
+    JobKind,
+    adopt_jobs,
+    ask_job,
+    end_job,
+    take_job,
+)
 from rollouts.services.pushed import DIAGNOSED_TO, add_new_trajectories
 from rollouts.tasks import jobs
 from rollouts.work import (
@@ -42,8 +53,10 @@ from rollouts.work import (
     template_checks,
     token_moves,
 )
+from rollouts.work.sending import queue_of
 from tests.conftest import wait_until
 from tests.formats.test_formats import GYM, changed, jsonl
+from tests.people import make_member
 from tests.storage.test_alarms import store_steps
 from tests.storage.test_training_steps import save, world
 from tests.tasks.shard_work import change_kind
@@ -400,3 +413,106 @@ def test_orders_of_retired_tasks_are_dropped(
     current_app.send_task("rollouts.do_job", (job.pk,))
     wait_until(lambda: Job.objects.get(pk=job.pk).status == "done", 60, "the job is done")
     assert worker.poll() is None and "unregistered task" in (tmp_path / "worker-0.log").read_text()
+
+
+# -- the record of a kind ----------------------------------------------------------------------------------------------
+
+
+def count_words(job: Job, beat: Beat) -> None:
+    beat(n_total=2)
+    if job.options["of"] == "nothing":
+        raise JobFailed("There are no words.")
+    end_job(job, Job.Status.DONE, n_done=2)
+
+
+COUNT = JobKind(
+    "count_words",
+    "Words counted",
+    count_words,
+    activity="count asked",
+    is_listed=True,
+    page="run-cost#strategies",
+    details=lambda options: f" of {options['of']}",
+    done=lambda job: f"{job.n_done} texts were counted.",
+    cancelled="Cancelled after {done}; no word is known.",
+)
+
+
+def test_a_new_kind_is_one_record(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker, page, API and audit log know it by its record alone."""
+    followed: list[tuple[Run, Any]] = []
+    kind = replace(COUNT, follow=lambda run, user: followed.append((run, user)))
+    monkeypatch.setitem(JOB_KINDS, kind.slug, kind)
+    ada, run = make_member("ada"), stored_run(2)
+    client.force_login(ada)
+    job, is_new = ask_job(run, kind.slug, {"of": "replies"}, ada)
+    event = models.AuditEvent.objects.get()
+    assert is_new and (event.action, event.detail) == ("count asked", f"{run.name}: job {job.code}, of replies")
+    assert "count asked" in client.get("/audit.json").json()["actions"]
+    (line,) = client.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert (line["what"], line["sentence"]) == ("Words counted of replies", "It waits for a worker.")
+    jobs.do_job(job.pk)
+    assert followed == [(run, ada)]
+    (line,) = client.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert (line["status"], line["sentence"]) == ("done", "2 texts were counted.")
+    work = client.get(f"/runs/{run.code}").content.decode()
+    assert "Words counted of replies" in work and "2 texts were counted." in work
+    value = client.get(f"/api/v1/jobs/{job.code}").json()
+    assert (value["what"], value["sentence"]) == ("Words counted of replies", "2 texts were counted.")
+    answer = client.post(f"/runs/{run.code}/jobs/{ask_job(run, kind.slug, {'of': 'turns'}, ada)[0].code}/cancel")
+    assert answer["Location"] == f"/runs/{run.code}/cost#strategies"
+    newest, _ = client.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert newest["sentence"] == "Cancelled after 0 trajectories; no word is known."
+
+
+def test_the_record_says_how_a_job_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(1)
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, COUNT)
+    job, _ = ask_job(run, COUNT.slug, {"of": "nothing"})
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.error) == ("failed", "There are no words.")
+    sentences: list[str] = []
+    change_kind(monkeypatch, COUNT.slug, fail=lambda job, sentence: sentences.append(sentence))
+    job, _ = ask_job(run, COUNT.slug, {"of": "nothing"})
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, sentences) == ("running", ["There are no words."])
+
+
+def test_the_record_says_whose_worker_does_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, options = stored_run(1), {"of": "replies", "model": "words"}
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, COUNT)
+    job, _ = ask_job(run, COUNT.slug, options)
+    assert queue_of(job) is None and take_next_job(2) == job
+    Job.objects.all().delete()
+    change_kind(monkeypatch, COUNT.slug, of_engine=True)
+    job, _ = ask_job(run, COUNT.slug, options)
+    assert queue_of(job) == "engine.words" and take_next_job(2) is None and take_engine_job(job.pk) == job
+
+
+def test_only_a_listed_kind_is_on_the_page_of_the_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.force_login(make_member("ada"))
+    run = stored_run(1)
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, replace(COUNT, is_listed=False))
+    job, _ = ask_job(run, COUNT.slug, {"of": "replies"})
+    assert client.get(f"/runs/{run.code}.json").json()["jobs"] == []
+    assert client.get(f"/api/v1/jobs/{job.code}").json()["sentence"] == ""
+
+
+def test_a_job_of_a_kind_that_is_not_known_fails(client: Client) -> None:
+    """A newer version asked for it, and an older one is back."""
+    client.force_login(make_member("ada"))
+    run = stored_run(1)
+    job = Job.objects.create(run=run, kind="of_tomorrow")
+    jobs.do_job(job.pk)
+    value = client.get(f"/api/v1/jobs/{job.code}").json()
+    assert (value["status"], value["what"]) == ("failed", "of_tomorrow") and "of_tomorrow" in value["error"]
+    with pytest.raises(KeyError):
+        ask_job(run, "of_tomorrow")
+
+
+def test_what_is_stored_of_a_kind_fits_its_columns() -> None:
+    assert all(slug == kind.slug and len(slug) <= 20 for slug, kind in JOB_KINDS.items())
+    assert all(len(kind.activity) <= 40 and kind.title for kind in JOB_KINDS.values())
+    assert set(JOB_KINDS) == set(DEATHS) == set(RESULTS)

@@ -13,6 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from inspector.runs.jobs import listed_kinds
 from rollouts import services
 from rollouts.models import Job, Run
 from rollouts.selectors.groups import advantage_in_group, advantages_of_groups
@@ -137,7 +138,8 @@ def test_rows_of_strategies_are_weighed_as_far_as_columns_reach(web: Client, run
     assert lines["tool_delta"]["trajectories"] == 0 and "tokenizer" in next(iter(lines["tool_delta"]["why"]))
     again = counted(run)  # the report of the first job is not kept beside this one, and no list reads it
     assert again["strategies"] == [] and [bool(job.report) for job in run.jobs.order_by("pk")] == [False, True]
-    assert all("report" in job.get_deferred_fields() for job in latest_jobs(run))
+    listed = latest_jobs(run, *listed_kinds())
+    assert len(listed) == 2 and all("report" in job.get_deferred_fields() for job in listed)
     assert counted(run, strategies=True)["strategies"] == report["strategies"]
     body = text(web, run, "?rule=uncorrected")
     assert "Under the rows of other strategies" in body and "step wise merged" in body
