@@ -14,7 +14,6 @@ from inspector.search.search_page import SearchResult
 from inspector.web.twins import Page, from_columns
 from rollouts.models import Job, Run, StoredTrajectory
 from rollouts.selectors.activity import is_active
-from rollouts.services.jobs import kind_of
 from rollouts.work.exporting import is_offered
 
 
@@ -96,7 +95,7 @@ class JobValues(Page):
             run=job.run.code if job.run else None,
             trajectory=job.subject.code if isinstance(job.subject, StoredTrajectory) else None,
             check=job.template_check.code if job.template_check else None,
-            sentence=sentence_of(job) if kind_of(job).is_listed else job.error or job.progress,
+            sentence=sentence_of(job),
             notes=list(job.notes),
             file=reverse("api:job_file", kwargs={"code": job.code}) if is_offered(job) else None,
             bytes=job.bytes_written,

@@ -27,7 +27,7 @@ def has_just_diagnosed(job: Job) -> bool:
 
 def listed_kinds() -> list[str]:
     """The kinds of jobs that the page of a run lists. Its status tells of an import."""
-    return [slug for slug, kind in JOB_KINDS.items() if kind.is_listed]
+    return [slug for slug, kind in JOB_KINDS.items() if kind.done is not None]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ def what_of(job: Job) -> str:
 def sentence_of(job: Job) -> str:
     """The state of the job, and what to do when it does not go on."""
     kind = kind_of(job)
+    if kind.done is None:
+        return job.error or job.progress
     done = f"{job.n_done:,} of {job.n_total:,} trajectories" if job.n_total else f"{job.n_done:,} trajectories"
     again = "Press the button again and it goes on where it was."
     if is_silent(job):

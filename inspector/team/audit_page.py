@@ -73,10 +73,8 @@ class AuditPage(Page):
 
 def _actions() -> list[str]:
     """Everything that is written down, in the words of the log."""
-    return [
-        *(action.value for action in Action),
-        *dict.fromkeys(kind.activity for kind in JOB_KINDS.values() if kind.activity),
-    ]
+    activities = [kind.activity for kind in JOB_KINDS.values() if kind.activity]
+    return list(dict.fromkeys([*(action.value for action in Action), *activities]))
 
 
 def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str, str]]:

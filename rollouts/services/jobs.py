@@ -249,16 +249,14 @@ class JobKind:
     """Only a worker of the model that ``options`` names does it. Workers of the queue ``default`` leave it."""
     activity: str = ""
     """What the audit log says when a user asks for a job; at most 40 characters, stored. Empty = nothing."""
-    is_listed: bool = False
-    """The page of a run lists it, with its sentences."""
-    page: str = "run#work"
-    """Of a listed kind: the address of the page of its result by name, and the place on it."""
-    details: Callable[[Mapping[str, Any]], str] = lambda options: ""
-    """The options of a listed job in words, as they follow the title."""
-    done: Callable[[Job], str] = lambda job: ""
-    """The sentence for a listed job that is done."""
+    done: Callable[[Job], str] | None = None
+    """The sentence for a job that is done; None = the page of a run does not list jobs of this kind."""
     cancelled: str = "Cancelled after {done}; nothing is shown of it."
-    """The sentence for one that was cancelled; ``{done}`` is how far it came."""
+    """Of a listed kind: the sentence for a job that was cancelled; ``{done}`` is how far it came."""
+    details: Callable[[Mapping[str, Any]], str] = lambda options: ""
+    """The options in words, as they follow the title."""
+    page: str = "run#work"
+    """Name of the address of the page of its result, and the place on it."""
 
 
 JOB_KINDS: dict[str, JobKind] = {}

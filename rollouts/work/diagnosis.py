@@ -271,7 +271,6 @@ KIND = JobKind(
     Sharing(cut, do_shard, join),
     follow=ask_for_gap,
     activity="diagnosis asked",
-    is_listed=True,
     done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
     cancelled="Cancelled after {done}: these have new findings, the others keep the old ones.",
 )
@@ -283,7 +282,6 @@ PUSHED = JobKind(
     do_pushed_job,
     fail=fail_pushed_job,
     follow=partial(ask_for_gap, grows=True),
-    is_listed=True,
     done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
     cancelled="Cancelled after {done}. Diagnose again brings the findings of the others.",
 )

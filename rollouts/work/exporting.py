@@ -449,7 +449,6 @@ KIND = JobKind(
     do_job,
     Sharing(cut, do_shard, join),
     activity="export asked",
-    is_listed=True,
     details=_details,
     done=_done,
     cancelled="Cancelled after {done}; there is no file.",

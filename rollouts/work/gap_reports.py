@@ -191,7 +191,6 @@ KIND = JobKind(
     "Causes of the gap between trainer and sampler",
     do_job,
     activity="gap asked",
-    is_listed=True,
     page="run-gap",
     done=lambda job: f"{job.n_done:,} trajectories read; the page of the gap names the causes.",
 )

@@ -364,12 +364,6 @@ def _rejections(
             yield of_file[0]["name"], line, reason
 
 
-KIND = JobKind(
-    "import",
-    "Import",
-    imports.do_job,
-    Sharing(import_shards.cut, import_shards.do_shard, join),
-    fail,
-    follow=ask_for_gap,
-)
+_SHARING = Sharing(import_shards.cut, import_shards.do_shard, join)
+KIND = JobKind("import", "Import", imports.do_job, _SHARING, fail, follow=ask_for_gap)
 """The files that ``options`` name are read into a run. Its status and the audit log tell of the run instead."""

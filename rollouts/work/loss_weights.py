@@ -222,7 +222,6 @@ KIND = JobKind(
     "Weights in the loss",
     do_job,
     activity="loss weights asked",
-    is_listed=True,
     page="run-weights",
     details=lambda options: ", also under every strategy" if options.get("strategies") else "",
     done=lambda job: (

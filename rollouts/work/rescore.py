@@ -253,7 +253,6 @@ KIND = JobKind(
     fail=fail,
     of_engine=True,
     activity="rescoring asked",
-    is_listed=True,
     page="run-columns",
     details=_details,
     done=lambda job: " ".join(job.notes[:1]),

@@ -157,7 +157,6 @@ KIND = JobKind(
     do_job,
     Sharing(cut, do_shard, join),
     activity="replay asked",
-    is_listed=True,
     page="run-cost#strategies",
     done=lambda job: (
         f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."

@@ -430,7 +430,6 @@ COUNT = JobKind(
     "Words counted",
     count_words,
     activity="count asked",
-    is_listed=True,
     page="run-cost#strategies",
     details=lambda options: f" of {options['of']}",
     done=lambda job: f"{job.n_done} texts were counted.",
@@ -494,7 +493,7 @@ def test_the_record_says_whose_worker_does_a_job(monkeypatch: pytest.MonkeyPatch
 def test_only_a_listed_kind_is_on_the_page_of_the_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.force_login(make_member("ada"))
     run = stored_run(1)
-    monkeypatch.setitem(JOB_KINDS, COUNT.slug, replace(COUNT, is_listed=False))
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, replace(COUNT, done=None))
     job, _ = ask_job(run, COUNT.slug, {"of": "replies"})
     assert client.get(f"/runs/{run.code}.json").json()["jobs"] == []
     assert client.get(f"/api/v1/jobs/{job.code}").json()["sentence"] == ""
