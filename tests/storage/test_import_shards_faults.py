@@ -38,7 +38,7 @@ from tests.storage.test_import_shards import (
     tables,
 )  # fmt: skip
 from tests.storage.test_imports import own_line
-from tests.tasks.shard_work import do_all, waiting
+from tests.tasks.shard_work import do_all, share_by, waiting
 
 __all__ = ["small_parts"]  # a fixture that every test here uses
 
@@ -80,7 +80,7 @@ def test_segments_hold_what_one_task_stores(
     name: str, in_segments: None, django_capture_on_commit_callbacks: Any
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
-        one = run_of(in_one(FILES[name]).jobs.get(kind=Job.Kind.IMPORT))
+        one = run_of(in_one(FILES[name]).jobs.get(kind="import"))
         job = cut(FILES[name])
         do_all(random.Random(3))
     run = run_of(job)
@@ -231,7 +231,7 @@ def test_resume_sends_a_worker_for_every_part_that_is_left(sent: list[int], monk
     taken = take_job(job.shards.order_by("pk")[0].pk)
     assert taken is not None
     with monkeypatch.context() as patched:
-        patched.setitem(jobs.SHARINGS, Job.Kind.IMPORT, jobs.SHARINGS[Job.Kind.IMPORT]._replace(do=lambda *_: 1 // 0))
+        share_by(patched, "import", lambda *_: 1 // 0)
         jobs.work_on(taken, share=True)
         do_all(random.Random(1))
     run = run_of(job)

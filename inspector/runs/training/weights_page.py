@@ -17,7 +17,7 @@ from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, page, wants_json, whole_number
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, LossRule
 from rollout_inspector.streams.strategies import about_strategy
-from rollouts.jobs.loss_weights import MAX_REPLAYED, VERSION, run_key
+from rollouts.jobs.loss_weights import KIND, MAX_REPLAYED, VERSION, run_key
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.job_lists import latest_jobs
 from rollouts.store.models import Job, Run
@@ -92,7 +92,7 @@ class KindShare:
 @reads_run
 def weights(request: HttpRequest, run: Run) -> HttpResponse:
     """The sums of the last job that has ended, `?rule=` and `?mean=`. One query beside the run's own."""
-    asked = latest_jobs(run, (Job.Kind.LOSS_WEIGHTS,))
+    asked = latest_jobs(run, KIND.slug)
     ended = (job for job in asked if job.status == Job.Status.DONE and job.report)
     done = next((job for job in ended if (job.report or {}).get("version") == VERSION), None)
     report = dict(done.report or {}) if done is not None else None
@@ -237,6 +237,4 @@ def _strategies(report: dict[str, Any], index: int, mean: str) -> list[dict[str,
 def weigh(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker to sum the weights of a run; with ``strategies``, also under the rows of every strategy."""
     options = {"strategies": True} if request.POST.get("strategies") else {}
-    return ask_for_job(
-        request, run, Job.Kind.LOSS_WEIGHTS, options, reverse("run-weights", args=[run.code]), _why_not(run)
-    )
+    return ask_for_job(request, run, KIND.slug, options, reverse("run-weights", args=[run.code]), _why_not(run))

@@ -47,7 +47,7 @@ class Command(TerminalCommand):
             raise CommandError(str(error)) from error
         asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
         with transaction.atomic():  # no worker sees the job before it is taken here
-            job, ours = ask_job(run, Job.Kind.DIAGNOSE, asked)
+            job, ours = ask_job(run, "diagnose", asked)
             if ours:
                 run.save(update_fields=["tokenizer", "chat_template"])
             taken = take_job(job.pk) if ours and not options["background"] else None
