@@ -188,7 +188,7 @@ class Pushed(RunWork):
         if self.error:
             self._begin()
             return
-        job, is_new = ask_job(self.run, Job.Kind.DIAGNOSE_PUSHED)
+        job, is_new = ask_job(self.run, "diagnose_pushed")
         if is_new:
             send(job)
 
@@ -221,7 +221,7 @@ class Exported(JobWork):
     source: Run
 
     def ask(self, n: int) -> None:
-        self.job, is_new = ask_job(self.source, Job.Kind.EXPORT, exporting.Wanted().as_options())
+        self.job, is_new = ask_job(self.source, "export", exporting.Wanted().as_options())
         assert is_new
         send(self.job)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from ninja import Schema
@@ -10,7 +10,8 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
 
 from inspector.web.problems import MEDIA_TYPE
 from rollout_inspector.diagnose.finding import Severity
-from rollouts.store.models import Job, Run, WorkStatus
+from rollouts.store.jobs.jobs import JOB_KINDS
+from rollouts.store.models import Run, WorkStatus
 from rollouts.store.trajectories.trajectory_list import SORTS
 
 MEANINGS = {
@@ -68,7 +69,7 @@ Limit = Annotated[int, Field(ge=1, le=500, description="The most items of one an
 Cursor = Annotated[Text, Field(description="`next` of the part before; empty for the first part.")]
 
 
-def _among(names: Sequence[str]) -> AfterValidator:
+def _among(names: Collection[str]) -> AfterValidator:
     def check(text: str) -> str:
         if text and text not in names:
             raise ValueError(f"There is no {text[:40]!r} here. Known: {', '.join(names)}.")
@@ -77,7 +78,7 @@ def _among(names: Sequence[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _listed(names: Sequence[str]) -> WithJsonSchema:
+def _listed(names: Collection[str]) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "enum": ["", *names]})
 
 
@@ -85,7 +86,7 @@ SEVERITIES = [severity.value for severity in Severity]
 StatusName = Annotated[str, _among(WorkStatus.values), _listed(WorkStatus.values)]
 SeverityName = Annotated[str, _among(SEVERITIES), _listed(SEVERITIES)]
 RunKind = Annotated[str, _among(Run.Kind.values), _listed(Run.Kind.values)]
-JobKind = Annotated[str, _among(Job.Kind.values), _listed(Job.Kind.values)]
+JobKind = Annotated[str, _among(JOB_KINDS), _listed(JOB_KINDS)]
 COMMENTS = ("open", "any")
 MutedName = Annotated[str, _among(("hide",)), _listed(("hide",))]
 YES_NO = ("yes", "no")

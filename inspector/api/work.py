@@ -22,11 +22,11 @@ from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
-from rollouts.jobs import launch
+from rollouts.jobs import diagnosis, gap_reports, launch
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.exports.exports import Wanted
-from rollouts.jobs.gap_reports import why_no_gap
 from rollouts.jobs.launch import LaunchSettings
+from rollouts.jobs.replays import run_replays
 from rollouts.jobs.sending import send as send_job
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
@@ -163,7 +163,7 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
         options = Wanted(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error
-    return _begin(request, run, Job.Kind.EXPORT, options)
+    return _begin(request, run, exporting.KIND.slug, options)
 
 
 @router.post("/runs/{code}/diagnose", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
@@ -176,7 +176,7 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
     if asked.tokenizer and tokenizer is None:
         sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
-    said = _begin(request, run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer else {})
+    said = _begin(request, run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer else {})
     if tokenizer is not None and said.status_code == 202 and tokenizer.pk != run.tokenizer_id:
         choose_tokenizer(run, tokenizer)
     return said
@@ -188,7 +188,7 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
     needs_rest(run)
-    return _begin(request, run, Job.Kind.REPLAY, {})
+    return _begin(request, run, run_replays.KIND.slug, {})
 
 
 @router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
@@ -203,9 +203,9 @@ def read_gap(request: HttpRequest, code: str) -> HttpResponse:
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
     needs_rest(run)
-    if sentence := why_no_gap(run):
+    if sentence := gap_reports.why_no_gap(run):
         raise ApiProblem(422, sentence)
-    return _begin(request, run, Job.Kind.GAP, {})
+    return _begin(request, run, gap_reports.KIND.slug, {})
 
 
 def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -> HttpResponse:
@@ -254,7 +254,7 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
 def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     """The file of an export, while it is offered."""
     job = _job(request, code)
-    if job.kind != Job.Kind.EXPORT or job.run is None:
+    if job.kind != exporting.KIND.slug or job.run is None:
         raise ApiProblem(404, f"The job {job.code} is no export, so it has no file.")
     file = offered_file(job, job.run)
     if file is None:

@@ -11,7 +11,7 @@ from django.shortcuts import render
 
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import SORTS, TrajectoryFilter
-from inspector.runs.jobs import JobLine, has_just_diagnosed
+from inspector.runs.jobs import JobLine, has_just_diagnosed, listed_kinds
 from inspector.runs.launches.launch_form import form_labels
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
@@ -39,7 +39,7 @@ MAX_LINES = 6
 def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
     """Everything about a run, with one part of its trajectories."""
     shell: dict[str, Any] = parts.progress_part(run) | parts.figures_part(run, wanted)
-    found, jobs = parts.list_page(run, wanted), latest_jobs(run)
+    found, jobs = parts.list_page(run, wanted), latest_jobs(run, *listed_kinds())
     rejections = list_rejections(run, MAX_REJECTIONS)
     shown = RunPage(
         run=ShownRun.of(run, project=project_name(request, run.project_id)),
@@ -118,7 +118,7 @@ def _template_names(run: Run) -> dict[str, str]:
 
 def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:
     """The list of jobs. When the run was diagnosed a moment ago, the page is loaded again: its findings are others."""
-    jobs = latest_jobs(run)
+    jobs = latest_jobs(run, *listed_kinds())
     live = any(is_active(job) for job in jobs)
     if not live and any(has_just_diagnosed(job) for job in jobs):
         return HttpResponse(headers={"HX-Refresh": "true"})

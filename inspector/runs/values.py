@@ -16,7 +16,7 @@ from inspector.server.health import PATIENCE_SECONDS, has_worker
 from rollouts.jobs.sending import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.job_lists import latest_jobs
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Run
 from rollouts.store.people.gallery import KEY, TRAINING_KEY
 from rollouts.store.runs.import_writes import has_partial_file, is_read_in_parts
 from rollouts.store.runs.runs import GroupStats, RunSummary
@@ -68,7 +68,7 @@ def waiting_sentence(run: Run, now: datetime) -> str:
 
 def _import_sentence(run: Run) -> str:
     """Why an import makes no progress; empty while all is well, and for a run that is recorded."""
-    for job in filter(is_active, latest_jobs(run, (Job.Kind.IMPORT,))[:1]):
+    for job in filter(is_active, latest_jobs(run, "import")[:1]):
         if is_silent(job):
             way_out = (
                 "goes on at the file that was being read"

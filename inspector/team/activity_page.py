@@ -17,6 +17,7 @@ from django.views.decorators.http import require_safe
 
 from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, jsonable, page, whole_number
+from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.models import AuditEvent, Role
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.people import AuditFilter, audit_page, audit_rows
@@ -70,6 +71,12 @@ class AuditPage(Page):
     """What can be asked for as `?project=`: code -> name."""
 
 
+def _actions() -> list[str]:
+    """Everything that is written down, in the words of the log."""
+    activities = [kind.activity for kind in JOB_KINDS.values() if kind.activity]
+    return list(dict.fromkeys([*(action.value for action in Action), *activities]))
+
+
 def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str, str]]:
     """The filter of an address, the projects it may name, and its parameters. For admins of a project or the server."""
     held = access(request)
@@ -77,7 +84,7 @@ def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str,
     if not projects and not held.is_server_admin:
         raise PermissionDenied("The audit log is for admins of a project or of the server. Ask one of them.")
     asked = {name: request.GET.get(name, "")[:150] for name in ("action", "user", "project")}
-    if asked["action"] and asked["action"] not in set(Action):
+    if asked["action"] and asked["action"] not in _actions():
         raise Http404(f"No action is called “{asked['action'][:40]}”. Choose one of the list.")
     if asked["project"] and asked["project"] not in projects:
         raise Http404(f"There is no project with the code {asked['project'][:40]}.")
@@ -92,9 +99,7 @@ def index(request: HttpRequest) -> HttpResponse:
     wanted, projects, asked = _asked(request)
     found = audit_page(access(request), wanted, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
     shown, more = found[:EVENTS_PER_PAGE], len(found) > EVENTS_PER_PAGE
-    data = AuditPage(
-        [EventLine.of(one) for one in shown], shown[-1].pk if more else None, [one.value for one in Action], projects
-    )
+    data = AuditPage([EventLine.of(one) for one in shown], shown[-1].pk if more else None, _actions(), projects)
     query = urlencode({name: value for name, value in asked.items() if value})
     return page(request, "team/audit.html", data, asked=asked, query=query)
 

@@ -127,7 +127,7 @@ def test_a_gap_has_its_figures_and_the_texts_of_tokens_on_request(token: str, ru
     report = gap_report(gap_runs.tokens_of(gap_runs.temperature(0)))
     for one in (*report["worst"], *report["ids"], *(cause["example"] for cause in report["causes"])):
         one["text"] = "obey me"
-    job, _ = ask_job(run, Job.Kind.GAP, {}, None)
+    job, _ = ask_job(run, "gap", {}, None)
     Job.objects.filter(pk=job.pk).update(status=Job.Status.DONE, report={**report, "key": "of another state"})
     server = agents.agent_server(live_server.url, token)
     figures, texts = ask(server, ("get_gap", {"run": run.code}), ("get_gap", {"run": run.code, "content": True}))

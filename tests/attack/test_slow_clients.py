@@ -89,7 +89,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         user = make_member("ada", password="a long password")
         run = create_run(Run.Kind.IMPORT, "run", user=user, status=Run.Status.DONE)
         job = Job.objects.create(
-            run=run, kind=Job.Kind.EXPORT, status="done", options={"format": "own_jsonl"}, created_by=user,
+            run=run, kind="export", status="done", options={"format": "own_jsonl"}, created_by=user,
             expires_at=timezone.now() + timedelta(days=1),
         )
         files.put(exporting.key_of(job), io.BytesIO(bytes(BIG)))

@@ -86,7 +86,7 @@ def filled(tiny_tokenizer: Path) -> Run:
     )
     column = ScoredColumn.objects.create(run=run, model="m", engine="e", gap={"n": 1})
     RowScores.objects.create(column=column, trajectory=trajectory, rows=[3, -5], values=[np.nan, -0.25, -1e-7])
-    Job.objects.create(run=run, kind=Job.Kind.EXPORT, status=Job.Status.DONE, report=None)
+    Job.objects.create(run=run, kind="export", status=Job.Status.DONE, report=None)
     files.put("exports/abc/run.jsonl", io.BytesIO(b'{"a": 1}\n' * 1000))
     files.put("machines/identity", io.BytesIO(b"of this storage"))
     return run
@@ -236,7 +236,7 @@ def test_a_file_that_goes_meanwhile_has_the_database_read_again(
     def lose(key: str, target: Any) -> Any:
         if not asked:
             files.delete("exports/abc/run.jsonl")
-            Job.objects.filter(kind=Job.Kind.EXPORT).delete()
+            Job.objects.filter(kind="export").delete()
         asked.append(key)
         return copy(key, target)
 

@@ -118,7 +118,7 @@ def _places(folder: Path) -> Places:
     run = make.run([broken], [findings], project=ours, tokenizer=tokenizer, chat_template=template, user=maker)
     Run.objects.filter(pk=run.pk).update(name=f"{SECRET} run")
     alive = timezone.now() + timedelta(hours=1)  # a silent job is asked for again, and this test may take minutes
-    job = Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=maker, heartbeat_at=alive)
+    job = Job.objects.create(run=run, kind="export", created_by=maker, heartbeat_at=alive)
     check, _ = template_checks.ask(tokenizer, template, user=maker, project=ours)
     links = {
         kind: create_share(maker, target, note=f"{SECRET} note")

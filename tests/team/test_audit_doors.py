@@ -101,7 +101,7 @@ def test_exports_and_deletions(bob: Any, ours: Project, events: Events) -> None:
     assert call("post", f"v1/runs/{other.code}/exports", {"format": "sft"}) == 202
     assert AuditEvent.objects.get().project == ours and "format sft" in AuditEvent.objects.get().detail
     assert events() == by("export asked")
-    first, second = Job.objects.filter(kind=Job.Kind.EXPORT).order_by("pk")
+    first, second = Job.objects.filter(kind="export").order_by("pk")
     assert press(f"/runs/{one.code}/jobs/{first.code}/cancel") == 302 and events() == by("work cancelled")
     assert call("post", f"v1/jobs/{second.code}/cancel") == 200 and AuditEvent.objects.get().project == ours
     assert events() == by("work cancelled")

@@ -688,7 +688,7 @@ def test_an_import_is_silent_when_its_job_is(web: Client) -> None:
     start_run(run)
     long_ago = timezone.now() - timedelta(seconds=JOB_SILENT_SECONDS + 5)
     Run.objects.filter(pk=run.pk).update(heartbeat_at=long_ago)
-    job = Job.objects.create(run=run, kind=Job.Kind.IMPORT, status=Job.Status.RUNNING)
+    job = Job.objects.create(run=run, kind="import", status=Job.Status.RUNNING)
     for heartbeat, silent in ((timezone.now(), False), (long_ago, True)):
         Job.objects.filter(pk=job.pk).update(heartbeat_at=heartbeat)
         assert ("no sign of life" in web.get(f"/runs/{run.code}").content.decode()) == silent

@@ -19,6 +19,7 @@ from django.conf import settings
 
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import tokenizers
+from rollouts.jobs.engine_owners import engine_of, live_trajectories
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
 from rollouts.sampling.demo_policy import MODEL_DIR
 from rollouts.sampling.engines import ENGINES, EngineSpec
@@ -27,7 +28,7 @@ from rollouts.sampling.environments import ENVIRONMENTS
 from rollouts.store.models import Run
 from rollouts.store.people.projects import project_or_default
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.worker.run_rollouts import close_engines, engine_of, live_trajectories, work_on
+from rollouts.worker.run_rollouts import close_engines, work_on
 from tools.gpu_proof.bare import Measured, plan
 from tools.gpu_proof.checks import check_ids, check_logprobs
 from tools.gpu_proof.engine import bare, new_witness, reset_cache, score, witness_of
