@@ -788,7 +788,6 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("kind", models.CharField(help_text="Slug of a ``rollouts.store.jobs.jobs.JobKind``.", max_length=20)),
-                ),
                 (
                     "status",
                     models.CharField(
