@@ -9,13 +9,14 @@ from ninja import Router
 from pydantic import Field
 
 from inspector.api.answers import answer, found, the_trajectory
-from inspector.api.documented import Body, Count, extra
+from inspector.api.documented import Body, extra
 from inspector.trajectories.comment_views import CommentsPage
 from inspector.trajectories.discussion import CommentValues, discussion_of
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from rollouts.models import Comment, Role, StoredTrajectory
 from rollouts.selectors.comments import find_comment
+from rollouts.selectors.parameters import Count
 from rollouts.services.comments import (
     CommentMoved,
     CommentRefused,

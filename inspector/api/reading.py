@@ -11,7 +11,7 @@ from ninja import Path, Query, Router, Schema
 from pydantic import ConfigDict
 
 from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.documented import NOT_CHANGED, Body, Count, FileView, Text, YesNo, extra, file_answer
+from inspector.api.documented import NOT_CHANGED, Body, FileView, extra, file_answer
 from inspector.api.values import JobValues
 from inspector.trajectories import offline_page
 from inspector.trajectories import reads as data
@@ -23,6 +23,7 @@ from inspector.web.twins import Page, json_page
 from rollouts.models import Role, StoredTrajectory
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
+from rollouts.selectors.parameters import Count, Text, YesNo
 from rollouts.selectors.seen import is_seen
 from rollouts.services.seen import mark_seen
 from rollouts.work import parser_audits

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import ConfigDict, Field
 
 from inspector.api.answers import answer, fresh, part_of, the_run
-from inspector.api.documented import (
-    CommentsName,
-    Count,
-    MutedName,
-    PartAsked,
-    RunKind,
-    SeverityName,
-    SortName,
-    StatusName,
-    Text,
-    YesNo,
-    extra,
-)
+from inspector.api.documented import PartAsked, RunKind, extra
 from inspector.api.trajectory_values import FindingsPart, FindingValues, TrajectoriesPart
 from inspector.api.values import JobsPart, JobValues, RunsPart, WholeRun, run_line, whole_run
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
-from inspector.runs.filters import PARAMETERS, TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.live_parts import list_part
 from inspector.views import push
 from inspector.web.access import access, may_delete, reader_of, require, too_low
@@ -39,6 +26,14 @@ from rollouts.models import Role, Run
 from rollouts.selectors import RunFilters, RunSummary, visible_runs
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.muted import muted_in
+from rollouts.selectors.parameters import (
+    Count,
+    SeverityName,
+    SortName,
+    StatusName,
+    Text,
+)
+from rollouts.selectors.trajectory_filters import FilterParameters
 from rollouts.selectors.trajectory_list import is_cursor
 from rollouts.selectors.visible import findings_of_run, visible_jobs
 from rollouts.work import run_control
@@ -91,68 +86,16 @@ class RunsAsked(PartAsked):
     """Code of a project."""
 
 
-class TrajectoriesChosen(Schema):
-    """Which trajectories of a run are meant. An empty value filters nothing."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    finding: Text = ""
-    """Only trajectories that have a finding of this kind."""
-    severity: SeverityName = ""
-    """Only trajectories that have a finding of this severity."""
-    status: StatusName = ""
-    """Only trajectories in this state."""
-    stop: Text = ""
-    """The stop reason."""
-    group: Text = ""
-    """A whole group: the trajectories of one prompt."""
-    text: Text = ""
-    """A part of the external id."""
-    min: FiniteFloat | None = None
-    """The least reward."""
-    max: FiniteFloat | None = None
-    """The greatest reward."""
-    at: Count | None = None
-    """Only trajectories that have such a finding at this step."""
-    first: Count | None = Field(None, alias="from")
-    """The first position in the run."""
-    last: Count | None = Field(None, alias="to")
-    """The last position in the run."""
-    tokens_min: Count | None = None
-    """The fewest tokens of a trajectory."""
-    tokens_max: Count | None = None
-    """The most tokens of a trajectory."""
-    training_min: Count | None = None
-    """The first training step."""
-    training_max: Count | None = None
-    """The last training step."""
-    policy: Text = ""
-    """The policy version that sampled the first step."""
-    flawed: bool = False
-    """Only trajectories that have a finding."""
-    comments: CommentsName = ""
-    """Only trajectories with a comment that is open, or with any."""
-    muted: MutedName = ""
-    """``hide``: muted findings count as none."""
-    seen: YesNo = ""
-    """Only trajectories that the caller's user has marked as seen, or only others."""
-
-    def as_filter(self, reader: int | None) -> TrajectoryFilter:
-        """The filter of the run's page with the same values. ``reader``: the key of the user who asks."""
-        names = {"from": "first", "to": "last"}
-        values = {field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()}
-        return TrajectoryFilter(**values, reader=reader if self.seen else None)
-
-
-class TrajectoriesAsked(PartAsked, TrajectoriesChosen):
+class TrajectoriesAsked(PartAsked, FilterParameters):
     """Which trajectories of a run are listed, and in which order."""
 
     sort: SortName = "index"
     """A minus sign means descending."""
 
-    def wanted(self, reader: int | None) -> TrajectoryFilter:
+    def as_query(self, reader: int | None) -> ListQuery:
         """The filter of the run's page with the same values. ``reader``: the key of the user who asks."""
-        return replace(self.as_filter(reader), sort=self.sort or "index", after=self.cursor)
+        values = self.model_dump(include=set(FilterParameters.model_fields))
+        return ListQuery(**values, reader=reader if self.seen else None, sort=self.sort or "index", after=self.cursor)
 
 
 class FindingsAsked(PartAsked):
@@ -244,7 +187,7 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
 @router.get("/runs/{code}/trajectories", response=TrajectoriesPart, openapi_extra=extra(422))
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
     """The trajectories of a run, with the filters and orders of its page."""
-    run, wanted = the_run(request, code), asked.wanted(reader_of(request))
+    run, wanted = the_run(request, code), asked.as_query(reader_of(request))
     if wanted.after and not is_cursor(wanted.after, wanted.sort):
         sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
         raise ApiProblem(422, sentence, {"cursor": [sentence]})

@@ -9,12 +9,13 @@ from ninja import Query, Router
 from pydantic import Field
 
 from inspector.api.answers import answer, part_of, the_run
-from inspector.api.documented import LongText, PartAsked, Text, extra
+from inspector.api.documented import LongText, PartAsked, extra
 from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_line
 from inspector.search.search_page import SearchBusy, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
+from rollouts.selectors.parameters import Text
 from rollouts.selectors.visible import visible_trajectories
 from rollouts.work.search import PatternRefused, SearchQuestion
 

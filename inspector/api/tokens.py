@@ -13,12 +13,12 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Schema
 from pydantic import ConfigDict
 
-from inspector.api.documented import Count, Text
 from inspector.api.trajectory_values import TokenColumns
 from inspector.web.problems import ApiProblem
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
 from rollouts.selectors import beside, parts
+from rollouts.selectors.parameters import Count, Text
 from rollouts.selectors.parts import RowSummary, StepSummary
 from rollouts.tito.trajectory import Floats, Ids, Mask, Origin, Origins, Row
 

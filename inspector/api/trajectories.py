@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
 from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.documented import NOT_CHANGED, Count, PartAsked, extra
+from inspector.api.documented import NOT_CHANGED, PartAsked, extra
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.api.trajectory_values import (
     FindingsPart,
@@ -33,6 +33,7 @@ from rollouts.selectors import beside, parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.muted import muted_in
 from rollouts.selectors.paging import cursor_of, read_cursor
+from rollouts.selectors.parameters import Count
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work import replays
 from rollouts.work.sending import send

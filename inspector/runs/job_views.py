@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
-from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.jobs import JobLine, for_page, is_offered
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
@@ -102,7 +102,7 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 
 
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
-    wanted = TrajectoryFilter.read(params, reader)
+    wanted = ListQuery.read(params, reader)
     if wanted.notices:
         raise ValueError(wanted.notices[0])
     return wanted.chosen() or None
@@ -112,7 +112,7 @@ def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) ->
     """The address of the file that a request writes."""
     query = {name: value for name, value in wanted.as_options().items() if name != "only"}
     if wanted.only:
-        query |= {"which": "list", **dict(TrajectoryFilter.read(params, reader).pairs())}
+        query |= {"which": "list", **dict(ListQuery.read(params, reader).pairs())}
     return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 

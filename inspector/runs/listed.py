@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from inspector.runs.filters import SEVERITIES
 from inspector.runs.gap_causes import gap_causes
 from inspector.runs.pages import ListedRun
 from rollouts.models import Run
 from rollouts.selectors.gap import NamedCause
+from rollouts.selectors.parameters import SEVERITIES
 from rollouts.tito.diagnose.kinds import KINDS
 
 BAR_WIDTH = 200

@@ -11,7 +11,7 @@ from django.shortcuts import render
 
 from inspector.runs import live_parts as parts
 from inspector.runs.alarm_values import alarm_values
-from inspector.runs.filters import SORTS, TrajectoryFilter
+from inspector.runs.filters import PERSONAL, FilterControl, ListQuery, filter_form
 from inspector.runs.gap_causes import gap_causes
 from inspector.runs.jobs import JobLine, has_just_diagnosed
 from inspector.runs.launch_form import form_labels
@@ -20,6 +20,7 @@ from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
 from inspector.runs.values import settings_words, tokenizer_note
 from inspector.runs.work_card import work_card
+from inspector.templatetags.inspector_tags import any_has, finding_title, kind_words
 from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts import selectors
@@ -35,7 +36,7 @@ MAX_LINES = 6
 """Numbers of rejected lines that are named for one reason."""
 
 
-def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
+def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
     """Everything about a run, with one part of its trajectories."""
     shell: dict[str, Any] = parts.progress_part(run) | parts.figures_part(run, wanted)
     found, jobs = parts.list_page(run, wanted), latest_jobs(run)
@@ -65,7 +66,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         **shell,
         "run": shown.run,
         "filter": wanted,
-        "sorts": SORTS,
+        "filter_form": _filter_form(wanted, shown, reader_of(request) is not None),
         "rejected_groups": _rejected_groups(shown.rejections),
         "heads": wanted.heads(),
         "above": [one for one in shown.alarms if one.holds],
@@ -76,11 +77,24 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         **_template_names(run),
         "deletable": may_delete(request, run),
         "page_size": parts.TRAJECTORIES_PER_PAGE,
-        "stop_names": [name for name in shown.summary.stop_reasons if name],
         "live_url": parts.all_of(run, shell, found).url(run, wanted),
         **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
     return page(request, "runs/detail.html", shown, **only_html)
+
+
+def _filter_form(wanted: ListQuery, shown: RunPage, has_role: bool) -> list[list[FilterControl]]:
+    """The form above the list: findings and stop reasons are those of the run."""
+    counts = {wanted.kind: 0, **shown.run.findings} if wanted.kind else shown.run.findings
+    stops = dict.fromkeys([*shown.summary.stop_reasons, wanted.stop_reason])
+    options = {
+        "kind": [(kind, f"{finding_title(kind)} ({count:,})") for kind, count in counts.items()],
+        "stop_reason": [(reason, kind_words(reason)) for reason in stops if reason],
+    }
+    absent = [] if any_has(shown.trajectories, "training_step") else ["training_min", "training_max"]
+    absent += [] if shown.muted else ["muted"]
+    absent += [] if has_role else PERSONAL
+    return filter_form(wanted, options, absent)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from inspector.runs.filters import SEVERITIES, TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.templatetags.inspector_tags import plural
 from rollouts.models import Job, Run
@@ -18,6 +18,7 @@ from rollouts.selectors import GroupStats, RunSummary
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.gallery import KEY, TRAINING_KEY
 from rollouts.selectors.jobs import latest_jobs
+from rollouts.selectors.parameters import SEVERITIES
 from rollouts.services.imports import has_partial_file, is_read_in_parts
 from rollouts.services.pushed import DIAGNOSED_TO
 from rollouts.tasks.jobs import MAX_ATTEMPTS
@@ -174,7 +175,7 @@ class Choice:
     """Of a kind of finding: the project knows it in this run."""
 
 
-def finding_choices(summary: RunSummary, wanted: TrajectoryFilter, muted: Collection[str] = ()) -> list[Choice]:
+def finding_choices(summary: RunSummary, wanted: ListQuery, muted: Collection[str] = ()) -> list[Choice]:
     """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
 
     ``muted``: the kinds that are muted in the run, which come last.
@@ -239,7 +240,7 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
     ]
 
 
-def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
+def stop_choices(summary: RunSummary, wanted: ListQuery) -> list[Choice]:
     """Why trajectories ended, the most frequent first.
 
     Trajectories that have not ended are left out. Failed and cancelled ones have no stop reason: their status counts.

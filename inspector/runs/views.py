@@ -9,7 +9,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs import live_parts as parts
-from inspector.runs.filters import STATUSES, TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.listed import listed_run, severity_bar
 from inspector.runs.pages import RunsPage, RunValues
 from inspector.runs.refusal import refusal
@@ -32,6 +32,7 @@ from rollouts.selectors.alarms import count_alarms
 from rollouts.selectors.figures import severities_of
 from rollouts.selectors.gap import named_causes
 from rollouts.selectors.muted import muted_in_runs
+from rollouts.selectors.parameters import STATUSES
 from rollouts.work import run_control
 
 RUNS_PER_PAGE = 25
@@ -94,7 +95,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
     """One run, or one of its parts where htmx asks for that alone."""
-    wanted = TrajectoryFilter.read(request.GET, reader_of(request))
+    wanted = ListQuery.read(request.GET, reader_of(request))
     if is_fragment(request, "run-live"):
         return parts.answer(request, run, wanted)
     if is_fragment(request, "refusal"):

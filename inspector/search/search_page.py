@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
-from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page
 from rollouts.models import Run
@@ -173,9 +173,9 @@ def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQue
     return SearchQuestion.read(params.get("by") or "text", text, filters)
 
 
-def filters_of(request: HttpRequest) -> TrajectoryFilter:
+def filters_of(request: HttpRequest) -> ListQuery:
     """The filters of a run's list in an address; its order is left out, because a search has its own."""
-    return TrajectoryFilter.read(request.GET, reader_of(request))
+    return ListQuery.read(request.GET, reader_of(request))
 
 
 def search_page(

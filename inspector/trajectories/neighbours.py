@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from django.http import QueryDict
 from django.urls import reverse
 
-from inspector.runs.filters import PARAMETERS, SORTS, TrajectoryFilter
+from inspector.runs.filters import ORDERS, ListQuery
 from inspector.runs.group_page import group_url
 from rollouts import selectors
 from rollouts.models import StoredTrajectory
+from rollouts.selectors.trajectory_filters import PARAMETERS
 from rollouts.services.imports import PROVISIONAL
 
-FILTER_FIELDS = (*PARAMETERS, "sort")
+FILTER_FIELDS = (*PARAMETERS.values(), "sort")
 """Parameters of a run's list that the address of a trajectory keeps."""
 
 
@@ -44,7 +45,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     ``reader``: the key of the user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a
     filtered and sorted list.
     """
-    wanted = TrajectoryFilter.read(params, reader)
+    wanted = ListQuery.read(params, reader)
     before, after = selectors.neighbours(trajectory, wanted, wanted.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
     # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
@@ -54,7 +55,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in wanted.pairs() if field != "sort")
     is_sorted = wanted.sort != "index"
     if is_sorted:
-        words = ", ".join(filter(None, [words, f"order: {SORTS.get(wanted.sort, wanted.sort)}"]))
+        words = ", ".join(filter(None, [words, f"order: {ORDERS.get(wanted.sort, wanted.sort)}"]))
     # The parts of a large import are read side by side.
     is_numbered = trajectory.index < PROVISIONAL
     place = _place(trajectory, wanted) if is_numbered else "numbered when the import has ended"
@@ -70,7 +71,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     )
 
 
-def _place(trajectory: StoredTrajectory, wanted: TrajectoryFilter) -> str:
+def _place(trajectory: StoredTrajectory, wanted: ListQuery) -> str:
     """`5 of 252`: its place among those that pass the filter."""
     if not selectors.passes(trajectory, wanted):
         return "not in the filtered list"

@@ -1,5 +1,6 @@
 """Everything that reads the database. A page needs the same number of queries for data of every size."""
 
+from rollouts.selectors.parameters import SORTS
 from rollouts.selectors.rows import Span, get_row, row_columns, row_spans, row_window
 from rollouts.selectors.runs import (
     GroupStats,
@@ -19,14 +20,12 @@ from rollouts.selectors.runs import (
     visible_runs,
 )
 from rollouts.selectors.trajectories import load_step_prompt, load_trajectories, load_trajectory
+from rollouts.selectors.trajectory_filters import TrajectoryFilters, filter_trajectories
 from rollouts.selectors.trajectory_list import (
     MAX_COUNTED,
-    SORTS,
     ListPart,
-    TrajectoryFilters,
     count_before,
     count_trajectories,
-    filter_trajectories,
     list_trajectories,
     neighbours,
     passes,
