@@ -12,7 +12,6 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs.cached_figures import summary_of, totals_of
-from inspector.runs.launch_form import form_labels
 from inspector.runs.live_parts import mark_of, nothing_new
 from inspector.runs.overlay import Overlay, overlay, table
 from inspector.runs.pages import RunValues
@@ -27,6 +26,7 @@ from rollouts.selectors.runs import find_run, shared_questions
 from rollouts.selectors.training_steps import training_steps_of
 from rollouts.tito.diagnose.finding import Severity
 from rollouts.tito.diagnose.kinds import KINDS
+from rollouts.work.launch import setting_labels
 
 MAX_QUESTIONS = 20
 MAX_RUNS = 6
@@ -264,7 +264,7 @@ def _side(one: StoredTrajectory) -> QuestionSide:
 
 def _different(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """What was asked for differently."""
-    labels = form_labels()
+    labels = setting_labels()
     names = list(dict.fromkeys(name for run in runs for name in run.settings if name not in BOOKKEEPING))
     held = {name: [run.settings.get(name) for run in runs] for name in names}
     return [

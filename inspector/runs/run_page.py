@@ -14,7 +14,6 @@ from inspector.runs.alarm_values import alarm_values
 from inspector.runs.filters import PERSONAL, FilterControl, ListQuery, filter_form
 from inspector.runs.gap_causes import gap_causes
 from inspector.runs.jobs import JobLine, has_just_diagnosed
-from inspector.runs.launch_form import form_labels
 from inspector.runs.muted import muted_values
 from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
 from inspector.runs.refusal import refusal
@@ -30,6 +29,7 @@ from rollouts.selectors.gap import named_causes
 from rollouts.selectors.jobs import latest_jobs
 from rollouts.selectors.muted import muted_in
 from rollouts.selectors.registered import chat_template_labels
+from rollouts.work.launch import setting_labels
 
 MAX_REJECTIONS = 100
 MAX_LINES = 6
@@ -72,7 +72,7 @@ def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpRespons
         "above": [one for one in shown.alarms if one.holds],
         "muted_kinds": muted_in(run),
         "most_counted": selectors.MAX_COUNTED,
-        "settings_words": settings_words(run.settings, form_labels()),
+        "settings_words": settings_words(run.settings, setting_labels()),
         "target": run,
         **_template_names(run),
         "deletable": may_delete(request, run),
