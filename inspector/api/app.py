@@ -29,6 +29,7 @@ from rollouts.formats.limits import memory_of
 from rollouts.selectors.runs import RewardBin, RunSummary
 from rollouts.tito.diagnose.checks import CheckTotal
 from rollouts.tito.lanes import LeavingPlace, Summary
+from rollouts.work.pushing import Pushed
 
 MAX_BODY_BYTES = 4 << 20
 """The largest JSON body."""
@@ -48,6 +49,7 @@ class BoundedParser(Parser):
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart, LeavingPlace, Summary,
+    Pushed,
 )  # fmt: skip
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 

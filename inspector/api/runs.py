@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -37,40 +36,15 @@ from rollouts.selectors.trajectory_filters import FilterParameters
 from rollouts.selectors.trajectory_list import is_cursor
 from rollouts.selectors.visible import findings_of_run, visible_jobs
 from rollouts.work import run_control
+from rollouts.work.pushing import Pushed
 
 router = Router(tags=["runs"])
 
 TOKEN_ALONE: dict[str, Any] = {"security": [{"ApiTokenAuth": []}]}
-RUN_BODY = {
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": {"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"},
-                    "tokenizer": {"type": "string", "description": "Name of a registered tokenizer."},
-                    "chat_template": {"type": "string", "description": "Jinja text."},
-                },
-            }
-        }
-    }
-}
+RUN_BODY = {"content": {"application/json": {"schema": push.RunDescription.model_json_schema()}}}
 LINES = {"schema": {"type": "string", "description": "JSON Lines of any import format, plain, gzip or zstd."}}
 LINES_BODY = {"required": True, "content": {"application/x-ndjson": LINES, "text/plain": LINES}}
-MADE = {
-    201: {"description": "The run is there.", "content": {"application/json": {"schema": {
-        "type": "object", "required": ["run", "url"],
-        "properties": {"run": {"type": "string"}, "url": {"type": "string"}},
-    }}}},
-}  # fmt: skip
-PUSHED = {
-    200: {"description": "What was stored.", "content": {"application/json": {"schema": {
-        "type": "object", "required": ["run", "trajectories", "known", "rejected"],
-        "properties": {"run": {"type": "string"}, "trajectories": {"type": "integer"}, "known": {"type": "integer"},
-                       "rejected": {"type": "array", "items": {"type": "object"}}},
-    }}}},
-}  # fmt: skip
+"""What a push reads as it arrives, so that the library sees no body."""
 
 
 class RunsAsked(PartAsked):
@@ -128,11 +102,13 @@ def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
     return answer(RunsPart(items, following))
 
 
-@router.post("/runs", auth=None, openapi_extra={
-    **extra(411, 413, 415, answers=MADE, requestBody=RUN_BODY), **TOKEN_ALONE})  # fmt: skip
+@router.post(
+    "/runs", auth=None, throttle=[], response={201: push.RunToPush},
+    openapi_extra={**extra(411, 413, 415, requestBody=RUN_BODY), **TOKEN_ALONE},
+)  # fmt: skip
 def create_run(request: HttpRequest) -> HttpResponse:
     """Make an empty run to push to. The token needs the scope ``push``."""
-    return _pushed(push.create_run(request))
+    return answer(push.make_run(request), 201)
 
 
 @router.get("/runs/{code}", response=WholeRun, openapi_extra=extra())
@@ -196,11 +172,18 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
     return answer(TrajectoriesPart(lines["trajectories"], lines["next"]))
 
 
-@router.post("/runs/{code}/trajectories", auth=None, openapi_extra={
-    **extra(409, 411, 413, 415, answers=PUSHED, requestBody=LINES_BODY), **TOKEN_ALONE})  # fmt: skip
+@router.post(
+    "/runs/{code}/trajectories", auth=None, throttle=[], response={200: Pushed},
+    openapi_extra={**extra(409, 411, 413, 415, requestBody=LINES_BODY), **TOKEN_ALONE},
+)  # fmt: skip
 def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
-    return _pushed(push.push(request, code=code))
+    pushed = push.take_lines(request, code)
+    if pushed.status < 400:
+        return fresh_json(pushed.body)
+    sentence = pushed.body.get("error", "Nothing was stored: every line was rejected. `rejected` says why.")
+    more = {name: value for name, value in pushed.body.items() if name != "error"}
+    return problem(pushed.status, sentence, **more)
 
 
 @router.get("/runs/{code}/findings", response=FindingsPart, openapi_extra=extra(422))
@@ -240,12 +223,3 @@ def needs_rest(run: Run) -> None:
     """Raises :class:`ApiProblem` 409 for a run that still works."""
     if is_active(run):
         raise ApiProblem(409, "This run still works. Wait until it has ended, or cancel it first.")
-
-
-def _pushed(said: HttpResponse) -> HttpResponse:
-    """The answer of the push API; a refusal becomes a problem document."""
-    if said.status_code < 400:
-        return said
-    body = json.loads(said.content)
-    sentence = str(body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why."))
-    return problem(said.status_code, sentence, **body)
