@@ -27,7 +27,7 @@ from rollouts.selectors.columns import (
     scored_value,
 )
 from rollouts.selectors.jobs import latest_jobs
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.scored_columns import delete_column
 from rollouts.tito.gap.figures import GapFigures, effective_share
 from rollouts.work import rescore

@@ -25,8 +25,8 @@ from rollouts.selectors import filter_trajectories
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import find_job
 from rollouts.selectors.registered import tokenizer_named
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.imports import has_partial_file
 from rollouts.work import exporting
 from rollouts.work.exporting import Wanted
@@ -163,7 +163,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     finally:
         _places.release()
     file.seek(0)
-    audit.record(Action.DOWNLOADED, run, detail=wanted.format)
+    activity_log.record(Action.DOWNLOADED, run, detail=wanted.format)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 
 
@@ -243,5 +243,5 @@ def offered_file(job: Job, run: Run) -> FileResponse | None:
         file = files.open_file(exporting.key_of(job))
     except FileNotFoundError:
         return None
-    audit.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
+    activity_log.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
     return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**job.options)))

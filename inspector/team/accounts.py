@@ -15,8 +15,8 @@ from django.views.decorators.http import require_POST, require_safe
 from inspector.team.doors import for_server_admins
 from inspector.web.twins import Page, error_page, page
 from rollouts.selectors.people import all_accounts, find_account
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.members import PeopleRefused, set_account
 from rollouts.services.sessions import end_sessions
 
@@ -93,6 +93,6 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     if columns.get("is_active") is False:
         end_sessions(user)
-    audit.record(Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
+    activity_log.record(Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
     messages.success(request, f"The account {user.get_username()} is now: {words}.")
     return redirect("accounts")

@@ -24,8 +24,8 @@ from inspector.web.guesses import guessed_too_often
 from inspector.web.twins import Page, error_page, page
 from rollouts.models import Invitation
 from rollouts.selectors.people import find_invitation
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.members import PeopleRefused, invitation_fault, join
 from rollouts.services.shares import token_hash
 from rollouts.services.users import make_account
@@ -103,7 +103,7 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
         return None
     if form is not None:
         start_session(request, user, backend=BACKEND)
-        audit.record(Action.ACCOUNT_MADE, record, user=user)
-    audit.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
+        activity_log.record(Action.ACCOUNT_MADE, record, user=user)
+    activity_log.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
     messages.success(request, f"You are in the project “{record.project.name}” now.")
     return redirect("runs")

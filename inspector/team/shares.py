@@ -27,8 +27,8 @@ from rollouts.selectors.activity import is_active
 from rollouts.selectors.checks import find_check
 from rollouts.selectors.runs import find_run, find_trajectory
 from rollouts.selectors.shares import find_share, maker_left, newest_shares
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.shares import count_opening
 
 MAX_OPENINGS = "300/5m"
@@ -169,7 +169,7 @@ def _create(request: HttpRequest) -> HttpResponse:
     link, token = services.create_share(
         request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
     )
-    audit.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
+    activity_log.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
     address = request.build_absolute_uri(f"/s/{token}")
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
     link.project = target.run.project if isinstance(target, StoredTrajectory) else target.project
@@ -217,7 +217,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
         return share_is_over(request)
     _, _, url = target_of(link)
     count_opening(link)
-    audit.record(Action.SHARE_OPENED, link)
+    activity_log.record(Action.SHARE_OPENED, link)
     if link.row_index is not None:
         response = shared_tokens(request, link)
     else:

@@ -29,8 +29,8 @@ from rollouts.formats.training_step import checked_rule
 from rollouts.models import ApiToken, Role, Run
 from rollouts.selectors.registered import tokenizer_named, tokenizer_names
 from rollouts.selectors.runs import find_run
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.outages import is_disk_full
 from rollouts.work import push_process
 from rollouts.work.push_process import PushAnswer, PushedBody, PushesBusy
@@ -144,7 +144,7 @@ def make_run(request: HttpRequest) -> RunToPush:
         # No worker works on the run, so it counts as done.
         status=Run.Status.DONE,
     )
-    audit.record(Action.PUSHED_TO, run)
+    activity_log.record(Action.PUSHED_TO, run)
     return RunToPush(run.code, request.build_absolute_uri(f"/runs/{run.code}"))
 
 

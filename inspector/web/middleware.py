@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 
 from inspector.web.in_parts import PageInParts, compressed
-from rollouts.services.audit import Actor, acting
+from rollouts.services.activity_log import Actor, acting
 
 View = Callable[[HttpRequest], HttpResponse]
 

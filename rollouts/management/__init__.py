@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, OutputWrapper
 
-from rollouts.services.audit import Actor, acting
+from rollouts.services.activity_log import Actor, acting
 
 
 def one_line(text: str) -> str:

@@ -15,7 +15,7 @@ from django.utils.crypto import salted_hmac
 
 from rollouts.models import Alarm, AlarmRule, Project, ProjectAlarms, Run, new_code
 from rollouts.selectors.alarms import alarm_steps, limits_in
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.text import storable_text
 from rollouts.tito.alarm_rules import AlarmFigure, Raised, find_raised, limit_words
 from rollouts.tito.diagnose.kinds import KINDS

@@ -11,8 +11,8 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.shares import token_hash
 
 PREFIX = "ri_"
@@ -43,7 +43,7 @@ def create_api_token(
         scopes=[models.ApiToken.Scope(scope).value for scope in scopes],
         expires_at=None if days is None else timezone.now() + timedelta(days=days),
     )
-    audit.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
+    activity_log.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
     return record, token
 
 

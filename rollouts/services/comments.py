@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from rollouts.models import Comment, StoredTrajectory
 from rollouts.selectors import parts
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.text import storable_text
 
 MAX_TEXT = 4_000

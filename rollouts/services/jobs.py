@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, ParserAudit, Replay, Run, TemplateCheck
 from rollouts.selectors.activity import is_silent
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.text import without_paths
 
 TELL_SECONDS = 0.5

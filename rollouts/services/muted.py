@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from rollouts.models import MutedKind, Run
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.text import storable_text
 from rollouts.tito.diagnose.kinds import KINDS
 

@@ -11,8 +11,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from rollouts import models
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 
 
 def token_hash(token: str) -> str:
@@ -64,6 +64,6 @@ def revoke(record: models.ShareLink | models.ApiToken) -> None:
     n = type(record).objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
     record.refresh_from_db()
     if n and isinstance(record, models.ApiToken):
-        audit.record(Action.TOKEN_REVOKED, record, detail=record.name)
+        activity_log.record(Action.TOKEN_REVOKED, record, detail=record.name)
     elif n:
-        audit.record(Action.SHARE_REVOKED, record)
+        activity_log.record(Action.SHARE_REVOKED, record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollouts.models import Run, RunTag
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.text import storable_text
 
 MAX_TAG = 40

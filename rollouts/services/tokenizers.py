@@ -15,8 +15,8 @@ from django.db import IntegrityError, transaction
 
 from rollouts import files, models, tokenizers
 from rollouts.selectors.registered import tokenizers_of
-from rollouts.services import audit
-from rollouts.services.audit import Action
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.projects import key_of
 from rollouts.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
 from rollouts.tokenizers.files import WANTED
@@ -134,7 +134,7 @@ def register_tokenizer(
         except IntegrityError:
             record, created = models.Tokenizer.objects.get(name=candidate, **of_project), False
         if created:
-            audit.record(Action.TOKENIZER_ADDED, record, detail=record.source)
+            activity_log.record(Action.TOKENIZER_ADDED, record, detail=record.source)
         if record.files_sha256 == files_sha256:
             return record
         if name is not None:

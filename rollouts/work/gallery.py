@@ -18,7 +18,7 @@ from rollouts.gallery import BUNDLE, chat_templates
 from rollouts.gallery.training_runs import TRAINING_RUNS, TrainingRun
 from rollouts.models import Job, Project, Run
 from rollouts.selectors.gallery import KEY, TRAINING_KEY, find_gallery
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.projects import project_or_default
 from rollouts.tito.trajectory import Trajectory
 from rollouts.work.diagnosis import diagnosis_for

@@ -21,7 +21,7 @@ from rollouts.models import Job
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.imports import begin_parts, drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.rejections import add_rejections

@@ -22,7 +22,7 @@ from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.registered import find_chat_template, registered_from
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.projects import key_of
 from rollouts.services.text import without_paths
 from rollouts.services.tokenizers import files_of, is_stored

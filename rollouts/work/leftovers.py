@@ -17,7 +17,7 @@ from rollouts import files, services
 from rollouts.models import Run
 from rollouts.selectors.activity import is_active
 from rollouts.services import storage_mark
-from rollouts.services.audit import drop_old_events
+from rollouts.services.activity_log import drop_old_events
 from rollouts.services.previews import fill_previews
 from rollouts.services.token_segments import delete_orphans, delete_replaced
 from rollouts.work import exporting, imports, retention, token_moves

@@ -18,7 +18,7 @@ from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from rollouts.models import ACTIVE, Job, Project, Run, ShareLink, StoredTrajectory, TokenSegment
-from rollouts.services.audit import Actor, acting
+from rollouts.services.activity_log import Actor, acting
 from rollouts.work import run_control
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from rollouts import services
 from rollouts.files import StorageDown
 from rollouts.models import ACTIVE, Job, Run
 from rollouts.selectors.activity import is_active, is_silent
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.services.jobs import close_shards, take_job
 from rollouts.services.shards import is_cut, stop_shards
 from rollouts.work import exporting, import_join, imports, launch

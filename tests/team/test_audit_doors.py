@@ -16,9 +16,9 @@ from django.test import Client
 from django.utils import timezone
 
 from rollouts.models import ApiToken, AuditEvent, Job, Project, Role, Run
-from rollouts.services import audit
+from rollouts.services import activity_log
+from rollouts.services.activity_log import Action
 from rollouts.services.api_tokens import create_api_token
-from rollouts.services.audit import Action
 from rollouts.work import retention
 from tests.push.conftest import episodes
 from tests.team.conftest import person
@@ -156,5 +156,5 @@ def test_retention_says_by_whom_and_why(ours: Project, events: Events, settings:
 def test_who_acts_ends_with_the_request(bob: Any, events: Events) -> None:
     _, _, press, _ = bob
     press("/shares", {})
-    audit.record(Action.RESTORED)
+    activity_log.record(Action.RESTORED)
     assert events() == [("backup restored", "", "")]

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from inspector.server.backup_place import backup_place
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.work import backup
 
 

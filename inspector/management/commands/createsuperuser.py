@@ -7,7 +7,7 @@ from typing import Any
 from django.contrib.auth.management.commands import createsuperuser
 
 from rollouts.selectors.people import server_admins
-from rollouts.services.audit import Action, Actor, acting, record
+from rollouts.services.activity_log import Action, Actor, acting, record
 
 
 class Command(createsuperuser.Command):

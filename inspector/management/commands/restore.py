@@ -11,7 +11,7 @@ from django.db import IntegrityError
 from inspector.server.backup_place import backup_place
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.work import restore
 
 

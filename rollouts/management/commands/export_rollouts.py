@@ -15,7 +15,7 @@ from rollouts.formats.writers.exports import ExportRefused
 from rollouts.management import TerminalCommand
 from rollouts.models import Run, StoredTrajectory
 from rollouts.selectors.runs import find_run
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.work.exporting import WRITERS, Wanted, Written, is_rows, write_run
 

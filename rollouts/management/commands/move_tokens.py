@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from rollouts.files import StorageDown
 from rollouts.management import TerminalCommand
 from rollouts.selectors.runs import find_run
-from rollouts.services.audit import Action, record
+from rollouts.services.activity_log import Action, record
 from rollouts.token_store import STORES
 from rollouts.work.token_moves import move_run
 

@@ -1,4 +1,4 @@
-"""The audit log: who did what, when, from where. One call writes the row and the line of the log.
+"""The activity log: who did what, when, from where. One call writes the row and the line of the log.
 
 A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
 """
