@@ -44,27 +44,31 @@ class FilterParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    kind: Annotated[Text, FilterInput("Finding", none="any or none", width="medium")] = Field("", alias="finding")
+    kind: Annotated[Text, Field(alias="finding"), FilterInput("Finding", none="any or none", width="medium")] = ""
     """Only trajectories that have a finding of this kind."""
     severity: SeverityName = ""
     """Only trajectories that have a finding of this severity."""
     status: Annotated[StatusName, FilterInput(column="status")] = ""
     """Only trajectories in this state."""
-    stop_reason: Annotated[Text, FilterInput("Stop reason", "stop_reason", "any")] = Field("", alias="stop")
+    stop_reason: Annotated[Text, Field(alias="stop"), FilterInput("Stop reason", "stop_reason", "any")] = ""
     """The stop reason."""
     reward_min: Annotated[
-        FiniteFloat | None, FilterInput("Reward from", "reward__gte", width="narrow", mode="decimal")
-    ] = Field(None, alias="min")
+        FiniteFloat | None,
+        Field(alias="min"),
+        FilterInput("Reward from", "reward__gte", width="narrow", mode="decimal"),
+    ] = None
     """The least reward. A trajectory without a reward passes no bound."""
     reward_max: Annotated[
-        FiniteFloat | None, FilterInput("to", "reward__lte", width="narrow", mode="decimal", is_upper=True)
-    ] = Field(None, alias="max")
+        FiniteFloat | None,
+        Field(alias="max"),
+        FilterInput("to", "reward__lte", width="narrow", mode="decimal", is_upper=True),
+    ] = None
     """The greatest reward."""
-    step: Count | None = Field(None, alias="at")
+    step: Annotated[Count | None, Field(alias="at")] = None
     """Only trajectories that have such a finding at this step."""
-    first: Annotated[Count | None, FilterInput(column="index__gte")] = Field(None, alias="from")
+    first: Annotated[Count | None, Field(alias="from"), FilterInput(column="index__gte")] = None
     """The first position in the run."""
-    last: Annotated[Count | None, FilterInput(column="index__lte")] = Field(None, alias="to")
+    last: Annotated[Count | None, Field(alias="to"), FilterInput(column="index__lte")] = None
     """The last position in the run."""
     tokens_min: Annotated[Count | None, FilterInput("Tokens from", "n_tokens__gte", width="narrow")] = None
     """The fewest tokens of a trajectory."""
@@ -78,7 +82,7 @@ class FilterParameters(BaseModel):
     """A whole group: the trajectories of one prompt."""
     text: Annotated[Text, FilterInput("Id contains", "external_id__icontains")] = ""
     """A part of the external id, in upper or lower case."""
-    policy_version: Text = Field("", alias="policy")
+    policy_version: Annotated[Text, Field(alias="policy")] = ""
     """The policy version that sampled the first step."""
     flawed: bool = False
     """Only trajectories that have a finding."""
