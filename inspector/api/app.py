@@ -135,7 +135,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
         return problem(cause.status, cause.sentence, cause.errors)
     if isinstance(error, AuthenticationError):
         return problem(
-            401, "Log in, or send an API token as `Authorization: Bearer TOKEN`; the page /tokens makes one."
+            401, "Log in, or send an API key as `Authorization: Bearer TOKEN`; the page /tokens makes one."
         )
     if isinstance(error, Throttled):
         return problem(429, "These are too many requests. `Retry-After` says after how many seconds to go on.")

@@ -61,7 +61,7 @@ def list_comments(request: HttpRequest, code: str) -> HttpResponse:
 
 @router.post("/trajectories/{code}/comments", response={201: CommentValues}, openapi_extra=extra(422))
 def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpResponse:
-    """Write a comment, as the maker of the API token."""
+    """Write a comment, as the maker of the API key."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
     if asked.start is None and (asked.row is not None or asked.stop is not None):

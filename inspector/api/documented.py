@@ -14,7 +14,7 @@ from rollouts.selectors.parameters import Text, among, listed, storable
 
 MEANINGS = {
     400: "The request cannot be read.",
-    401: "No login and no valid API token.",
+    401: "No login and no valid API key.",
     403: "The token lacks the scope, or the role is too low.",
     404: "There is no such thing in the projects of the caller.",
     405: "This address does not take this method.",

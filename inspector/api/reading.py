@@ -130,7 +130,7 @@ def get_file(request: HttpRequest, code: str, asked: Query[FileAsked]) -> HttpRe
 
 @router.get("/trajectories/{code}/seen", response=SeenMark, openapi_extra=extra())
 def get_seen(request: HttpRequest, code: str) -> HttpResponse:
-    """Whether the caller, or the maker of the API token, has marked the trajectory as seen."""
+    """Whether the caller, or the maker of the API key, has marked the trajectory as seen."""
     trajectory = the_trajectory(request, code)
     return answer(SeenMark(code, is_seen(trajectory, int(request.user.pk or 0))))
 

@@ -38,7 +38,7 @@ class AccountLine(Page):
     name: str
     """The name to log in with."""
     is_active: bool
-    """False: it can neither log in nor use its sessions and API tokens."""
+    """False: it can neither log in nor use its sessions and API keys."""
     is_server_admin: bool
     """May do everything in every project, and manages accounts."""
     projects: int

@@ -1,4 +1,4 @@
-"""Addresses of people: login, account, projects, invitations, accounts, shares, API tokens, the audit log."""
+"""Addresses of people: login, account, projects, invitations, accounts, shares, API keys, the audit log."""
 
 from django.urls import path
 
@@ -6,7 +6,7 @@ from inspector.team import (
     account,
     accounts,
     activity_page,
-    api_tokens,
+    api_keys,
     join,
     login,
     project_alarms,
@@ -20,8 +20,8 @@ urlpatterns = [
     *twins("shares", shares.index, name="shares"),
     path("shares/<int:pk>/revoke", shares.revoke, name="share-revoke"),
     path("s/<str:token>", shares.open_link, name="share-open"),
-    *twins("tokens", api_tokens.index, name="api-tokens"),
-    path("tokens/<int:pk>/revoke", api_tokens.revoke, name="api-token-revoke"),
+    *twins("tokens", api_keys.index, name="api-tokens"),
+    path("tokens/<int:pk>/revoke", api_keys.revoke, name="api-token-revoke"),
     *twins("projects", projects.index, name="projects"),
     *twins("projects/<code:code>", projects.detail, name="project"),
     path("projects/<code:code>/rename", projects.rename, name="project-rename"),

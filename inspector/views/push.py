@@ -1,4 +1,4 @@
-"""A trainer makes a run and pushes trajectories, with an API token: what API v1 and the older addresses do."""
+"""A trainer makes a run and pushes trajectories, with an API key: what API v1 and the older addresses do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from django.views.decorators.csrf import csrf_exempt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from inspector.web.access import access
-from inspector.web.bearer import token_of
+from inspector.web.bearer import api_key_of
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page, whole_number
 from rollouts import services
@@ -108,11 +108,11 @@ def _token(request: HttpRequest) -> ApiToken:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
         raise ApiProblem(
-            401, "Send an API token as `Authorization: Bearer TOKEN`; /tokens and `manage.py api_token` make one."
+            401, "Send an API key as `Authorization: Bearer TOKEN`; /tokens and `manage.py api_token` make one."
         )
-    record = token_of(request, token)
+    record = api_key_of(request, token)
     if ApiToken.Scope.PUSH not in record.scopes:
-        raise ApiProblem(403, f"This API token may not push: its scopes are {', '.join(record.scopes) or 'none'}. Make "
+        raise ApiProblem(403, f"This API key may not push: its scopes are {', '.join(record.scopes) or 'none'}. Make "
                          "one with the scope push on the page /tokens.")  # fmt: skip
     if not access(request).may(record.project_id, Role.MEMBER):
         raise ApiProblem(
@@ -171,7 +171,7 @@ def take_lines(request: HttpRequest, code: str) -> PushAnswer:
     token, run = _token(request), find_run(code=code)
     if run is None or run.project_id != token.project_id:
         raise ApiProblem(
-            404, f"There is no run with the code {code} in the project of this API token. POST /api/runs makes one."
+            404, f"There is no run with the code {code} in the project of this API key. POST /api/runs makes one."
         )
     if run.kind != Run.Kind.IMPORT:
         raise ApiProblem(

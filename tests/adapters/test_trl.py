@@ -17,7 +17,7 @@ from rollouts import selectors
 from rollouts.adapters.stream import RolloutStream
 from rollouts.adapters.trl import TrlStream
 from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
+from rollouts.services.api_keys import create_api_key
 from rollouts.tito.trajectory import Trajectory
 from tests.adapters.conftest import FakeServer
 from tests.conftest import ROOT, missing
@@ -50,7 +50,7 @@ def test_two_steps_of_grpo_arrive(live_server: Any, tmp_path: Path, sent: list[i
         missing(f"{needed} has no accelerate; `make .venv/.installed-dev` installs tests/adapters/requirements-trl.txt")
     environment = {
         **os.environ, "ROLLOUT_INSPECTOR_URL": live_server.url, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "ROLLOUT_INSPECTOR_TOKEN": create_api_token(make_member("bob"))[1], "TRL_EXPERIMENTAL_SILENCE": "1",
+        "ROLLOUT_INSPECTOR_TOKEN": create_api_key(make_member("bob"))[1], "TRL_EXPERIMENTAL_SILENCE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(needed)]),
     }  # fmt: skip
     ran = subprocess.run(

@@ -24,7 +24,7 @@ from django.utils import timezone
 from inspector.server.web_worker import awaits_body
 from rollouts import files, services
 from rollouts.models import Job, Run
-from rollouts.services.api_tokens import create_api_token
+from rollouts.services.api_keys import create_api_key
 from rollouts.work import exporting
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
@@ -94,7 +94,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         files.put(exporting.key_of(job), io.BytesIO(bytes(BIG)))
         member = Client()
         member.force_login(user)
-        _, token = create_api_token(user, "push")
+        _, token = create_api_key(user, "push")
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         port = listener.getsockname()[1]
         conf, log = tmp_path / "conf.py", tmp_path / "web.log"

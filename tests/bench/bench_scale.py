@@ -158,7 +158,7 @@ def pages(world: World) -> dict[str, Ask]:
         "check matrix": lambda dice: "/templates/matrix",
         "tokenizers": lambda dice: dice.choice(["/tokenizers", "/tokenizers.json"]),
         "shares": lambda dice: dice.choice(["/shares", "/shares.json"]),
-        "API tokens": lambda dice: dice.choice(["/tokens", "/tokens.json"]),
+        "API keys": lambda dice: dice.choice(["/tokens", "/tokens.json"]),
         "workers": lambda dice: dice.choice(["/workers", "/workers.json"]),
         "form of a launch": lambda dice: f"/runs/new?again={any_run(dice).code}",
         "form of an import": lambda dice: "/import",

@@ -16,7 +16,7 @@ from django.db import connection
 from rollouts import files, selectors, services
 from rollouts.client import Client
 from rollouts.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
-from rollouts.services.api_tokens import create_api_token
+from rollouts.services.api_keys import create_api_key
 from rollouts.services.pushed import DIAGNOSED_TO
 from rollouts.services.users import local_user
 from rollouts.work import exporting, imports, template_checks
@@ -259,7 +259,7 @@ KINDS: tuple[type[Work], ...] = (Launched, Imported, Pushed, Exported, Checked)
 
 def token_for_pushes() -> str:
     """A token of the local user."""
-    return create_api_token(local_user(), "faults")[1]
+    return create_api_key(local_user(), "faults")[1]
 
 
 def gym_files(folder: Path, size: int) -> dict[str, bytes]:

@@ -8,13 +8,13 @@ import pytest
 
 from rollouts import services
 from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
+from rollouts.services.api_keys import create_api_key
 from tests.people import make_member
 
 
 @pytest.fixture
 def token(db: None) -> str:
-    return create_api_token(make_member("ann"), "trainer")[1]
+    return create_api_key(make_member("ann"), "trainer")[1]
 
 
 @pytest.fixture

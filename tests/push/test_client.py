@@ -18,14 +18,14 @@ import pytest
 
 from rollouts import client, selectors
 from rollouts.models import Run
-from rollouts.services.api_tokens import create_api_token
+from rollouts.services.api_keys import create_api_key
 from tests.people import make_member
 from tests.push.conftest import call, episodes
 
 
 @pytest.fixture
 def live_token(transactional_db: None) -> str:
-    return create_api_token(make_member("bob"))[1]
+    return create_api_key(make_member("bob"))[1]
 
 
 @pytest.mark.django_db(transaction=True)

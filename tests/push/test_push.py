@@ -19,7 +19,7 @@ from inspector.views import push as views
 from rollouts import selectors, services
 from rollouts.formats import FORMATS, Rejected
 from rollouts.models import ApiToken, Run
-from rollouts.services.api_tokens import find_api_token
+from rollouts.services.api_keys import find_api_key
 from rollouts.services.shares import revoke
 from rollouts.tasks.jobs import do_job
 from rollouts.work import pushing
@@ -201,7 +201,7 @@ def test_a_get_is_405_and_a_launch_takes_no_push(token: str, run: Run) -> None:
 
 
 def test_a_revoked_token_and_a_dismissed_user_are_refused(token: str, run: Run) -> None:
-    record = find_api_token(token)
+    record = find_api_key(token)
     assert record is not None
     record.created_by.is_active = False
     record.created_by.save()
@@ -214,13 +214,13 @@ def test_a_revoked_token_and_a_dismissed_user_are_refused(token: str, run: Run) 
 
 
 def test_last_use_is_written_once_a_minute(token: str, django_assert_num_queries: Any) -> None:
-    record = find_api_token(token)
+    record = find_api_key(token)
     assert record is not None and ApiToken.objects.get().last_used_at is not None
     with django_assert_num_queries(1):
-        find_api_token(token)
+        find_api_key(token)
     ApiToken.objects.update(last_used_at=timezone.now() - timedelta(hours=1))
     with django_assert_num_queries(2):
-        find_api_token(token)
+        find_api_key(token)
 
 
 def test_a_run_is_made(token: str) -> None:

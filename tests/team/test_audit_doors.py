@@ -18,7 +18,7 @@ from django.utils import timezone
 from rollouts.models import ApiToken, AuditEvent, Job, Project, Role, Run
 from rollouts.services import activity_log
 from rollouts.services.activity_log import Action
-from rollouts.services.api_tokens import create_api_token
+from rollouts.services.api_keys import create_api_key
 from rollouts.work import retention
 from tests.push.conftest import episodes
 from tests.team.conftest import person
@@ -48,7 +48,7 @@ def events(db: None) -> Events:
 def bob(ours: Project, events: Events) -> Any:
     """A member, with the function that sends a request of his browser, and the one for a program of his."""
     user, browser = person("bob", ours, Role.MEMBER)
-    _, token = create_api_token(user, "program", project=ours, scopes=list(ApiToken.Scope.values))
+    _, token = create_api_key(user, "program", project=ours, scopes=list(ApiToken.Scope.values))
     events()
 
     def press(address: str, form: dict[str, Any] | None = None) -> int:

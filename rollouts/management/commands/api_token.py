@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import ApiToken
-from rollouts.services.api_tokens import create_api_token, find_api_token
+from rollouts.services.api_keys import create_api_key, find_api_key
 from rollouts.services.shares import revoke
 from rollouts.services.users import LOCAL_USER, local_user
 
@@ -54,10 +54,10 @@ class Command(TerminalCommand):
         if options["days"] is not None and not 1 <= options["days"] <= MAX_DAYS:
             raise CommandError(f"--days takes 1 to {MAX_DAYS}.")
         project = project_named(options["project"])
-        record, token = create_api_token(
+        record, token = create_api_key(
             user, options["name"], project=project, scopes=options["scope"] or ["push"], days=options["days"]
         )
-        if find_api_token(token) is None:
+        if find_api_key(token) is None:
             self.stderr.write(
                 f"{user.get_username()} has no role in this project yet; until then the token is refused."
             )
