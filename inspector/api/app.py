@@ -134,9 +134,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if isinstance(cause := error.__cause__, ApiProblem):
         return problem(cause.status, cause.sentence, cause.errors)
     if isinstance(error, AuthenticationError):
-        return problem(
-            401, "Log in, or send an API key as `Authorization: Bearer TOKEN`; the page /tokens makes one."
-        )
+        return problem(401, "Log in, or send an API key as `Authorization: Bearer TOKEN`; the page /tokens makes one.")
     if isinstance(error, Throttled):
         return problem(429, "These are too many requests. `Retry-After` says after how many seconds to go on.")
     if error.status_code == 400:

@@ -162,9 +162,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     if record is None or not (may_revoke(request, record) or access(request).role_in(record.project_id)):
         raise Http404("There is no such API key.")
     if not may_revoke(request, record):
-        sentence = (
-            "Only its maker or an admin of its project revokes an API key. Ask them, or use manage.py api_token."
-        )
+        sentence = "Only its maker or an admin of its project revokes an API key. Ask them, or use manage.py api_token."
         return error_page(request, 403, "This token is not yours", sentence)
     services.revoke(record)
     if wants_json(request):

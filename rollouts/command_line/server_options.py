@@ -16,9 +16,7 @@ _CODE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 def add_server_options(parser: ArgumentParser) -> None:
     """Adds the options of a server and of the run that is pushed to."""
     parser.add_argument("--url", default="", help="of the server (default: ROLLOUT_INSPECTOR_URL)")
-    parser.add_argument(
-        "--token", default="", help="an API key; better in the environment, as ROLLOUT_INSPECTOR_TOKEN"
-    )
+    parser.add_argument("--token", default="", help="an API key; better in the environment, as ROLLOUT_INSPECTOR_TOKEN")
     parser.add_argument("--run", default="", help="code of the run (default: ROLLOUT_INSPECTOR_RUN, or a new run)")
     parser.add_argument("--name", default="", help="of a new run")
     parser.add_argument("--tokenizer", default="", help="of a new run: a name that is registered on the server")
