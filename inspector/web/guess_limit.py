@@ -1,4 +1,4 @@
-"""How many wrong tokens one address may try: share links, invitations, API tokens."""
+"""How many wrong tokens one address may try: share links, invitations, API keys."""
 
 from __future__ import annotations
 

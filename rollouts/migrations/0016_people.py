@@ -172,7 +172,7 @@ class Migration(migrations.Migration):
                     models.CharField(blank=True, help_text="It stays when the account goes.", max_length=150),
                 ),
                 ("address", models.CharField(blank=True, help_text="The address of the client.", max_length=45)),
-                ("action", models.CharField(help_text="``rollouts.store.people.activity_log.Action``.", max_length=40)),
+                ("action", models.CharField(help_text="``rollouts.store.audit.Action``.", max_length=40)),
                 (
                     "target",
                     models.CharField(

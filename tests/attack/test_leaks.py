@@ -19,7 +19,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs import diagnosis
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.share_writes import create_share
 from rollouts.store.people.tokenizers import files_of
 from rollouts.store.people.users import local_user
@@ -137,7 +137,7 @@ def test_paths_and_addresses_are_told_apart(said: str, shown: str) -> None:
 
 TOKENS = {
     "a share link": "loBGAzdd8qMHNWAZyuAvhN0X_4iNT7Bb",
-    "an API token": "ri_Xq8-Wf0aLk3_mC9vZt7bQeYh2sRu5nPd1gJo6iTx4",
+    "an API key": "ri_Xq8-Wf0aLk3_mC9vZt7bQeYh2sRu5nPd1gJo6iTx4",
     "a login link": "q1W2e3R4t5Y6u7I8o9P0a1S2d3F4g5H6",
     "a session": "k3j4h5g6f7d8s9a0q1w2e3r4t5y6u7i8",
     "a recorder's token": "Zk3-a_long_token_of_letters",
@@ -174,7 +174,7 @@ def test_the_cache_holds_no_token(admin_client: Client) -> None:
     cache.clear()
     run = create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
     _, share = create_share(local_user(), run, query="", note="", days=1)
-    _, token = create_api_token(local_user(), "trainer")
+    _, token = create_api_key(local_user(), "trainer")
     login = make_token()
     visitor = Client()
     visitor.post("/login", {"username": "ada", "password": PASSWORD})
