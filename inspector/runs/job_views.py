@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
-from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.jobs import JobLine, for_page, listed_kinds
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
@@ -30,12 +30,12 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.job_lists import find_job
 from rollouts.store.jobs.jobs import ask_job, kind_of
 from rollouts.store.models import Job, Run
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.runs.import_writes import has_partial_file
 from rollouts.store.runs.run_writes import choose_tokenizer
-from rollouts.store.trajectories.trajectory_list import filter_trajectories
+from rollouts.store.trajectory_filters import filter_trajectories
 
 MAX_TOKENS_IN_REQUEST = 500_000
 """The most tokens of a run that a request exports. A worker exports a larger run."""
@@ -107,7 +107,7 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 
 
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
-    wanted = TrajectoryFilter.read(params, reader)
+    wanted = ListQuery.read(params, reader)
     if wanted.notices:
         raise ValueError(wanted.notices[0])
     return wanted.chosen() or None
@@ -117,7 +117,7 @@ def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) ->
     """The address of the file that a request writes."""
     query = {name: value for name, value in wanted.as_options().items() if name != "only"}
     if wanted.only:
-        query |= {"which": "list", **dict(TrajectoryFilter.read(params, reader).pairs())}
+        query |= {"which": "list", **dict(ListQuery.read(params, reader).pairs())}
     return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 
@@ -168,7 +168,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     finally:
         _places.release()
     file.seek(0)
-    audit.record(Action.DOWNLOADED, run, detail=wanted.format)
+    activity_log.record(Action.DOWNLOADED, run, detail=wanted.format)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 
 
@@ -241,5 +241,5 @@ def offered_file(job: Job, run: Run) -> FileResponse | None:
         file = files.open_file(exporting.key_of(job))
     except FileNotFoundError:
         return None
-    audit.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
+    activity_log.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
     return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**job.options)))

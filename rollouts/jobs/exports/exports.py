@@ -34,7 +34,7 @@ from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, Sharing,
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters, filter_trajectories
+from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
 log = logging.getLogger(__name__)
 

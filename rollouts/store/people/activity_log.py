@@ -1,4 +1,4 @@
-"""The audit log: who did what, when, from where. One call writes the row and the line of the log.
+"""The activity log: who did what, when, from where. One call writes the row and the line of the log.
 
 A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
 """
@@ -74,9 +74,9 @@ class Action(StrEnum):
     SHARE_OPENED = "share link opened"
     """A browser opened a share link."""
     TOKEN_MADE = "API token made"
-    """An API token was made."""
+    """An API key was made."""
     TOKEN_REVOKED = "API token revoked"
-    """An API token was revoked."""
+    """An API key was revoked."""
     LAUNCHED = "run launched"
     """A run was launched."""
     IMPORTED = "run imported"
