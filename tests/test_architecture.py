@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (0, ("rollouts.processes", "rollouts.confinement")),
+    (0, ("rollouts.processes", "rollouts.confinement", "rollouts.refusal")),
     (0, ("rollouts.tito",)),
     (0, ("rollouts.chat_templates",)),
     (0, ("rollouts.tokenizers", "rollouts.formats")),
@@ -28,7 +28,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (3, ("rollouts.work",)),
     (4, ("rollouts.tasks",)),
     (4, ("rollouts.recorder", "rollouts.gpu_proof")),
-    (4, ("rollouts.management", "rollouts.command_line")),
+    (4, ("rollouts.command_line",)),
+    (4, ("rollouts.management",)),
     (5, ("inspector.server",)),
     (5, ("inspector.web",)),
     (5, ("inspector.html",)),
@@ -48,6 +49,7 @@ STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
 PURE = {
     "rollouts.processes": set[str](),
     "rollouts.confinement": set[str](),
+    "rollouts.refusal": set[str](),
     "rollouts.tito": {"numpy"},
     "rollouts.client": set[str](),
     "rollouts.adapters": {"rollouts"},

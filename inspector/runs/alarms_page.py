@@ -15,9 +15,10 @@ from inspector.runs.pages import RunValues
 from inspector.web.access import access, may_write, reader_of, reads_run, too_low, writes_run
 from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts.models import Role, Run
+from rollouts.refusal import Refusal
 from rollouts.selectors.alarms import count_alarm_steps, find_alarm_rule, limits_in
 from rollouts.selectors.runs import find_run
-from rollouts.services.alarms import AlarmRefused, drop_limit, set_limit
+from rollouts.services.alarms import drop_limit, set_limit
 from rollouts.tito.alarm_rules import (
     FIRST_STEPS,
     MIN_GAP,
@@ -74,7 +75,7 @@ def set_alarm(request: HttpRequest, run: Run) -> HttpResponse:
     typed = {name: request.POST.get(name, "")[:200] for name in ("figure", "kind", "limit", "scope")}
     try:
         rule = set_limit(run, typed["figure"], typed["kind"], typed["limit"], typed["scope"], request.user)
-    except AlarmRefused as refusal:
+    except Refusal as refusal:
         errors = {refusal.field: [str(refusal)]}
         if wants_json(request):
             return json_page({"errors": errors}, 422)

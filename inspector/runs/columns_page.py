@@ -17,6 +17,7 @@ from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, is_fragment, json_page, page, wants_json
 from rollouts.engines import scoring_engines
 from rollouts.models import Job, Run, ScoredColumn
+from rollouts.refusal import Refusal
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.columns import (
     LogprobColumn,
@@ -205,7 +206,7 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, f"“{typed}” is no temperature. Write a number such as 0.7.", 422)
     try:
         job, is_new = rescore.ask(run, model, engine, request.user, temperature)
-    except rescore.CannotRescore as error:
+    except Refusal as error:
         return _told(request, run, str(error), 422)
     if is_new and (sentence := send(job)):
         return _told(request, run, sentence, 503)

@@ -15,12 +15,13 @@ from django.views.decorators.http import require_safe
 
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
 from inspector.runs.filters import TrajectoryFilter
-from inspector.runs.jobs import JobLine, for_page, is_offered
+from inspector.runs.jobs import JobLine, is_offered
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
+from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollouts import files, services
-from rollouts.formats.writers.exports import ExportRefused
 from rollouts.models import Job, Run
+from rollouts.refusal import Refusal, worded
 from rollouts.selectors import filter_trajectories
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import find_job
@@ -157,9 +158,10 @@ def export(request: HttpRequest, run: Run) -> Any:
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
         exporting.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
-    except ExportRefused as refusal:
+    except Refusal as refusal:
         file.close()
-        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
+        sentence = worded(str(refusal), refusal.remedy, WORDS)
+        return error_page(request, 422, "This run cannot be written in that format", sentence, run.code)
     finally:
         _places.release()
     file.seek(0)

@@ -14,10 +14,11 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.team.doors import for_server_admins
 from inspector.web.twins import Page, error_page, page
+from rollouts.refusal import Refusal
 from rollouts.selectors.people import all_accounts, find_account
 from rollouts.services import audit
 from rollouts.services.audit import Action
-from rollouts.services.members import PeopleRefused, set_account
+from rollouts.services.members import set_account
 from rollouts.services.sessions import end_sessions
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {
@@ -89,7 +90,7 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     columns, words = wanted
     try:
         set_account(user, **columns)
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     if columns.get("is_active") is False:
         end_sessions(user)

@@ -23,10 +23,11 @@ from inspector.web.access import is_logged_in
 from inspector.web.guesses import guessed_too_often
 from inspector.web.twins import Page, error_page, page
 from rollouts.models import Invitation
+from rollouts.refusal import Refusal
 from rollouts.selectors.people import find_invitation
 from rollouts.services import audit
 from rollouts.services.audit import Action
-from rollouts.services.members import PeopleRefused, invitation_fault, join
+from rollouts.services.members import invitation_fault, join
 from rollouts.services.shares import token_hash
 from rollouts.services.users import make_account
 
@@ -95,7 +96,7 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
                     return None
                 user = make_account(form.cleaned_data["username"], form.cleaned_data["password1"])
             join(record, user)
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 410, "This invitation is over", str(refusal))
     except IntegrityError:
         assert form is not None

@@ -16,8 +16,9 @@ from inspector.runs.alarm_values import LimitLine
 from inspector.team.doors import of_project
 from inspector.web.twins import Page, page, wants_json
 from rollouts.models import Project, Role
+from rollouts.refusal import Refusal
 from rollouts.selectors.alarms import alarms_of_project, limits_of_project
-from rollouts.services.alarms import AlarmRefused, set_webhook, webhook_key
+from rollouts.services.alarms import set_webhook, webhook_key
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
     if request.method == "POST":
         try:
             set_webhook(project, request.POST.get("webhook", ""))
-        except AlarmRefused as refusal:
+        except Refusal as refusal:
             errors = {refusal.field: [str(refusal)]}
         if not errors and not wants_json(request):
             messages.success(request, "The webhook is set." if request.POST.get("webhook") else "Nobody is told.")

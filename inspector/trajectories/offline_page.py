@@ -30,6 +30,7 @@ from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
 from rollouts.formats import lacks_of
 from rollouts.models import StoredTrajectory, Tokenizer
+from rollouts.refusal import Refusal
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.jobs import diagnosed_at
@@ -51,7 +52,7 @@ LENS = "origin"
 STYLES = ("base", "tokens", "trajectory", "offline")
 
 
-class NotInTrajectory(LookupError):
+class NotInTrajectory(Refusal):
     """A row or a finding was asked for that the trajectory does not have. The message is for the user."""
 
 

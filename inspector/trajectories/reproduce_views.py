@@ -8,11 +8,12 @@ from inspector.templatetags.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
 from rollouts import models, selectors
 from rollouts.models import StoredTrajectory as Stored
+from rollouts.refusal import Refusal
 from rollouts.selectors import parts
 from rollouts.selectors.registered import chat_template_texts
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Trajectory
-from rollouts.work.reproduce import CannotReproduce, script
+from rollouts.work.reproduce import script
 
 
 @reads_trajectory
@@ -37,7 +38,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
             name=name,
             title=finding_title(stored.kind),
         )
-    except CannotReproduce as error:
+    except Refusal as error:
         raise Http404(str(error)) from error
     response = HttpResponse(text, content_type="text/plain; charset=utf-8")
     how = "attachment" if "download" in request.GET else "inline"

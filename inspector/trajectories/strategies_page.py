@@ -30,8 +30,10 @@ from inspector.trajectories.side_by_side import (
     opened_folds,
 )
 from inspector.web.access import may_write
+from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
 from rollouts import models
+from rollouts.refusal import worded
 from rollouts.selectors import parts
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.parts import RowSummary, StepSummary, StepWiseRows
@@ -146,7 +148,7 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
     if made is None:
         return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
     if made.job.status == models.Job.Status.FAILED:
-        return "failed", made, made.job.error
+        return "failed", made, worded(made.job.error, made.job.remedy, WORDS)
     return made.job.status, made, waiting_words(made.job)
 
 

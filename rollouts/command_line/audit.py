@@ -10,19 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rollouts.command_line.main import refuse
-from rollouts.command_line.tokenizer_options import (
-    OptionUnusable,
-    add_tokenizer_options,
-    load_renderer,
-    load_tokenizer,
-    template_text,
-)
+from rollouts.command_line.remedies import sentence_of
+from rollouts.command_line.tokenizer_options import add_tokenizer_options, load_renderer, load_tokenizer, template_text
 from rollouts.formats import FORMATS
 from rollouts.formats.training_step import checked_rule
-from rollouts.guard.audit_folder import AuditFolder, AuditFolderUnusable
-from rollouts.guard.audit_runners import Done, RunnerMissing, Todo, on_processes, on_ray
+from rollouts.guard.audit_folder import AuditFolder
+from rollouts.guard.audit_runners import Done, Todo, on_processes, on_ray
 from rollouts.guard.plain_text import line_of
 from rollouts.guard.shard_audit import AuditSettings, cut_files
+from rollouts.refusal import Refusal
 
 PROGRESS_SECONDS = 0.5
 LOG_SECONDS = 30.0
@@ -61,8 +57,8 @@ def run(options: Namespace) -> int:
         settings = _settings(options)
         folder = AuditFolder(options.output)
         summary = _audit(options, settings, folder)
-    except (OptionUnusable, AuditFolderUnusable, RunnerMissing, ValueError, OSError) as error:
-        return refuse(str(error))
+    except (ValueError, OSError) as error:
+        return refuse(sentence_of(error))
     if summary is None:
         return NOT_WHOLE
     sys.stdout.write(as_text(summary, folder.path))
@@ -74,7 +70,7 @@ def _settings(options: Namespace) -> AuditSettings:
     rule = checked_rule(options.training_step, options.training_step_from)
     if options.input_format not in ("auto", *FORMATS):
         known = ", ".join(FORMATS)
-        raise OptionUnusable(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
+        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
     tokenizer = load_tokenizer(options.tokenizer)
     try:
         load_renderer(tokenizer, options.chat_template)
@@ -134,7 +130,7 @@ def _on_celery(todo: Todo, settings: AuditSettings) -> Done:
         django.setup()
         from rollouts.tasks.audits import on_celery
     except ModuleNotFoundError as error:
-        raise RunnerMissing("--on celery needs the server: pip install 'rollout-inspector[server]'.") from error
+        raise Refusal("--on celery needs the server: pip install 'rollout-inspector[server]'.") from error
     return on_celery(todo, settings)
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollouts.command_line.main import refuse
-from rollouts.command_line.tokenizer_options import OptionUnusable, add_tokenizer_options, load_renderer, load_tokenizer
+from rollouts.command_line.tokenizer_options import add_tokenizer_options, load_renderer, load_tokenizer
 from rollouts.formats import FORMATS
-from rollouts.guard.fail_rules import RuleUnusable, fail_rule
-from rollouts.guard.mended_file import OWN, MendOptions, MendRefused, MendReport, mend_file
+from rollouts.guard.fail_rules import fail_rule
+from rollouts.guard.mended_file import OWN, MendOptions, MendReport, mend_file
 from rollouts.guard.mended_trajectory import MendWay, Remake
 from rollouts.tito.strategies import STRATEGIES
 
@@ -42,16 +41,13 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Mend the file and print what was done."""
     way = MendWay.STRATEGY if options.strategy else options.way or MendWay.SPLIT
-    try:
-        rule = fail_rule(options.fail_on)
-        tokenizer = load_tokenizer(options.tokenizer)
-        renderer = load_renderer(tokenizer, options.chat_template)
-        chosen = MendOptions(way, rule, tokenizer, renderer, None, options.input_format, options.output_format or "")
-        if options.strategy:
-            chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
-        report = mend_file(Path(options.file), Path(options.output), chosen)
-    except (RuleUnusable, OptionUnusable, MendRefused) as error:
-        return refuse(str(error))
+    rule = fail_rule(options.fail_on)
+    tokenizer = load_tokenizer(options.tokenizer)
+    renderer = load_renderer(tokenizer, options.chat_template)
+    chosen = MendOptions(way, rule, tokenizer, renderer, None, options.input_format, options.output_format or "")
+    if options.strategy:
+        chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
+    report = mend_file(Path(options.file), Path(options.output), chosen)
     sys.stdout.write(as_text(report))
     return 0
 

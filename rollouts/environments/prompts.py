@@ -14,6 +14,7 @@ from rollouts.environments.calculator import last_number
 from rollouts.environments.lookup import mentions
 from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
 from rollouts.formats.containers.json_text import json_problem
+from rollouts.refusal import Refusal
 from rollouts.tito.message_validation import tools_problem
 
 MAX_LINE = 4 << 20
@@ -35,7 +36,7 @@ class Prompt:
     tools: list[dict[str, Any]] | None = None
 
 
-class PromptsRejected(ValueError):
+class PromptsRejected(Refusal):
     """The file holds lines that are not prompts. ``problems`` has a sentence for each, up to ``MAX_PROBLEMS``."""
 
     def __init__(self, problems: Sequence[str]) -> None:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
+from rollouts.refusal import Refusal
 
-class EnvironmentUnavailable(ValueError):
+
+class EnvironmentUnavailable(Refusal):
     """The environment cannot be used here. The message says why and what would help."""
 
 

@@ -15,13 +15,14 @@ from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.guard.checked_files import CheckedFiles, check_files, diagnosis_of
 from rollouts.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
 from rollouts.guard.codec_of import codec_of
-from rollouts.guard.fail_rules import ExitStatus, RuleUnusable, fail_rule, verdict_on
+from rollouts.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollouts.guard.report_formats import as_text
 from rollouts.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
 from rollouts.guard.template_reports import ReportedTemplate
 from rollouts.guard.template_reports import as_text as template_text
 from rollouts.guard.text_files import read_text
 from rollouts.guard.trainer_batches import BatchUnreadable, array_of, items_of_rows
+from rollouts.refusal import Refusal
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.trajectory import Trajectory
 
@@ -51,7 +52,7 @@ def assert_tito(
         text = chat_template if chat_template is not None else (codec.chat_template if codec is not None else None)
         writer = None if text is None or codec is None else renderer(codec, text)
         if writer is not None and (problem := cannot_render(writer)):
-            raise RuleUnusable(f"The chat template cannot be used. {problem}")
+            raise Refusal(f"The chat template cannot be used. {problem}")
         paths = _paths(rows_or_file)
         checked = check_files(paths, codec, writer) if paths else _check_rows(rows_or_file, codec, writer)
     finally:
@@ -133,7 +134,7 @@ def assert_template_safe(
             chat_template = read_text(chat_template, "The chat template")
         text = chat_template or own
         if text is None:
-            raise RuleUnusable("There is no chat template: the tokenizer has none, and none was named.")
+            raise Refusal("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")
         checked = check_template(NamedTemplate(label, text, codec), wanted, "" if held is None else LOCK_TIME)
         compared = None if held is None else compare_with_lock(checked, held, _locked_name(held, name))

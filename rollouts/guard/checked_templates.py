@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rollouts import chat_templates
 from rollouts.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, outcome_of
-from rollouts.guard.fail_rules import ExitStatus, RuleUnusable
+from rollouts.guard.fail_rules import ExitStatus
+from rollouts.refusal import Refusal
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer, TokenizerUnusable
 
@@ -76,14 +77,14 @@ class CheckedTemplate:
 
 
 def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
-    """The purposes of words joined by commas, or of a list of words. Raises :class:`RuleUnusable`."""
+    """The purposes of words joined by commas, or of a list of words. Raises :class:`Refusal`."""
     parts = words.split(",") if isinstance(words, str) else list(words)
     names = [part.strip() for part in parts if part.strip()]
     for name in names:
         if name not in PURPOSES:
-            raise RuleUnusable(f"There is no purpose {name!r}. There are: {', '.join(PURPOSES)}.")
+            raise Refusal(f"There is no purpose {name!r}. There are: {', '.join(PURPOSES)}.")
     if not names:
-        raise RuleUnusable(f"Name at least one purpose of: {', '.join(PURPOSES)}.")
+        raise Refusal(f"Name at least one purpose of: {', '.join(PURPOSES)}.")
     return tuple(dict.fromkeys(PURPOSES[name] for name in names))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollouts.refusal import Refusal
 from rollouts.tito.trajectory import Floats, Mask, Request, Row, Step, Trajectory, ids_array
 
 IDS = ("ids", "input_ids", "token_ids", "tokens")
@@ -35,7 +36,7 @@ _IGNORED = -100
 MAX_KEYS_TOLD = 12
 
 
-class BatchUnreadable(ValueError):
+class BatchUnreadable(Refusal):
     """A batch, or a row of it, in a form that is not known. The message is a sentence."""
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from rollouts.guard.checked_files import CheckedFiles, FindingPlace, KindCount, PlacedFinding, diagnosis_of, title_of
 from rollouts.guard.codec_of import codec_of
-from rollouts.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, RuleUnusable, fail_rule
+from rollouts.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule
 from rollouts.guard.known_renders import KnownRenders
 from rollouts.guard.report_formats import REPORTS, finding_text
 from rollouts.guard.trainer_batches import BatchUnreadable, GuardedItems, items_of_rows, items_of_steps
+from rollouts.refusal import Refusal
 from rollouts.tito.diagnose.finding import Finding
 
 ACTIONS = ("warn", "raise", "drop")
@@ -73,11 +74,11 @@ class Guard:
         Raises ``ValueError`` with a sentence for what cannot be used.
         """
         if on not in ACTIONS:
-            raise RuleUnusable(f"on={on!r}: there are {', '.join(ACTIONS)}.")
+            raise Refusal(f"on={on!r}: there are {', '.join(ACTIONS)}.")
         if not 0 <= sample <= 1:
-            raise RuleUnusable(f"sample={sample!r}: a share from 0 to 1 is needed.")
+            raise Refusal(f"sample={sample!r}: a share from 0 to 1 is needed.")
         if not max_seconds > 0:
-            raise RuleUnusable(f"max_seconds={max_seconds!r}: a time above 0 is needed.")
+            raise Refusal(f"max_seconds={max_seconds!r}: a time above 0 is needed.")
         self.on, self.sample, self.max_seconds = on, sample, max_seconds
         self._rule: FailRule = fail_rule(fail_on)
         self._codec, self._folder = codec_of(tokenizer)
@@ -91,7 +92,7 @@ class Guard:
             renderer = chat_templates.renderer(self._codec, text)
             problem = chat_templates.cannot_render(renderer)
             if problem and chat_template:
-                raise RuleUnusable(f"The chat template cannot be used. {problem}")
+                raise Refusal(f"The chat template cannot be used. {problem}")
             self._renderer = None if problem else KnownRenders(renderer)
         self._random = random.Random(seed)
         self._share = self._random.random()  # so that ranks do not look at the same calls

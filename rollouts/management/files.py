@@ -7,16 +7,8 @@ from pathlib import Path
 from django.core.management.base import CommandError
 
 from rollouts import chat_templates, services
-from rollouts.guard import text_files
+from rollouts.guard.text_files import read_text
 from rollouts.models import ChatTemplate, Project
-
-
-def read_text(path: str | Path, what: str) -> str:
-    """The text of a file. Raises :class:`CommandError` with a sentence that begins with ``what`` the file is."""
-    try:
-        return text_files.read_text(path, what)
-    except text_files.FileUnusable as error:
-        raise CommandError(str(error)) from error
 
 
 def read_chat_template(path: str | Path) -> str:

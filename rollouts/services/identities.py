@@ -12,6 +12,7 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from rollouts.models import ExternalIdentity, Membership
+from rollouts.refusal import Refusal
 from rollouts.selectors.people import find_project
 from rollouts.services.text import storable_text
 from rollouts.services.users import LOCAL_USER
@@ -21,7 +22,7 @@ MAX_TRIES = 50
 """How many names are tried for a new account whose name is taken."""
 
 
-class SignInRefused(Exception):
+class SignInRefused(Refusal):
     """The person whom the provider names may not sign in here. The message is a sentence for that person."""
 
     def __init__(self, sentence: str, name: str = "") -> None:

@@ -13,20 +13,14 @@ from typing import Any
 from django.utils import timezone
 
 from rollouts.models import ACTIVE, Alarm, Job, ProjectAlarms, Run
+from rollouts.refusal import Refusal
 from rollouts.selectors.alarms import (
     alarms_of_project,
     projects_to_check,
     runs_to_check,
     waiting_alarms,
 )
-from rollouts.services.alarms import (
-    AlarmRefused,
-    note_delivered,
-    note_undelivered,
-    take_alarms_again,
-    webhook_key,
-    webhook_parts,
-)
+from rollouts.services.alarms import note_delivered, note_undelivered, take_alarms_again, webhook_key, webhook_parts
 from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.tito.alarm_rules import AlarmFigure, Raised, alarm_sentence
 from rollouts.tito.diagnose.kinds import KINDS
@@ -93,7 +87,7 @@ def deliver(alarm: Alarm, run: Run, held: ProjectAlarms) -> str:
     """POST an alarm. Returns a sentence that says why it was not taken; empty = it was."""
     try:
         parts = webhook_parts(held.webhook)  # what is allowed may have changed since the address was typed
-    except AlarmRefused as refusal:
+    except Refusal as refusal:
         return str(refusal)
     body = json.dumps(message(alarm, run), ensure_ascii=True).encode()
     headers = {

@@ -13,9 +13,10 @@ from django.db.models import Sum
 
 from rollouts import services
 from rollouts.models import Job, Run, StoredFinding, StoredTrajectory
+from rollouts.refusal import Refusal
 from rollouts.selectors.columns import columns_of, load_compared
 from rollouts.selectors.gap import newest_report
-from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.text import storable_text, without_paths
 from rollouts.tito.batches import batched
 from rollouts.tito.gap.columns import SAMPLER
@@ -127,7 +128,7 @@ def do_job(job: Job, beat: Beat) -> None:
         raise JobLost
     named = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
     if sentence := why_no_columns(run, **named):
-        raise JobFailed(sentence)
+        raise Refusal(sentence)
     beat(n_done=0, n_total=run.n_finished)
     report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):

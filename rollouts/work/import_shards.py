@@ -19,11 +19,12 @@ from rollouts import formats, services
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.formats.containers.file_part import FilePart
 from rollouts.models import Job, Run, new_code
+from rollouts.refusal import Refusal
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
 from rollouts.services.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
-from rollouts.services.jobs import Beat, JobFailed, JobLost, beat_job
+from rollouts.services.jobs import Beat, JobLost, beat_job
 from rollouts.services.rejections import MAX_REJECTIONS
 from rollouts.services.text import storable_text
 from rollouts.tito.batches import batched
@@ -155,7 +156,7 @@ def do_shard(shard: Job, beat: Beat) -> dict[str, Any]:
             drop_range(run, index, stop + 1, alive)
             one.refused = storable_text(str(refusal))
         except ImportCancelled as error:
-            raise JobFailed("Somebody asked the import to stop.") from error
+            raise Refusal("Somebody asked the import to stop.") from error
         made.append(one.found(piece))
         before += piece["bytes"]
         index += made[-1]["n"]
@@ -212,7 +213,7 @@ class _Piece(FileImport):
 
     def store(self, batch: Sequence[Trajectory], found: Sequence[Diagnosis]) -> None:
         if self.next_index + len(batch) > self._stop:
-            raise JobFailed(f"{self.source.name} holds too many trajectories for its bytes. Import it by itself.")
+            raise Refusal(f"{self.source.name} holds too many trajectories for its bytes. Import it by itself.")
         for attempt in range(1, STORE_ATTEMPTS + 1):
             held = self._taken(batch)
             free = [

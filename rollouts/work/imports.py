@@ -103,7 +103,7 @@ def ask_for_uploads(
 def send_import(run: models.Run, job: Job) -> None:
     """Send a worker for an import. The run fails with a sentence when none can be sent."""
     if sentence := send(job):
-        sentence += " Then press Resume. Or use manage.py import_rollouts, which needs no worker."
+        sentence += " Then resume the run. Or use the command import_rollouts, which needs no worker."
         services.end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
 
 

@@ -20,6 +20,7 @@ from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, 
 from rollouts.formats.containers.json_text import json_problem
 from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import ChatTemplate, Project, Run, Tokenizer
+from rollouts.refusal import Refusal
 from rollouts.selectors.activity import is_active, is_silent
 from rollouts.selectors.registered import find_chat_template, registered_from
 from rollouts.services.audit import Action, record
@@ -207,7 +208,7 @@ _WHOLE = (
 )
 
 
-class LaunchRefused(ValueError):
+class LaunchRefused(Refusal):
     """The settings cannot be launched; ``problems`` holds one sentence for each faulty field."""
 
     def __init__(self, problems: dict[str, str]) -> None:
@@ -317,7 +318,7 @@ def resume(run: Run) -> int:
 def send(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
-        services.fail_run(run, f"{sentence} Then press Resume.")
+        services.fail_run(run, f"{sentence} Then resume the run.")
         run.refresh_from_db()
 
 

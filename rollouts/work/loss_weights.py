@@ -12,9 +12,10 @@ from typing import Any
 
 from rollouts import models, selectors
 from rollouts.models import Job, Run, StoredFinding, StoredTrajectory
+from rollouts.refusal import Refusal
 from rollouts.selectors.groups import advantages_of_groups
 from rollouts.selectors.parts import places_of
-from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.services.jobs import Beat, JobLost, end_job
 from rollouts.services.tokenizers import load_tokenizer
 from rollouts.tito.batches import batched
 from rollouts.tito.gap.figures import trainer_column
@@ -41,10 +42,6 @@ NOT_COUNTED = "not_decidable"
 """The kind of finding that says that nothing was found out."""
 
 
-class CannotWeigh(ValueError):
-    """The weights of a run cannot be summed as asked; the message is a sentence."""
-
-
 def run_key(run: Run) -> str:
     """The hash of all that the sums of a run depend on."""
     parts = run.n_trajectories, run.n_finished, run.n_tokens, run.n_rows, sorted(run.finding_counts.items())
@@ -66,19 +63,19 @@ class RunWeights:
     """The weights of the finished trajectories of a run, which :meth:`counted` goes through."""
 
     def __init__(self, run: Run, strategies: bool) -> None:
-        """``strategies``: also under the rows of every strategy. Raises :class:`CannotWeigh` with a sentence."""
+        """``strategies``: also under the rows of every strategy. Raises :class:`Refusal` with a sentence."""
         self.run, self.key = run, run_key(run)
         self.sums = WeightSums()
         self.columns: Counter[str] = Counter()
         self.severities: dict[str, str] = {}
         self._strategies = {slug: _OfStrategy() for slug in STRATEGIES} if strategies else {}
         if strategies and run.n_finished > MAX_REPLAYED:
-            raise CannotWeigh(
+            raise Refusal(
                 f"Under other strategies at most {MAX_REPLAYED:,} trajectories are compared, and this run has "
                 f"{run.n_finished:,}. Ask without strategies, or import a part of the run."
             )
         if strategies and not run.n_steps:
-            raise CannotWeigh(
+            raise Refusal(
                 "This run holds training rows without steps, and a strategy is replayed over steps. Ask without "
                 "strategies."
             )
@@ -204,10 +201,7 @@ def do_job(job: Job, beat: Beat) -> None:
     run = Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(jobs=job.pk).first()
     if run is None:
         raise JobLost
-    try:
-        weights = RunWeights(run, bool(job.options.get("strategies")))
-    except CannotWeigh as error:
-        raise JobFailed(str(error)) from error
+    weights = RunWeights(run, bool(job.options.get("strategies")))
     beat(n_done=0, n_total=finished_trajectories(run).count())
     n_done = 0
     for n_done in weights.counted():

@@ -25,6 +25,7 @@ from rollouts.formats import FileRefused, Source, TooLarge, limits
 from rollouts.formats.training_step import TrainingStepRule
 from rollouts.models import Run
 from rollouts.processes import PipedProcess, ProcessEnded, pipe_to_parent
+from rollouts.refusal import Refusal
 from rollouts.selectors.runs import find_run
 from rollouts.services.outages import is_disk_full, is_outage, said_of
 from rollouts.work.pushing import take_push
@@ -73,7 +74,7 @@ class PushAnswer:
     """``error`` is a sentence about what was not read."""
 
 
-class PushesBusy(Exception):
+class PushesBusy(Refusal):
     """Other pushes are being read. The message is a sentence."""
 
 

@@ -11,7 +11,8 @@ from django.db.models import Count, Sum
 
 from rollouts import models
 from rollouts.models import Job, Run, StoredTrajectory
-from rollouts.services.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.refusal import Refusal
+from rollouts.services.jobs import Beat, JobLost, end_job
 from rollouts.services.shards import shards_of
 from rollouts.tito.strategies import STRATEGIES
 from rollouts.tito.strategies.replay import StrategyResult as Made
@@ -107,7 +108,7 @@ def join(job: Job, beat: Beat) -> None:
     reports = [one.report or {} for one in shards_of(job) or [job]]
     total = new_report(run, 0, -1)
     if any(report.get("key") != total["key"] for report in reports):
-        raise JobFailed("The run changed while it was replayed. Replay it again.")
+        raise Refusal("The run changed while it was replayed. Replay it again.")
     for report in reports:
         _merge(total, report)
     for line in total["strategies"]:

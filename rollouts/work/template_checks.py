@@ -24,8 +24,9 @@ from rollouts.models import (
     Tokenizer,
     code_of_number,
 )
+from rollouts.refusal import Refusal
 from rollouts.selectors.activity import is_active, is_silent
-from rollouts.services.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.services.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.services.projects import project_or_default
 from rollouts.tito.interfaces import RenderFailed
 from rollouts.tokenizers import LoadedTokenizer
@@ -128,7 +129,7 @@ def wants_repair(check: TemplateCheck) -> bool:
 def do_job(job: Job, beat: Beat) -> None:
     """Run the checks of a job's template check and store the report, then look for a repair and store it too.
 
-    Pages show the report during the search. Raises :class:`JobFailed` with what the template does wrong.
+    Pages show the report during the search. Raises :class:`Refusal` with what the template does wrong.
     """
     check = TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
     beat()
@@ -136,8 +137,10 @@ def do_job(job: Job, beat: Beat) -> None:
         loaded = services.load_tokenizer(check.tokenizer.files_sha256) if check.tokenizer else None
         report = chat_templates.check(loaded, check.chat_template.text, **check.question)
         found = report.to_dict() | _users_conversation(check, loaded, report)
+    except Refusal:
+        raise
     except (RenderFailed, OSError, ValueError) as error:
-        raise JobFailed(str(error)) from error
+        raise Refusal(str(error)) from error
     check.report, check.cells = found, cells_of(found) | {"older": _older(check)}
     check.version = chat_templates.VERSION
     with transaction.atomic():

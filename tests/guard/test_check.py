@@ -11,8 +11,9 @@ import pytest
 
 from rollouts.command_line.main import main
 from rollouts.gallery import BUNDLE
-from rollouts.guard.fail_rules import RuleUnusable, fail_rule
+from rollouts.guard.fail_rules import fail_rule
 from rollouts.guard.report_formats import REPORTS
+from rollouts.refusal import Refusal
 from tests.test_architecture import ROOT
 
 CLEAN = "clean"
@@ -121,7 +122,7 @@ def test_a_named_kind_that_cannot_be_told_is_no_pass(clean: Path, capsys: pytest
     ],
 )
 def test_a_rule_that_cannot_be_used_is_a_sentence(fail_on: str, rates: list[str], sentence: str) -> None:
-    with pytest.raises(RuleUnusable, match=sentence):
+    with pytest.raises(Refusal, match=sentence):
         fail_rule(fail_on, rates)
 
 

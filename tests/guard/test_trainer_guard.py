@@ -13,8 +13,8 @@ import pytest
 from rollouts.chat_templates import TemplateRenderer, renderer
 from rollouts.guard import Guard, GuardFailed
 from rollouts.guard import trainer_guard as module
-from rollouts.guard.fail_rules import RuleUnusable
 from rollouts.guard.trainer_batches import BatchUnreadable, row_of, step_of
+from rollouts.refusal import Refusal
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
 from tests.test_architecture import ROOT
@@ -189,7 +189,7 @@ def test_masks_are_checked_with_the_template_of_the_tokenizer(
     wrong[called + 4 : called + 7] = True  # the tool's result is trained too
     guard.rows([Row(ids, wrong)])
     assert list(guard.counters()["findings"]) == ["observation_trained"]
-    with pytest.raises(RuleUnusable, match="syntax error on line 1"):
+    with pytest.raises(Refusal, match="syntax error on line 1"):
         Guard(codec, chat_template="{% if %}")
 
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
         ({"on": "shout"}, "there are warn, raise, drop"), ({"sample": 2}, "from 0 to 1"),
         ({"max_seconds": 0}, "above 0"), ({"fail_on": "nothing"}, "no kind of finding"),
     ]:  # fmt: skip
-        with pytest.raises(RuleUnusable, match=said):
+        with pytest.raises(Refusal, match=said):
             Guard(**options)  # type: ignore[arg-type]
     for tokenizer in (tmp_path, object()):
         with pytest.raises(ValueError, match=r"tokenizer"):

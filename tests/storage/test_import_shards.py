@@ -25,8 +25,9 @@ from rollouts import models, services
 from rollouts.formats import FORMATS
 from rollouts.formats.containers import cutting
 from rollouts.models import Job, Run, StoredTrajectory
+from rollouts.refusal import Refusal
 from rollouts.services.imports import IMPORTED, PROVISIONAL
-from rollouts.services.jobs import JobFailed, adopt_jobs, take_job
+from rollouts.services.jobs import adopt_jobs, take_job
 from rollouts.tasks import jobs
 from rollouts.work import import_join, import_shards, imports, run_control
 from tests.formats.test_formats import CALL, GYM, TRAIN, changed, jsonl
@@ -414,7 +415,7 @@ def test_resume_reads_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail(*_: Any) -> Any:
-    raise JobFailed("The disk broke.")
+    raise Refusal("The disk broke.")
 
 
 @pytest.mark.parametrize("state", ["waiting", "one is read", "a worker is at it"])

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollouts.refusal import Refusal
 from rollouts.tito.diagnose import KINDS, Axis, Finding, Severity, diagnose
 from rollouts.tito.prefix import merged_rows
 from rollouts.tito.trajectory import Origin, Row, Step, Trajectory, ids_array
-from rollouts.work.reproduce import CannotReproduce, _literal, _material, script
+from rollouts.work.reproduce import _literal, _material, script
 from tests.tito.model_setups import STABLE, model_setup, tokenizer_folder
 from tests.tito.plant import planted
 from tests.tito.test_row_findings import (
@@ -249,5 +250,5 @@ def with_data_of(text: str, finding: Finding, good: Trajectory) -> str:
 
 def test_what_cannot_be_asserted_is_refused() -> None:
     finding = Finding(Axis.STREAM, "not_decidable", Severity.INFO, step=0, missing="tokenizer")
-    with pytest.raises(CannotReproduce, match="not_decidable"):
+    with pytest.raises(Refusal, match="not_decidable"):
         script(finding, Trajectory("t", (Step(ids_array([1]), ids_array([2])),)))

@@ -18,8 +18,9 @@ from django.utils import timezone
 from rollouts import files, models, services
 from rollouts.formats.writers.exports import EXPORTS
 from rollouts.models import Job, Run
+from rollouts.refusal import Refusal
 from rollouts.services.job_queue import must_yield, take_next_job
-from rollouts.services.jobs import Beat, JobFailed, adopt_jobs, ask_job, take_job
+from rollouts.services.jobs import Beat, adopt_jobs, ask_job, take_job
 from rollouts.services.shards import release_shard
 from rollouts.tasks import jobs
 from rollouts.work import diagnosis, exporting, import_shards, imports, ranges, run_control, run_replays
@@ -165,7 +166,7 @@ def test_a_shard_that_fails_ends_the_job_with_its_sentence(monkeypatch: pytest.M
     cut(job)
 
     def fail(*_: Any) -> None:
-        raise JobFailed("It cannot be done.")
+        raise Refusal("It cannot be done.")
 
     monkeypatch.setattr(diagnosis, "diagnose_run", fail)
     do_all(random.Random(1))

@@ -16,7 +16,8 @@ from django.utils import timezone
 from inspector.server.logs import TextLineFormatter
 from rollouts import services
 from rollouts.models import AuditEvent, Invitation, Membership, Project, Role, Run
-from rollouts.services.members import PeopleRefused, invite, join
+from rollouts.refusal import Refusal
+from rollouts.services.members import invite, join
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db
@@ -171,7 +172,7 @@ def test_two_at_once_use_an_invitation_once(ours: Project) -> None:
         try:
             join(Invitation.objects.select_related("project", "created_by").get(pk=record.pk), user)
             return True
-        except PeopleRefused:
+        except Refusal:
             return False
         finally:
             connection.close()

@@ -12,8 +12,9 @@ from django.test import Client
 
 from rollouts import services
 from rollouts.models import AuditEvent, MutedKind, Project, Role, Run
+from rollouts.refusal import Refusal
 from rollouts.selectors.muted import muted_in, muted_in_runs
-from rollouts.services.muted import MuteRefused, mute, unmute
+from rollouts.services.muted import mute, unmute
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
@@ -157,7 +158,7 @@ def test_what_cannot_be_muted_is_answered_with_a_sentence(web: Client, member: A
         assert answer.status_code == 422 and sentence in answer.json()["errors"][field][0]
         assert web.post(f"/runs/{run.code}/mute", form).status_code == 422
     Run.objects.filter(pk=run.pk).update(chat_template=None)
-    with pytest.raises(MuteRefused, match="names no chat template"):
+    with pytest.raises(Refusal, match="names no chat template"):
         mute(again(run), "unclassified", "template", "x", member)
     mute(run, "unclassified", "run", "known", member)
     twice = web.post(f"/runs/{run.code}/mute.json", {"kind": "unclassified", "scope": "run", "reason": "me too"})

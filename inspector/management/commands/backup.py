@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from inspector.server.backup_place import backup_place
+from rollouts.command_line.remedies import sentence_of
 from rollouts.files.values import StorageDown
 from rollouts.management import TerminalCommand
 from rollouts.services.audit import Action, record
@@ -27,7 +28,7 @@ class Command(TerminalCommand):
         try:
             manifest = backup.back_up(backup_place(options["place"]), self.stdout.write)
         except (ValueError, OSError, StorageDown) as error:
-            raise CommandError(f"Nothing that can be restored was saved. {error}") from error
+            raise CommandError(f"Nothing that can be restored was saved. {sentence_of(error)}") from error
         record(Action.BACKED_UP, detail=f"to {options['place'].partition('?')[0]}")
         if manifest.gone:
             raise CommandError(

@@ -12,6 +12,7 @@ from typing import Any
 
 from rollouts.engines.vllm_engine import ENVIRONMENT
 from rollouts.processes import Late, LimitedProcess, ProcessEnded
+from rollouts.refusal import Refusal
 
 START_SECONDS = 120.0
 """vLLM is imported in seven seconds, on a busy machine in more."""
@@ -32,7 +33,7 @@ _PROGRAM = Path(__file__).parent / "__main__.py"
 NOT_ASKED = "It was not asked: other parsers took too long on this reply."
 
 
-class ParsersUnusable(Exception):
+class ParsersUnusable(Refusal):
     """No parser of vLLM can be asked. The message is a sentence."""
 
 

@@ -21,6 +21,7 @@ from rollouts.formats.readers import inspector_jsonl
 from rollouts.formats.routing import ARRAYS, KEY, summary_of
 from rollouts.formats.training_step import as_step
 from rollouts.management import TerminalCommand
+from rollouts.refusal import Refusal
 from rollouts.tito.trajectory import Row, Trajectory, ids_array
 
 WARNING = """\
@@ -51,7 +52,7 @@ _KNOWN = (
 )  # fmt: skip
 
 
-class NotConverted(ValueError):
+class NotConverted(Refusal):
     """The file cannot be converted. The message is a sentence for the user."""
 
 

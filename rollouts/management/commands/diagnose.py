@@ -11,9 +11,11 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 from rollouts import services
+from rollouts.command_line.remedies import WORDS
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.models import Job
+from rollouts.refusal import worded
 from rollouts.selectors.runs import find_run
 from rollouts.services.jobs import end_job, take_job
 from rollouts.tasks.jobs import work_on
@@ -79,7 +81,7 @@ class Command(TerminalCommand):
                 end_job(taken, Job.Status.CANCELLED)
         job.refresh_from_db()
         if job.status != Job.Status.DONE:
-            what = job.error or f"It was {job.status}."
+            what = worded(job.error, job.remedy, WORDS) or f"It was {job.status}."
             raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
 
     def _tell(self, job: Job) -> None:

@@ -11,7 +11,6 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 from rollouts import services
-from rollouts.guard.audit_folder import AuditFolderUnusable
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
@@ -55,7 +54,7 @@ class Command(TerminalCommand):
                 raise CommandError("The audit flagged nothing of that severity, so nothing was imported.")
             tokenizer, template = _tools(flagged, options["tokenizer"], project)
             file = write_flagged(folder, flagged)
-        except (AuditFolderUnusable, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         name = options["run"] or f"audit {folder.absolute().name}"
         run = services.create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from rollouts.management import TerminalCommand
 from rollouts.models import Run
 from rollouts.tito.loss_weights.rules import MEANS, RULES
-from rollouts.work.loss_weights import CannotWeigh, RunWeights
+from rollouts.work.loss_weights import RunWeights
 
 
 class Command(TerminalCommand):
@@ -28,10 +28,7 @@ class Command(TerminalCommand):
         run = found.first()
         if run is None:
             raise CommandError(f"There is no run with the code {options['run']!r}.")
-        try:
-            weights = RunWeights(run, options["strategies"])
-        except CannotWeigh as error:
-            raise CommandError(str(error)) from error
+        weights = RunWeights(run, options["strategies"])
         for _counted in weights.counted():
             pass
         report = weights.report()

@@ -14,6 +14,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
+from rollouts.refusal import Refusal
 from rollouts.tito.trajectory import Ids
 from rollouts.tokenizers import ByteTable
 from rollouts.work.search.buffer import TokenBuffer
@@ -30,7 +31,7 @@ REGEX_CARRY = 1024
 Range = tuple[int, int]
 
 
-class PatternRefused(ValueError):
+class PatternRefused(Refusal):
     """What is looked for makes no sense; the message is a sentence for the user."""
 
 
