@@ -115,8 +115,8 @@ def test_a_named_kind_that_cannot_be_told_is_no_pass(clean: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("fail_on", "rates", "sentence"),
     [
-        ("errors", [], "there is no kind of finding 'errors'"),
-        ("error", ["row_not_sampled"], "write KIND=RATE"),
+        ("errors", [], "There is no kind of finding 'errors'"),
+        ("error", ["row_not_sampled"], "Write KIND=RATE"),
         ("error", ["row_not_sampled=2"], "a rate from 0 to 1"),
         ("error", ["row_not_sampled=nan"], "a rate from 0 to 1"),
     ],
