@@ -3,14 +3,19 @@
 import ast
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from importlib import import_module
 
 import pytest
+from django.utils import timezone
 
 from inspector.api.remedies import WORDS as API_WORDS
+from inspector.api.values import JobValues
+from inspector.runs.jobs import JobLine
 from inspector.web.remedies import WORDS as PAGE_WORDS
 from rollouts.command_line.remedies import WORDS as COMMAND_WORDS
 from rollouts.command_line.remedies import sentence_of
+from rollouts.models import Job, Run
 from rollouts.refusal import Refusal, Remedy, Words, worded
 from tests.test_architecture import modules
 
@@ -96,6 +101,28 @@ def test_every_door_words_every_remedy(words: Words) -> None:
 def test_a_remedy_follows_its_sentence() -> None:
     assert worded("No row.", "", COMMAND_WORDS) == worded("No row.", None, COMMAND_WORDS) == "No row."
     assert worded("No row.", "leave_out", {Remedy.LEAVE_OUT: "Leave it out."}) == "No row. Leave it out."
+
+
+@pytest.mark.parametrize("status", ["failed", "done"])
+def test_page_and_api_say_the_same_of_a_job_each_with_its_own_words(status: str) -> None:
+    job = Job(
+        code="job", run=Run(code="run"), kind="export", status=status, created_at=timezone.now(),
+        expires_at=timezone.now() + timedelta(hours=1), notes=["1 was left out.", "Trajectory a.", "Trajectory b."],
+    )  # fmt: skip
+    if status == "failed":
+        job.error, job.remedy, job.notes = "Row 0 is faulty.", Remedy.LEAVE_OUT, []
+    line, values = JobLine.of(job, job.run), JobValues.of(job)
+    assert line.notes == values.notes == job.notes[1:]
+    if status == "done":
+        assert line.sentence == values.sentence == "0 written. 1 was left out."
+    else:
+        assert line.sentence == f"Row 0 is faulty. {PAGE_WORDS[Remedy.LEAVE_OUT]}"
+        assert values.sentence == values.error == f"Row 0 is faulty. {API_WORDS[Remedy.LEAVE_OUT]}"
+
+
+def test_what_a_job_stored_before_there_were_remedies_is_shown_as_it_is() -> None:
+    job = Job(code="job", run=Run(code="run"), kind="export", status="failed", error="Leave it out with --leave-out.")
+    assert JobLine.of(job, job.run).sentence == job.error
 
 
 def test_a_command_names_the_option_that_is_to_blame() -> None:

@@ -66,8 +66,6 @@ def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:
         found, _ = search_page(request, question, run, asked.cursor, asked.limit)
     except PatternRefused as refusal:
         raise ApiProblem(422, str(refusal), {"q": [str(refusal)]}) from refusal
-    except ValueError as error:
-        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
     except SearchBusy as busy:
         raise ApiProblem(503, "Other searches are under way. Ask again in some seconds.") from busy
     return SearchPart([], [], None, None, found.results, found.next, found.notes)

@@ -81,16 +81,16 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
 def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
     """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
 
-    ``reader``: the key of the user who asks; None = a visitor. Raises ``ValueError`` with a sentence.
+    ``reader``: the key of the user who asks; None = a visitor. Raises :class:`Refusal`.
     """
     numbers = {}
     for name in ("pad_to", "pad_id"):
         text = params.get(name, "").strip()
         numbers[name] = whole_number(text)
         if text and numbers[name] is None:
-            raise ValueError(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
+            raise Refusal(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
     if (numbers["pad_to"] or 0) > exporting.MAX_PADDING:
-        raise ValueError(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
+        raise Refusal(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
     return Wanted(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),
@@ -105,7 +105,7 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
     wanted = TrajectoryFilter.read(params, reader)
     if wanted.notices:
-        raise ValueError(wanted.notices[0])
+        raise Refusal(wanted.notices[0])
     return wanted.chosen() or None
 
 

@@ -18,6 +18,7 @@ from rollouts import formats, models, services
 from rollouts.formats import FileRefused, Rejected, Source
 from rollouts.formats.training_step import ANY, TrainingStepRule
 from rollouts.models import Job
+from rollouts.refusal import Refusal
 from rollouts.selectors.activity import is_active
 from rollouts.selectors.registered import tokenizer_named
 from rollouts.selectors.runs import find_run
@@ -167,10 +168,10 @@ def left_of(run: models.Run) -> Job | None:
 
 
 def resume(run: models.Run) -> None:
-    """Read the files that are left of an import that broke off. Raises ``ValueError`` with a sentence."""
+    """Read the files that are left of an import that broke off. Raises :class:`Refusal`."""
     old = left_of(run)
     if old is None:
-        raise ValueError("Nothing is left of this import to resume. Import the files again.")
+        raise Refusal("Nothing is left of this import to resume. Import the files again.")
     services.reopen_run(run)
     with transaction.atomic():
         job, is_new = ask_job(run, Job.Kind.IMPORT, old.options, run.created_by)

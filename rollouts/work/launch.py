@@ -305,11 +305,11 @@ def can_resume(run: Run) -> bool:
 
 
 def resume(run: Run) -> int:
-    """Send what is left of a stopped run. Returns the number of trajectories. Raises ``ValueError`` with a sentence."""
+    """Send what is left of a stopped run. Returns the number of trajectories. Raises :class:`Refusal`."""
     if not can_resume(run):
-        raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
+        raise Refusal("This run is done, or a worker is at it: there is nothing to resume.")
     if run.model not in served_models():
-        raise ValueError(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
+        raise Refusal(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
     n = services.resume_run(run)
     send(run)
     return n
@@ -326,7 +326,7 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
     """The tokenizer of a model in a project. It is registered when the first run there needs it.
 
     A machine that has the model's folder reads it. Another one takes what was registered last.
-    Raises ``ValueError`` with a sentence.
+    Raises :class:`Refusal`.
     """
     source = f"served model {model.name}"
     known, folder = registered_from(source, key_of(project)), Path(model.path)
