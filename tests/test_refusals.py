@@ -17,6 +17,7 @@ from rollouts.command_line.remedies import WORDS as COMMAND_WORDS
 from rollouts.command_line.remedies import sentence_of
 from rollouts.models import Job, Run
 from rollouts.refusal import Refusal, Remedy, Words, worded
+from rollouts.services.runs import create_run
 from tests.test_architecture import modules
 
 DOORS = ("inspector", "rollouts.management", "rollouts.command_line", "rollouts.guard.pytest_plugin")
@@ -103,15 +104,17 @@ def test_a_remedy_follows_its_sentence() -> None:
     assert worded("No row.", "leave_out", {Remedy.LEAVE_OUT: "Leave it out."}) == "No row. Leave it out."
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("status", ["failed", "done"])
 def test_page_and_api_say_the_same_of_a_job_each_with_its_own_words(status: str) -> None:
+    run = create_run(Run.Kind.IMPORT, "run")
     job = Job(
-        code="job", run=Run(code="run"), kind="export", status=status, created_at=timezone.now(),
+        code="abcd", run=run, kind="export", status=status, created_at=timezone.now(),
         expires_at=timezone.now() + timedelta(hours=1), notes=["1 was left out.", "Trajectory a.", "Trajectory b."],
     )  # fmt: skip
     if status == "failed":
         job.error, job.remedy, job.notes = "Row 0 is faulty.", Remedy.LEAVE_OUT, []
-    line, values = JobLine.of(job, job.run), JobValues.of(job)
+    line, values = JobLine.of(job, run), JobValues.of(job)
     assert line.notes == values.notes == job.notes[1:]
     if status == "done":
         assert line.sentence == values.sentence == "0 written. 1 was left out."
@@ -120,9 +123,16 @@ def test_page_and_api_say_the_same_of_a_job_each_with_its_own_words(status: str)
         assert values.sentence == values.error == f"Row 0 is faulty. {API_WORDS[Remedy.LEAVE_OUT]}"
 
 
+@pytest.mark.django_db
 def test_what_a_job_stored_before_there_were_remedies_is_shown_as_it_is() -> None:
-    job = Job(code="job", run=Run(code="run"), kind="export", status="failed", error="Leave it out with --leave-out.")
-    assert JobLine.of(job, job.run).sentence == job.error
+    job = Job(
+        code="job",
+        run=create_run(Run.Kind.IMPORT, "run"),
+        kind="export",
+        status="failed",
+        error="Leave it out with --leave-out.",
+    )
+    assert JobLine.of(job, run).sentence == job.error
 
 
 def test_a_command_names_the_option_that_is_to_blame() -> None:
