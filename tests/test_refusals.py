@@ -125,13 +125,8 @@ def test_page_and_api_say_the_same_of_a_job_each_with_its_own_words(status: str)
 
 @pytest.mark.django_db
 def test_what_a_job_stored_before_there_were_remedies_is_shown_as_it_is() -> None:
-    job = Job(
-        code="job",
-        run=create_run(Run.Kind.IMPORT, "run"),
-        kind="export",
-        status="failed",
-        error="Leave it out with --leave-out.",
-    )
+    run = create_run(Run.Kind.IMPORT, "run")
+    job = Job(code="abcd", run=run, kind="export", status="failed", error="Leave it out with --leave-out.")
     assert JobLine.of(job, run).sentence == job.error
 
 
