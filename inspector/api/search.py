@@ -14,9 +14,10 @@ from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_
 from inspector.search.search_page import SearchBusy, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
+from rollouts.refusal import Refusal
 from rollouts.selectors import RunFilters, TrajectoryFilters, visible_runs
 from rollouts.selectors.visible import visible_trajectories
-from rollouts.work.search import PatternRefused, SearchQuestion
+from rollouts.work.search import SearchQuestion
 
 router = Router(tags=["search"])
 
@@ -64,8 +65,8 @@ def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:
     try:
         question = SearchQuestion.read(asked.by, asked.q, TrajectoryFilters(kind=asked.finding))
         found, _ = search_page(request, question, run, asked.cursor, asked.limit)
-    except PatternRefused as refusal:
-        raise ApiProblem(422, str(refusal), {"q": [str(refusal)]}) from refusal
+    except Refusal as refusal:
+        raise ApiProblem(422, str(refusal), {refusal.field or "q": [str(refusal)]}) from refusal
     except SearchBusy as busy:
         raise ApiProblem(503, "Other searches are under way. Ask again in some seconds.") from busy
     return SearchPart([], [], None, None, found.results, found.next, found.notes)

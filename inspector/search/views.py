@@ -23,10 +23,11 @@ from inspector.web.access import found_or_404, projects_to_filter, reads_traject
 from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
 from rollouts import selectors
 from rollouts.models import Run, StoredRow, StoredTrajectory
+from rollouts.refusal import Refusal
 from rollouts.selectors.runs import find_run
 from rollouts.services.tokenizers import byte_table_of
 from rollouts.tito.diagnose.kinds import KINDS as FINDING_KINDS
-from rollouts.work.search import PatternRefused, PatternTooSlow, SearchQuestion, find_in_row
+from rollouts.work.search import PatternTooSlow, SearchQuestion, find_in_row
 
 MAX_PLACES = 5000
 """The most places that one answer of a row names."""
@@ -117,7 +118,7 @@ def in_row(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
             places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
     except StoredRow.DoesNotExist:
         return json_page({"error": "There is no such row."}, 404)
-    except PatternRefused as refusal:
+    except Refusal as refusal:
         return json_page({"error": str(refusal)}, 422)
     except SearchBusy:
         return _busy()

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from rollouts.environments.calculator import last_number
 from rollouts.environments.lookup import mentions
-from rollouts.environments.protocol import EnvironmentUnavailable, Outcome, Task
+from rollouts.environments.protocol import Outcome, Task
 from rollouts.formats.containers.json_text import json_problem
 from rollouts.refusal import Refusal
 from rollouts.tito.message_validation import tools_problem
@@ -173,9 +173,9 @@ class PromptsEnvironment:
         self._prompts = prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """The first ``n`` prompts. Raises :class:`EnvironmentUnavailable` without a file."""
+        """The first ``n`` prompts. Raises :class:`Refusal` without a file."""
         if not self._prompts:
-            raise EnvironmentUnavailable("The environment prompts needs a JSONL file of prompts; choose one.")
+            raise Refusal("The environment prompts needs a JSONL file of prompts; choose one.")
         chosen = [self._prompts[index % len(self._prompts)] for index in range(n)]
         return [Task(one.messages, one.tools, one.answer, index) for index, one in enumerate(chosen)]
 

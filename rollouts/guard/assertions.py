@@ -21,7 +21,7 @@ from rollouts.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_l
 from rollouts.guard.template_reports import ReportedTemplate
 from rollouts.guard.template_reports import as_text as template_text
 from rollouts.guard.text_files import read_text
-from rollouts.guard.trainer_batches import BatchUnreadable, array_of, items_of_rows
+from rollouts.guard.trainer_batches import array_of, items_of_rows
 from rollouts.refusal import Refusal
 from rollouts.tito.interfaces import Codec, Renderer
 from rollouts.tito.trajectory import Trajectory
@@ -85,7 +85,7 @@ def _check_rows(rows: Any, codec: Codec | None, writer: Renderer | None) -> Chec
     for n in range(items.n):
         try:
             trajectory = items.trajectory(n)
-        except BatchUnreadable as error:
+        except Refusal as error:
             checked.refuse(_ROWS, n + 1, str(error))
             continue
         checked.add(_ROWS, None, trajectory, diagnosis_of(trajectory, codec, writer))

@@ -16,7 +16,7 @@ from rollouts.guard.codec_of import codec_of
 from rollouts.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule
 from rollouts.guard.known_renders import KnownRenders
 from rollouts.guard.report_formats import REPORTS, finding_text
-from rollouts.guard.trainer_batches import BatchUnreadable, GuardedItems, items_of_rows, items_of_steps
+from rollouts.guard.trainer_batches import GuardedItems, items_of_rows, items_of_steps
 from rollouts.refusal import Refusal
 from rollouts.tito.diagnose.finding import Finding
 
@@ -158,7 +158,7 @@ class Guard:
             look = _Look(items, self._choose(items.n), start + self.max_seconds)
             self._look(look)
             if self.on == "raise" and look.unreadable:
-                raise BatchUnreadable(look.unreadable)
+                raise Refusal(look.unreadable)
             kept = value
             if self.on == "drop" and (dropped := set(look.dropped)):
                 kept = items.kept([n for n in range(items.n) if n not in dropped])

@@ -16,7 +16,7 @@ from django.db import transaction
 from rollouts import chat_templates, services, tokenizers
 from rollouts.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.engines.http import check_host
-from rollouts.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.environments import ENVIRONMENTS, Prompt, Task, environment
 from rollouts.formats.containers.json_text import json_problem
 from rollouts.formats.training_step import MAX_STEP
 from rollouts.models import ChatTemplate, Project, Run, Tokenizer
@@ -152,7 +152,7 @@ class LaunchSettings:
         if self.environment not in ENVIRONMENTS:
             try:
                 environment(self.environment)
-            except EnvironmentUnavailable as error:
+            except Refusal as error:
                 found["environment"] = str(error)
         if self.strategy not in STRATEGIES:
             found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
@@ -250,7 +250,7 @@ def launch(
     seed = secrets.randbelow(2**31) if form.seed is None else form.seed
     try:
         tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
-    except EnvironmentUnavailable as error:
+    except Refusal as error:
         raise LaunchRefused({"environment": str(error)}) from error
     for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
         if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:

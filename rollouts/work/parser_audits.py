@@ -9,7 +9,7 @@ from typing import Any
 from django.db import transaction
 
 from rollouts import chat_templates, selectors, services
-from rollouts.engines.vllm_parsers import ParsersUnusable, VllmParsers
+from rollouts.engines.vllm_parsers import VllmParsers
 from rollouts.models import Job, ParserAudit, StoredTrajectory
 from rollouts.refusal import Refusal, Remedy
 from rollouts.replies.audit import Completion, ParserReading, ReadCall, ReadingAudit, as_text, audit, reading_of
@@ -110,7 +110,7 @@ def audit_steps(
     case, notes = DiagnosisContext(value, codec, None), list[str]()
     try:
         parsers: VllmParsers | None = VllmParsers(codec.path)
-    except ParsersUnusable as error:
+    except Refusal as error:
         notes.append(without_paths(str(error)))
         parsers = None
     try:

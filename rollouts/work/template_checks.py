@@ -137,8 +137,6 @@ def do_job(job: Job, beat: Beat) -> None:
         loaded = services.load_tokenizer(check.tokenizer.files_sha256) if check.tokenizer else None
         report = chat_templates.check(loaded, check.chat_template.text, **check.question)
         found = report.to_dict() | _users_conversation(check, loaded, report)
-    except Refusal:
-        raise
     except (RenderFailed, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
     check.report, check.cells = found, cells_of(found) | {"older": _older(check)}

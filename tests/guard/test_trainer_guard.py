@@ -13,7 +13,7 @@ import pytest
 from rollouts.chat_templates import TemplateRenderer, renderer
 from rollouts.guard import Guard, GuardFailed
 from rollouts.guard import trainer_guard as module
-from rollouts.guard.trainer_batches import BatchUnreadable, row_of, step_of
+from rollouts.guard.trainer_batches import row_of, step_of
 from rollouts.refusal import Refusal
 from rollouts.tito.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.tokenizers import load
@@ -126,9 +126,9 @@ def test_the_fields_of_trainers_become_rows() -> None:
         ({"ids": [[1]], "mask": [1]}, "flat list"),
         ({"ids": [2**40], "mask": [1]}, "32 bits"),
     ]:
-        with pytest.raises(BatchUnreadable, match=said):
+        with pytest.raises(Refusal, match=said):
             row_of(fields)
-    with pytest.raises(BatchUnreadable, match="its fields are text"):
+    with pytest.raises(Refusal, match="its fields are text"):
         step_of({"text": "a"})
 
 
@@ -202,7 +202,7 @@ def test_it_never_raises_unless_asked(caplog: pytest.LogCaptureFixture, monkeypa
     assert found["errors"] and found["unreadable"] and found["checked"] == 1
     assert "The guard could not look at a call." in caplog.text
     for value in broken:
-        with pytest.raises(BatchUnreadable):
+        with pytest.raises(Refusal):
             Guard(sample=1, on="raise").rows(value)
 
     def fault(*_: Any) -> None:

@@ -18,12 +18,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from rollouts import files, models, selectors, services
+from rollouts.refusal import Refusal
 from rollouts.selectors import TrajectoryFilters
 from rollouts.selectors.access import EVERYTHING, Access
 from rollouts.tito.diagnose.finding import Axis, Finding, Severity
 from rollouts.tito.trajectory import Row, Step, Trajectory
 from rollouts.token_store.stores import SegmentTokens
-from rollouts.work.search import Found, PatternRefused, SearchQuestion, search, walk
+from rollouts.work.search import Found, SearchQuestion, search, walk
 from rollouts.work.search import patterns as search_patterns
 from tests.storage.build import ids
 from tests.web.trajectory_samples import Maker
@@ -146,7 +147,7 @@ def test_a_token_is_named_by_its_text(texts: tuple[models.Run, Maker]) -> None:
     by_id = spans(whole(run, "ids", f"{end} {newline}"))
     assert by_id == spans(whole(run, "ids", f"`<|im_end|>` {newline}")) != []
     assert by_id == spans(whole(run, "ids", f"{newline} after '<|im_end|>'"))
-    with pytest.raises(PatternRefused, match=r"“no such token” is no single token"):
+    with pytest.raises(Refusal, match=r"“no such token” is no single token"):
         whole(run, "ids", "`no such token`")
 
 
@@ -196,7 +197,7 @@ def test_an_expression_that_takes_too_long_is_stopped(texts: tuple[models.Run, M
     ],
 )
 def test_what_makes_no_sense_is_told_in_a_sentence(by: str, text: str, sentence: str) -> None:
-    with pytest.raises(PatternRefused, match=sentence):
+    with pytest.raises(Refusal, match=sentence):
         SearchQuestion.read(by, text)
 
 
