@@ -12,7 +12,7 @@ from inspector.runs.alarm_values import AlarmValues
 from inspector.runs.gap_causes import GapCauseValues
 from inspector.runs.jobs import JobLine
 from inspector.runs.muted import MutedValues
-from inspector.runs.refusal import Refusal
+from inspector.runs.refusal import TemplateRefusal
 from inspector.runs.strategies import RunStrategies
 from inspector.runs.values import BOOKKEEPING, Progress
 from inspector.web.twins import Page, from_columns
@@ -257,7 +257,7 @@ class RunPage(Page):
     """The run and its origin."""
     progress: Progress
     """Done of total, rate, remaining seconds, and the sentence that says why nothing moves."""
-    refusal: Refusal | None
+    refusal: TemplateRefusal | None
     """Of a launch whose chat template was refused: the finding, and its repair."""
     summary: RunSummary
     """Counts, rewards, findings by kind."""
