@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (0, ("rollout_inspector.text.processes", "rollout_inspector.text.confinement")),
+    (0, ("rollout_inspector.text.processes", "rollout_inspector.text.confinement", "rollout_inspector.refusal")),
     (0, ("rollout_inspector.streams",)),
     (0, ("rollout_inspector.text.chat_templates",)),
     (0, ("rollout_inspector.text.tokenizers", "rollout_inspector.formats")),
@@ -28,7 +28,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (3, ("rollouts.jobs",)),
     (4, ("rollouts.worker",)),
     (4, ("rollouts.recorder", "tools.gpu_proof")),
-    (4, ("rollouts.management", "rollout_inspector.commands")),
+    (4, ("rollout_inspector.commands",)),
+    (4, ("rollouts.management",)),
     (5, ("inspector.server",)),
     (5, ("inspector.web",)),
     (5, ("inspector.html",)),
@@ -48,6 +49,7 @@ STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
 PURE = {
     "rollout_inspector.text.processes": set[str](),
     "rollout_inspector.text.confinement": set[str](),
+    "rollout_inspector.refusal": set[str](),
     "rollout_inspector.streams": {"numpy"},
     "rollout_inspector.client.client": set[str](),
     "rollout_inspector.client.adapters": {"rollouts"},

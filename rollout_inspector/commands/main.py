@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.guard.plain_text import line_of
+from rollout_inspector.refusal import Refusal
 
 SUBCOMMANDS = {
     "check": "check files of rollouts; exit status 0: passed, 1: failed, 2: could not be decided",
@@ -55,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = _module_of(options.subcommand).run(options)
         sys.stdout.flush()
+    except Refusal as refusal:
+        return refuse(sentence_of(refusal))
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED

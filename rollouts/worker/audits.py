@@ -14,8 +14,9 @@ from celery import current_app, shared_task
 from django.conf import settings
 from django.core.cache import cache
 
-from rollout_inspector.guard.audit_runners import Done, RunnerMissing, Todo
+from rollout_inspector.guard.audit_runners import Done, Todo
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, reason_of
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs.sending import NO_BROKER
 from rollouts.store.models import new_code
 from rollouts.worker.heartbeat import Heartbeat
@@ -74,7 +75,7 @@ class _Sent:
 def on_celery(todo: Todo, compared: AuditSettings) -> Done:
     """Read shards on the workers of the queue ``default``, as many at once as they have processes.
 
-    Each worker finds the files and the tokenizer at the same paths. Raises :class:`RunnerMissing` where none answers.
+    Each worker finds the files and the tokenizer at the same paths. Raises :class:`Refusal` where none answers.
     """
     most = _processes()
     waiting = iter(todo.items())
@@ -116,22 +117,22 @@ def _send(shard: AuditShard, compared: AuditSettings, answer: str) -> None:
     try:
         current_app.send_task(AUDIT_SHARD, (list(shard.pieces), asdict(compared), answer), queue=QUEUE)
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
-        raise RunnerMissing(NO_BROKER) from error
+        raise Refusal(NO_BROKER) from error
 
 
 def _processes() -> int:
-    """How many processes the workers of the queue have together. Raises :class:`RunnerMissing` where there are none."""
+    """How many processes the workers of the queue have together. Raises :class:`Refusal` where there are none."""
     n = 0
     for _ in range(MAX_ASKED):  # a busy worker may not answer the first time
         try:
             asked = current_app.control.inspect(timeout=2.0)
             queues, stats = asked.active_queues() or {}, asked.stats() or {}
         except Exception as error:
-            raise RunnerMissing(NO_BROKER) from error
+            raise Refusal(NO_BROKER) from error
         names = [name for name, held in queues.items() if any(one["name"] == QUEUE for one in held)]
         n = sum(int(stats.get(name, {}).get("pool", {}).get("max-concurrency", 1)) for name in names)
         if n:
             break
     if not n:
-        raise RunnerMissing(f"No worker of the queue {QUEUE} answers. Start one: rollout-inspector serve.")
+        raise Refusal(f"No worker of the queue {QUEUE} answers. Start one: rollout-inspector serve.")
     return n

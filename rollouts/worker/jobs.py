@@ -12,6 +12,7 @@ from celery import shared_task, signals
 from django.conf import settings
 from django.db import connection
 
+from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs import (
     alarm_delivery,
     diagnosis,
@@ -33,7 +34,6 @@ from rollouts.store.jobs.jobs import (
     OF_ENGINES,
     TELL_SECONDS,
     Beat,
-    JobFailed,
     JobLost,
     adopt_jobs,
     end_job,
@@ -78,7 +78,7 @@ HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
     Job.Kind.GAP: gap_reports.do_job,
 }
 """Kind of job -> its handler, which begins where an earlier worker stopped. A handler ends its job as done, if possible
-in the transaction of its last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
+in the transaction of its last result. It raises :class:`Refusal` with a sentence, or :class:`JobLost`."""
 
 
 class Sharing(NamedTuple):
@@ -165,7 +165,7 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: boo
 def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
     try:
         if job.attempt > MAX_ATTEMPTS:
-            raise JobFailed(_too_many_attempts(job))
+            raise Refusal(_too_many_attempts(job))
         with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
             if job.whole_id is not None:
                 _do_shard(job, tell)
@@ -175,8 +175,8 @@ def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
         if job.whole_id is None:
             # Nothing changes if another worker has the job, or is to have it because this one was silent.
             end_job(job, Job.Status.CANCELLED, held=(Job.Status.RUNNING,))
-    except JobFailed as failure:
-        _fail(job, str(failure))
+    except Refusal as refusal:
+        _fail(job, str(refusal), refusal.remedy)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of native code is no Exception
@@ -200,7 +200,7 @@ def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
         return True
     failed = job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
     if failed is not None:
-        raise JobFailed(failed.error)
+        raise Refusal(failed.error, Remedy(failed.remedy) if failed.remedy else None)
     sharing.join(job, beat)
     return True
 
@@ -238,13 +238,13 @@ def _too_many_attempts(job: Job) -> str:
     return f"{MAX_ATTEMPTS} workers were lost at it, so it is not tried again by itself."
 
 
-def _fail(job: Job, sentence: str) -> None:
+def _fail(job: Job, sentence: str, remedy: Remedy | None = None) -> None:
     if job.whole_id is not None:
-        _end_shard(job, Job.Status.FAILED, sentence)
+        _end_shard(job, Job.Status.FAILED, sentence, remedy=remedy or "")
     elif job.kind in FAILURES:
         FAILURES[Job.Kind(job.kind)](job, sentence)
     else:
-        end_job(job, Job.Status.FAILED, sentence)
+        end_job(job, Job.Status.FAILED, sentence, remedy=remedy or "")
 
 
 @signals.worker_ready.connect

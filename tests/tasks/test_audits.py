@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from rollout_inspector.guard.audit_runners import RunnerMissing
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, cut_files
+from rollout_inspector.refusal import Refusal
 from rollouts.worker import audits
 from tests.guard.test_check import lines_of
 
@@ -64,7 +64,7 @@ def test_a_lost_worker_is_noticed(shards: dict[str, AuditShard], monkeypatch: py
 def test_no_worker_is_said(shards: dict[str, AuditShard], monkeypatch: pytest.MonkeyPatch) -> None:
     other = SimpleNamespace(active_queues=lambda: {"w": [{"name": "engine.demo"}]}, stats=lambda: {"w": {}})
     monkeypatch.setattr(audits.current_app.control, "inspect", lambda timeout: other)
-    with pytest.raises(RunnerMissing, match="No worker of the queue default answers"):
+    with pytest.raises(Refusal, match="No worker of the queue default answers"):
         next(audits.on_celery(shards, PLAIN))
 
 

@@ -30,7 +30,9 @@ from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.access import may_write
+from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
+from rollout_inspector.refusal import worded
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
@@ -146,7 +148,7 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
     if made is None:
         return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
     if made.job.status == models.Job.Status.FAILED:
-        return "failed", made, made.job.error
+        return "failed", made, worded(made.job.error, made.job.remedy, WORDS)
     return made.job.status, made, waiting_words(made.job)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
+from rollout_inspector.commands.remedies import WORDS
+from rollout_inspector.refusal import worded
 from rollouts.jobs.sending import send
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
@@ -79,7 +81,7 @@ class Command(TerminalCommand):
                 end_job(taken, Job.Status.CANCELLED)
         job.refresh_from_db()
         if job.status != Job.Status.DONE:
-            what = job.error or f"It was {job.status}."
+            what = worded(job.error, job.remedy, WORDS) or f"It was {job.status}."
             raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
 
     def _tell(self, job: Job) -> None:

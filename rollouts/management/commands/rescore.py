@@ -10,7 +10,9 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
+from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollout_inspector.refusal import worded
 from rollouts.jobs import rescore
 from rollouts.jobs.sending import engine_queue, send
 from rollouts.management import TerminalCommand
@@ -51,12 +53,9 @@ class Command(TerminalCommand):
             return
         if not options["model"]:
             raise CommandError("Name the model that scores with --model, or two columns with --compare.")
-        try:
-            with transaction.atomic():  # no worker sees the job before it is taken here
-                job, ours = rescore.ask(run, options["model"], options["engine"], None, options["temperature"])
-                taken = take_job(job.pk) if ours and not options["background"] else None
-        except rescore.CannotRescore as error:
-            raise CommandError(str(error)) from error
+        with transaction.atomic():  # no worker sees the job before it is taken here
+            job, ours = rescore.ask(run, options["model"], options["engine"], None, options["temperature"])
+            taken = take_job(job.pk) if ours and not options["background"] else None
         if not ours:
             raise CommandError(
                 f"Run {run.code} is being scored already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
@@ -97,7 +96,7 @@ class Command(TerminalCommand):
                 close_engines()
         job.refresh_from_db()
         if job.status != Job.Status.DONE:
-            raise CommandError(job.error or f"It was {job.status}.")
+            raise CommandError(worded(job.error, job.remedy, WORDS) or f"It was {job.status}.")
 
     def _say(self, job: Job, column: ScoredColumn, as_json: bool) -> None:
         value, gap = scored_value(column), None if column.gap is None else GapFigures.from_json(column.gap)

@@ -54,10 +54,6 @@ class JobLost(Exception):
     """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
 
 
-class JobFailed(Exception):
-    """The job cannot be done; the message is a sentence that says why."""
-
-
 def ask_job(
     subject: Subject, kind: str, options: Mapping[str, Any] | None = None, user: Any = None
 ) -> tuple[Job, bool]:
