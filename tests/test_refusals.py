@@ -18,7 +18,7 @@ from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.refusal import Refusal, Remedy, Words, worded
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.run_writes import create_run
-from tests.test_architecture import modules
+from tests.samples.product import modules
 
 DOORS = ("inspector", "rollouts.management", "rollout_inspector.commands", "rollout_inspector.guard.pytest_plugin")
 TOOLS = ("tools.gpu_proof.",)
@@ -26,7 +26,6 @@ TOOLS = ("tools.gpu_proof.",)
 NO_REFUSALS = {
     "EngineError": "an engine that fails ends rollouts; who samples decides what that means",
     "PatternTooSlow": "it has no sentence; each door says what is to be done",
-    "ProofFailed": "a tool of ours",
     "RenderFailed": "what a chat template raises, of which the check makes an answer",
     "ServerError": "the client is one file without an import of ours",
     "StorageDown": "an outage: the same may be done later",

@@ -251,6 +251,6 @@ KIND = JobKind(
     page="run-columns",
     details=_details,
     done=lambda job: " ".join(job.notes[:1]),
-    cancelled="Cancelled after {done}. The column is shown when all are scored: press Score again to go on.",
+    cancelled="Cancelled after {done}. The column is shown when all are scored: score it again to go on.",
 )
 """An engine scores the rows of a run; ``options`` name model and engine, and the temperature where it is not 1."""

@@ -443,7 +443,7 @@ def test_the_record_says_how_a_job_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     job.refresh_from_db()
     assert (job.status, job.error) == ("failed", "There are no words.")
     sentences: list[str] = []
-    change_kind(monkeypatch, COUNT.slug, fail=lambda job, sentence: sentences.append(sentence))
+    change_kind(monkeypatch, COUNT.slug, fail=lambda job, sentence, _: sentences.append(sentence))
     job, _ = ask_job(run, COUNT.slug, {"of": "nothing"})
     jobs.do_job(job.pk)
     job.refresh_from_db()
