@@ -10,8 +10,8 @@ import pytest
 from django.utils import timezone
 
 from inspector.api.remedies import WORDS as API_WORDS
-from inspector.api.values import JobValues
-from inspector.runs.jobs import JobLine
+from inspector.api.run_answers import job_answer
+from inspector.runs.jobs.job_values import JobValues
 from inspector.web.remedies import WORDS as PAGE_WORDS
 from rollout_inspector.commands.remedies import WORDS as COMMAND_WORDS
 from rollout_inspector.commands.remedies import sentence_of
@@ -113,7 +113,7 @@ def test_page_and_api_say_the_same_of_a_job_each_with_its_own_words(status: str)
     )
     if status == "failed":
         job.error, job.remedy, job.notes = "Row 0 is faulty.", Remedy.LEAVE_OUT, []
-    line, values = JobLine.of(job, run), JobValues.of(job)
+    line, values = JobValues.of(job, run), job_answer(job)
     assert line.notes == values.notes == job.notes[1:]
     if status == "done":
         assert line.sentence == values.sentence == "0 written. 1 was left out."
@@ -126,7 +126,7 @@ def test_page_and_api_say_the_same_of_a_job_each_with_its_own_words(status: str)
 def test_what_a_job_stored_before_there_were_remedies_is_shown_as_it_is() -> None:
     run = create_run(Run.Kind.IMPORT, "run")
     job = Job(code="abcd", run=run, kind="export", status="failed", error="Leave it out with --leave-out.")
-    assert JobLine.of(job, run).sentence == job.error
+    assert JobValues.of(job, run).sentence == job.error
 
 
 def test_a_command_names_the_option_that_is_to_blame() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
@@ -46,10 +47,27 @@ def the_check(request: HttpRequest, code: str) -> TemplateCheck:
     return found(find_visible_check(access(request), code), "template check", code)
 
 
-def part_of(read: Callable[[], CursorPart[T]], line: Callable[[T], U]) -> tuple[list[U], str | None]:
-    """The lines of a part and its ``next``."""
-    part = read()
-    return [line(item) for item in part.items], part.next or None
+@dataclass(frozen=True)
+class Items(Page, Generic[T]):
+    """A list that is answered at once."""
+
+    items: list[T]
+    """In their order."""
+
+
+@dataclass(frozen=True)
+class Part(Page, Generic[T]):
+    """Part of a list."""
+
+    items: list[T]
+    """In the order of the list."""
+    next: str | None
+    """What ``cursor`` takes for the following part; null on the last."""
+
+    @classmethod
+    def of(cls, part: CursorPart[U], line: Callable[[U], T]) -> Part[T]:
+        """The lines of a part of the store."""
+        return cls([line(item) for item in part.items], part.next or None)
 
 
 def conditional(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Iterator
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -21,11 +17,10 @@ from pydantic import TypeAdapter
 from inspector.api import checks, comments, muted, reading, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.api.remedies import WORDS
-from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns, QuestionSide
-from inspector.runs.pages import TrajectoryLine
+from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
 from inspector.runs.training.overlay import OverlaidChart, Overlay
 from inspector.web.problems import ApiProblem, ProblemDocument, problem
-from inspector.web.twins import Page
+from inspector.web.twins import Page, field_docs
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
@@ -49,8 +44,8 @@ class BoundedParser(Parser):
 
 
 OTHERS = (
-    RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
-    KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart, LeavingPlace, Summary,
+    RunSummary, RewardBin, CheckTotal, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
+    KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
     Pushed,
 )
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
@@ -66,7 +61,7 @@ class DocumentedAPI(NinjaAPI):
         for page in (*_pages(), *OTHERS):
             # The library reads the docstrings of a class, and not those of the classes that it extends.
             held = components.get(page.__name__, {}).get("properties", {})
-            texts = _field_docs(page) if held else {}
+            texts = field_docs(page) if held else {}
             for field, said in held.items():
                 if "description" not in said and field in texts:
                     said["description"] = texts[field]
@@ -77,18 +72,6 @@ def _pages(base: type[Page] = Page) -> Iterator[type[Page]]:
     for page in base.__subclasses__():
         yield page
         yield from _pages(page)
-
-
-def _field_docs(page: type) -> dict[str, str]:
-    """Field -> its docstring, of a dataclass and of those that it extends."""
-    found: dict[str, str] = {}
-    for cls in reversed([one for one in page.__mro__ if one not in (Page, object)]):
-        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-        assert isinstance(body, ast.ClassDef)
-        for field, after in pairwise(body.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-                found[field.target.id] = inspect.cleandoc(str(ast.literal_eval(after.value)))
-    return found
 
 
 api = DocumentedAPI(

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from ninja import Query, Router
 
-from inspector.api.answers import answer, fresh, part_of, the_check, with_etag
+from inspector.api.answers import Part, answer, fresh, the_check, with_etag
 from inspector.api.callers import project_for
 from inspector.api.documented import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
@@ -92,16 +92,6 @@ class CheckValues(Page):
 
 
 @dataclass(frozen=True)
-class ChecksPart(Page):
-    """Part of the list of template checks."""
-
-    items: list[CheckValues]
-    """Newest first."""
-    next: str | None
-    """What ``cursor`` takes for the following part; null on the last."""
-
-
-@dataclass(frozen=True)
 class WholeCheck(CheckValues):
     """A chat-template check with its verdict."""
 
@@ -123,11 +113,10 @@ class WholeCheck(CheckValues):
     """Why there are none."""
 
 
-@router.get("/checks", response=ChecksPart, openapi_extra=extra(422))
+@router.get("/checks", response=Part[CheckValues], openapi_extra=extra(422))
 def list_checks(request: HttpRequest, asked: Query[PartAsked]) -> HttpResponse:
     """The template checks of the caller's projects, newest first."""
-    items, following = part_of(lambda: visible_checks(access(request), asked.cursor, asked.limit), CheckValues.of)
-    return answer(ChecksPart(items, following))
+    return answer(Part.of(visible_checks(access(request), asked.cursor, asked.limit), CheckValues.of))
 
 
 @router.get("/checks/{code}", response=WholeCheck, openapi_extra=extra(answers=NOT_CHANGED))

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
-from inspector.api.answers import answer, found, the_run
+from inspector.api.answers import Items, answer, found, the_run
 from inspector.api.documented import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require, too_low
-from inspector.web.twins import Page
 from rollouts.store.models import Role
 from rollouts.store.parameters import Count, Text
 from rollouts.store.runs.muted import find_rule
 from rollouts.store.runs.muted_writes import mute, unmute
 
 router = Router(tags=["muted findings"])
-
-
-@dataclass(frozen=True)
-class MutedList(Page):
-    """The rules that mute kinds of findings in a run."""
-
-    items: list[MutedValues]
-    """By kind."""
 
 
 class MuteAsked(Body):
@@ -39,10 +28,10 @@ class MuteAsked(Body):
     """How far it reaches: `run`, `template` (the runs with the chat template of this run) or `project`."""
 
 
-@router.get("/runs/{code}/muted", response=MutedList, openapi_extra=extra())
+@router.get("/runs/{code}/muted", response=Items[MutedValues], openapi_extra=extra())
 def list_muted(request: HttpRequest, code: str) -> HttpResponse:
     """The kinds of findings that are muted in a run."""
-    return answer(MutedList(muted_values(request, the_run(request, code))))
+    return answer(Items(muted_values(request, the_run(request, code))))
 
 
 @router.post("/runs/{code}/muted", response={201: MutedValues}, openapi_extra=extra(422))

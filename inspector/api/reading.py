@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from inspector.api.answers import answer, conditional, found, the_trajectory
 from inspector.api.documented import NOT_CHANGED, Body, FileView, extra, file_answer
-from inspector.api.values import JobValues
+from inspector.api.run_answers import JobAnswer, job_answer
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
 from inspector.trajectories.tokens import page_queries as data
@@ -45,7 +45,7 @@ class ReplyAudit(Page):
     """``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed``, ``cancelled`` or ``done``."""
     why: str
     """A sentence about the state; empty when there is nothing to say."""
-    job: JobValues | None
+    job: JobAnswer | None
     """The job that reads it; null = nobody has asked for one, or what it stored is out of date."""
     audit: dict[str, Any] | None
     """What the message and each parser hold of the sampled ids, and what they lost; null until it is done."""
@@ -159,6 +159,6 @@ def _audit(trajectory: StoredTrajectory, index: int) -> ReplyAudit:
         made.job.parser_audit = made
     is_done = made is not None and not is_active(made.job) and state == "done"
     return ReplyAudit(
-        trajectory.code, index, state, why, None if made is None else JobValues.of(made.job),
+        trajectory.code, index, state, why, None if made is None else job_answer(made.job),
         made.report if is_done and made is not None else None,
     )

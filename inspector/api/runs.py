@@ -9,10 +9,10 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
-from inspector.api.answers import answer, fresh, part_of, the_run
+from inspector.api.answers import Part, answer, fresh, the_run
 from inspector.api.documented import PartAsked, RunKind, extra
-from inspector.api.trajectory_values import FindingsPart, FindingValues, TrajectoriesPart
-from inspector.api.values import JobsPart, JobValues, RunsPart, WholeRun, run_line, whole_run
+from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
+from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
 from inspector.runs.filters import ListQuery
@@ -88,12 +88,11 @@ class ComparisonAsked(Schema):
     """The last training step of the charts."""
 
 
-@router.get("/runs", response=RunsPart, openapi_extra=extra(422))
+@router.get("/runs", response=Part[RunOfProject], openapi_extra=extra(422))
 def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
     """The runs of the caller's projects, newest first."""
     filters = RunFilters(asked.text, asked.status, asked.kind, asked.project)
-    items, following = part_of(lambda: visible_runs(access(request), filters, asked.cursor, asked.limit), run_line)
-    return answer(RunsPart(items, following))
+    return answer(Part.of(visible_runs(access(request), filters, asked.cursor, asked.limit), run_line))
 
 
 @router.post(
@@ -154,7 +153,7 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
     return fresh_json(summary_of(the_run(request, code)))
 
 
-@router.get("/runs/{code}/trajectories", response=TrajectoriesPart, openapi_extra=extra(422))
+@router.get("/runs/{code}/trajectories", response=Part[TrajectoryLine], openapi_extra=extra(422))
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
     """The trajectories of a run, with the filters and orders of its page."""
     run, wanted = the_run(request, code), asked.as_query(reader_of(request))
@@ -163,7 +162,7 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
         raise ApiProblem(422, sentence, {"cursor": [sentence]})
     found = trajectory_list.list_trajectories(run, wanted, wanted.sort, wanted.after, asked.limit)
     lines = list_part(run, wanted, found, reader_of(request))
-    return answer(TrajectoriesPart(lines["trajectories"], lines["next"]))
+    return answer(Part([TrajectoryLine.of(line) for line in lines["trajectories"]], lines["next"]))
 
 
 @router.post(
@@ -180,16 +179,15 @@ def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     return problem(pushed.status, sentence, **more)
 
 
-@router.get("/runs/{code}/findings", response=FindingsPart, openapi_extra=extra(422))
+@router.get("/runs/{code}/findings", response=Part[FindingValues], openapi_extra=extra(422))
 def list_findings_of_run(request: HttpRequest, code: str, asked: Query[FindingsAsked]) -> HttpResponse:
     """The findings of a run, in the order of storing."""
     run = the_run(request, code)
     columns = {"kind": asked.kind, "severity": asked.severity}
-    items, following = part_of(
-        lambda: findings_of_run(run, columns, asked.cursor, asked.limit),
+    return answer(Part.of(
+        findings_of_run(run, columns, asked.cursor, asked.limit),
         lambda finding: FindingValues.of(finding, finding.trajectory.code, muted=muted_in(run)),
-    )
-    return answer(FindingsPart(items, following))
+    ))
 
 
 @router.get("/compare", response=RunComparison, openapi_extra=extra(422))
@@ -199,13 +197,12 @@ def compare_runs(request: HttpRequest, asked: Query[ComparisonAsked]) -> HttpRes
     return answer(compared(runs, asked.training_min, asked.training_max))
 
 
-@router.get("/runs/{code}/jobs", response=JobsPart, openapi_extra=extra(422))
+@router.get("/runs/{code}/jobs", response=Part[JobAnswer], openapi_extra=extra(422))
 def list_jobs_of_run(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponse:
     """The background work of a run, newest first."""
     run = the_run(request, code)
     columns = {"run__code": run.code}
-    items, following = part_of(lambda: visible_jobs(access(request), columns, asked.cursor, asked.limit), JobValues.of)
-    return answer(JobsPart(items, following))
+    return answer(Part.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
 
 
 def fresh_json(value: Any) -> HttpResponse:

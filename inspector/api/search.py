@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import Field
 
-from inspector.api.answers import answer, part_of, the_run
+from inspector.api.answers import Part, answer, the_run
 from inspector.api.documented import LongText, PartAsked, extra
-from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_line
-from inspector.search.search_page import SearchBusy, search_page
+from inspector.api.run_answers import RunOfProject, run_line
+from inspector.api.trajectory_answers import FoundTrajectory
+from inspector.runs.trajectory_values import TrajectoryValues
+from inspector.search.search_page import SearchBusy, SearchResult, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
+from inspector.web.twins import Page
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.search import SearchQuestion
 from rollouts.store.parameters import Text
@@ -41,6 +45,26 @@ class SearchAsked(PartAsked):
     """Only in trajectories with a finding of this kind; without ``q`` the findings themselves are found."""
 
 
+@dataclass(frozen=True)
+class SearchPart(Page):
+    """Part of what a search finds."""
+
+    runs: list[RunOfProject]
+    """Runs whose name or model holds the text, or whose code it is."""
+    trajectories: list[FoundTrajectory]
+    """Trajectories whose external id holds the text, or whose code or group it is."""
+    next_runs: str | None
+    """What ``cursor`` takes, with ``kind=runs``, for more runs; null = there are none."""
+    next_trajectories: str | None
+    """What ``cursor`` takes, with ``kind=trajectories``, for more trajectories; null = there are none."""
+    results: list[SearchResult]
+    """Ranges of tokens, findings or metadata, where ``by`` and ``q`` ask for them."""
+    next_results: str | None
+    """What ``cursor`` takes for more results; null = everything was searched. An empty part may have a next one."""
+    notes: list[str]
+    """Sentences about what could not be searched for results."""
+
+
 @router.get("/search", response=SearchPart, openapi_extra=extra(422))
 def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
     """Runs and trajectories by a name, or places in tokens, findings and metadata; newest first."""
@@ -49,17 +73,15 @@ def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
         raise ApiProblem(422, sentence, {"by" if asked.by else "text": [sentence]})
     if asked.by:
         return answer(_places(request, asked))
-    runs, next_runs = list[RunOfProject](), None
-    trajectories, next_trajectories = list[FoundTrajectory](), None
     cursor = asked.cursor if asked.kind else ""
+    runs, trajectories = Part[RunOfProject]([], None), Part[FoundTrajectory]([], None)
     if asked.kind != "trajectories":
         filters = RunFilters(text=asked.text)
-        runs, next_runs = part_of(lambda: visible_runs(access(request), filters, cursor, asked.limit), run_line)
+        runs = Part.of(visible_runs(access(request), filters, cursor, asked.limit), run_line)
     if asked.kind != "runs":
-        trajectories, next_trajectories = part_of(
-            lambda: visible_trajectories(access(request), asked.text, cursor, asked.limit), FoundTrajectory.of
-        )
-    return answer(SearchPart(runs, trajectories, next_runs, next_trajectories, [], None, []))
+        by_name = visible_trajectories(access(request), asked.text, cursor, asked.limit)
+        trajectories = Part.of(by_name, lambda one: FoundTrajectory.of(TrajectoryValues.of(one, one.run)))
+    return answer(SearchPart(runs.items, trajectories.items, runs.next, trajectories.next, [], None, []))
 
 
 def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:

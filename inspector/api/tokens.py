@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Schema
 from pydantic import ConfigDict
 
-from inspector.api.trajectory_values import TokenColumns
+from inspector.api.trajectory_answers import TokenColumns
 from inspector.web.problems import ApiProblem
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins, Row
 from rollouts.store.models import StoredTrajectory

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
-from inspector.api.answers import answer, conditional, found, the_trajectory
+from inspector.api.answers import Items, Part, answer, conditional, found, the_trajectory
 from inspector.api.documented import NOT_CHANGED, PartAsked, extra
+from inspector.api.run_answers import JobAnswer, job_answer
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
-from inspector.api.trajectory_values import (
-    FindingsPart,
+from inspector.api.trajectory_answers import (
     FindingValues,
-    RowList,
     RowValues,
-    StepsPart,
     StepValues,
     TokenColumns,
-    TrajectoryValues,
+    TrajectoryAnswer,
     WholeFinding,
     WholeStep,
 )
-from inspector.api.values import JobValues, ReplayValues
+from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.trajectories.record_page import recorded_step
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
-from inspector.web.twins import json_page
+from inspector.web.twins import Page, json_page
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.replays import replays
 from rollouts.jobs.sending import send
@@ -53,14 +52,28 @@ class FindingsOfTrajectoryAsked(PartAsked):
     """Which part of the findings, in reading order."""
 
 
-@router.get("/trajectories/{code}", response=TrajectoryValues, openapi_extra=KEPT)
+@dataclass(frozen=True)
+class ReplayValues(Page):
+    """What every strategy makes of a trajectory."""
+
+    trajectory: str
+    """Code of the trajectory."""
+    job: JobAnswer
+    """The job that replays it."""
+    strategies: list[dict[str, Any]]
+    """The figures of each strategy; empty until the job is done."""
+
+
+@router.get("/trajectories/{code}", response=TrajectoryAnswer, openapi_extra=KEPT)
 def get_trajectory(request: HttpRequest, code: str) -> HttpResponseBase:
     """One trajectory, without its tokens."""
     trajectory = the_trajectory(request, code)
-    return conditional(request, trajectory, lambda: json_page(TrajectoryValues.of(trajectory)))
+    run = trajectory.run
+    values = TrajectoryValues.of(trajectory, run, tokenizer=run.tokenizer.name if run.tokenizer else None)
+    return conditional(request, trajectory, lambda: json_page(TrajectoryAnswer.of(values)))
 
 
-@router.get("/trajectories/{code}/steps", response=StepsPart, openapi_extra=KEPT)
+@router.get("/trajectories/{code}/steps", response=Part[StepValues], openapi_extra=KEPT)
 def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponseBase:
     """The engine calls of a trajectory, in their order, without tokens."""
     trajectory = the_trajectory(request, code)
@@ -69,7 +82,7 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
     def build() -> HttpResponseBase:
         held = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
         items, more = [_step(one) for one in held[: asked.limit]], len(held) > asked.limit
-        return json_page(StepsPart(items, cursor_of("steps", first + asked.limit) if more else None))
+        return json_page(Part(items, cursor_of("steps", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build)
 
@@ -95,7 +108,7 @@ def get_step_tokens(request: HttpRequest, code: str, index: Index, asked: Query[
     )
 
 
-@router.get("/trajectories/{code}/rows", response=RowList, openapi_extra=KEPT)
+@router.get("/trajectories/{code}/rows", response=Items[RowValues], openapi_extra=KEPT)
 def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     """The training rows of a trajectory, without tokens. Of an unfinished one: the rows that its steps make so far."""
     trajectory = the_trajectory(request, code)
@@ -103,7 +116,7 @@ def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     def build() -> HttpResponseBase:
         rows, steps = parts.rows_and_steps(trajectory)
         columns = parts.column_names(trajectory) | beside.names_beside(rows, steps)
-        return json_page(RowList([RowValues.of(row, columns) for row in rows]))
+        return json_page(Items([RowValues.of(row, columns) for row in rows]))
 
     return conditional(request, trajectory, build)
 
@@ -124,7 +137,7 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     return conditional(request, trajectory, build)
 
 
-@router.get("/trajectories/{code}/findings", response=FindingsPart, openapi_extra=KEPT)
+@router.get("/trajectories/{code}/findings", response=Part[FindingValues], openapi_extra=KEPT)
 def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajectoryAsked]) -> HttpResponseBase:
     """The findings of a trajectory, in reading order."""
     trajectory = the_trajectory(request, code)
@@ -135,7 +148,7 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
         numbered = enumerate(held[: asked.limit], start=first + 1)
         items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
         more = len(held) > asked.limit
-        return json_page(FindingsPart(items, cursor_of("numbers", first + asked.limit) if more else None))
+        return json_page(Part(items, cursor_of("numbers", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build, muted)
 
@@ -176,7 +189,7 @@ def get_strategies(request: HttpRequest, code: str) -> HttpResponseBase:
     return answer(_replay(_current(trajectory), trajectory))
 
 
-@router.get("/trajectories/{code}/strategies/{strategy}/rows", response=RowList, openapi_extra=extra(409))
+@router.get("/trajectories/{code}/strategies/{strategy}/rows", response=Items[RowValues], openapi_extra=extra(409))
 def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpResponseBase:
     """The rows that a strategy makes of a trajectory, without tokens."""
     trajectory = the_trajectory(request, code)
@@ -186,7 +199,7 @@ def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpRe
         RowValues(index, length, int(mask.sum()), False, [], [], True)
         for index, (length, mask) in enumerate(zip(rows.lengths, masks, strict=True))
     ]
-    return answer(RowList(items))
+    return answer(Items(items))
 
 
 @router.get(
@@ -216,7 +229,7 @@ def _current(trajectory: StoredTrajectory) -> Replay:
 def _replay(made: Replay, trajectory: StoredTrajectory) -> ReplayValues:
     made.trajectory = trajectory
     made.job.replay = made
-    return ReplayValues(trajectory.code, JobValues.of(made.job), (made.report or {}).get("strategies", []))
+    return ReplayValues(trajectory.code, job_answer(made.job), (made.report or {}).get("strategies", []))
 
 
 def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:

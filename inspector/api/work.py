@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
@@ -11,17 +12,18 @@ from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
-from inspector.api.answers import answer, found, part_of, the_run
+from inspector.api.answers import Part, answer, found, the_run
 from inspector.api.callers import project_for
 from inspector.api.documented import Body, JobKind, PartAsked, extra, file_answer
+from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.api.runs import needs_rest
-from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
-from inspector.runs.job_views import offered_file
+from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
+from inspector.web.twins import Page
 from rollouts.jobs import diagnosis, gap_reports, launch
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.exports.exports import Wanted
@@ -132,6 +134,16 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     return answer(whole_run(_again(request, run)), 201)
 
 
+@dataclass(frozen=True)
+class ImportBegun(Page):
+    """An import that a worker does now."""
+
+    run: WholeRun
+    """The run that the files are read into."""
+    job: JobAnswer | None
+    """The job that reads them."""
+
+
 @router.post("/imports", response={202: ImportBegun}, openapi_extra=extra(413, 422))
 def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: Form[ImportAsked]) -> HttpResponse:
     """Upload files of trajectories, which a worker reads into a new run."""
@@ -151,14 +163,14 @@ def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: F
         errors = form.sentences()
         raise ApiProblem(422, next(iter(errors.values()))[0], errors)
     jobs = visible_jobs(access(request), {"run__code": run.code}, "", 1).items
-    return answer(ImportBegun(whole_run(_again(request, run)), JobValues.of(jobs[0]) if jobs else None), 202)
+    return answer(ImportBegun(whole_run(_again(request, run)), job_answer(jobs[0]) if jobs else None), 202)
 
 
 def _again(request: HttpRequest, run: Run) -> Run:
     return found(find_visible_run(access(request), run.code), "run", run.code)
 
 
-@router.post("/runs/{code}/exports", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
+@router.post("/runs/{code}/exports", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 413, 422))
 def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpResponse:
     """Have a worker write a run to a file; 200 where the same export is being written already."""
     run = the_run(request, code)
@@ -172,7 +184,7 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
     return _begin(request, run, exporting.KIND.slug, options)
 
 
-@router.post("/runs/{code}/diagnose", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
+@router.post("/runs/{code}/diagnose", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 413, 422))
 def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpResponse:
     """Have a worker diagnose every finished trajectory of a run again."""
     run = the_run(request, code)
@@ -188,7 +200,7 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
     return said
 
 
-@router.post("/runs/{code}/replay", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409))
+@router.post("/runs/{code}/replay", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409))
 def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker replay every strategy over the finished trajectories of a run."""
     run = the_run(request, code)
@@ -203,7 +215,7 @@ def get_gap(request: HttpRequest, code: str) -> HttpResponse:
     return answer(gap_of(the_run(request, code)))
 
 
-@router.post("/runs/{code}/gap", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 422))
+@router.post("/runs/{code}/gap", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 422))
 def read_gap(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker name the causes of the gap between trainer and sampler of a run."""
     run = the_run(request, code)
@@ -221,34 +233,33 @@ def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -
         raise ApiProblem(409, f"Other work of this kind is under way: wait for the job {job.code}, or cancel it first.")
     if is_new and (sentence := send_job(job)):
         raise ApiProblem(503, sentence)
-    return answer(JobValues.of(job), 202 if is_new else 200)
+    return answer(job_answer(job), 202 if is_new else 200)
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/jobs", response=JobsPart, openapi_extra=extra(422), tags=["jobs"])
+@router.get("/jobs", response=Part[JobAnswer], openapi_extra=extra(422), tags=["jobs"])
 def list_jobs(request: HttpRequest, asked: Query[JobsAsked]) -> HttpResponse:
     """The background work of the caller's projects, newest first."""
     columns = {"status": asked.status, "kind": asked.kind, "run__code": asked.run}
-    items, following = part_of(lambda: visible_jobs(access(request), columns, asked.cursor, asked.limit), JobValues.of)
-    return answer(JobsPart(items, following))
+    return answer(Part.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
 
 
-@router.get("/jobs/{code}", response=JobValues, openapi_extra=extra(), tags=["jobs"])
+@router.get("/jobs/{code}", response=JobAnswer, openapi_extra=extra(), tags=["jobs"])
 def get_job(request: HttpRequest, code: str) -> HttpResponse:
     """One job: how far it is, and the address of its file."""
-    return answer(JobValues.of(_job(request, code)))
+    return answer(job_answer(_job(request, code)))
 
 
-@router.post("/jobs/{code}/cancel", response=JobValues, openapi_extra=extra(), tags=["jobs"])
+@router.post("/jobs/{code}/cancel", response=JobAnswer, openapi_extra=extra(), tags=["jobs"])
 def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
     job = _job(request, code)
     assert job.subject is not None  # a shard is in no list
     require(request, job.subject, Role.MEMBER)
     jobs.cancel_job(job)
-    return answer(JobValues.of(_job(request, code)))
+    return answer(job_answer(_job(request, code)))
 
 
 @router.get(

@@ -12,7 +12,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.html.inspector_tags import plural
-from inspector.runs.pages import RunValues
+from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_delete, require
 from inspector.web.twins import Page, page, wants_json
 from rollout_inspector.refusal import Refusal

@@ -7,22 +7,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
-from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs.cached_figures import summary_of, totals_of
 from inspector.runs.live_parts import mark_of, nothing_new
-from inspector.runs.pages import RunValues
+from inspector.runs.run_values import BOOKKEEPING, RunValues
 from inspector.runs.training.overlay import Overlay, overlay, table
-from inspector.runs.values import BOOKKEEPING
+from inspector.runs.trajectory_values import QuestionSide, TrajectoryValues
 from inspector.web.access import access, found_or_404
-from inspector.web.twins import Page, from_columns, is_fragment, page, whole_number
+from inspector.web.twins import Page, is_fragment, page, whole_number
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.launch import setting_labels
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Run, StoredTrajectory, template_name
+from rollouts.store.models import Run, template_name
 from rollouts.store.people.registered_tokenizers import chat_template_labels
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.runs import find_run, shared_questions
@@ -86,24 +85,6 @@ class KindInRuns:
     """The kind in words."""
     counts: list[KindOfRun]
     """In the order of the runs."""
-
-
-@dataclass(frozen=True)
-class QuestionSide:
-    """What one run made of a question."""
-
-    url: str
-    """Address of the trajectory."""
-    status: str
-    """One of ``StoredTrajectory.Status``."""
-    reward: float | None
-    """Its reward; None = it has none."""
-    rows: int
-    """Its training rows."""
-    findings: int
-    """Its findings."""
-    worst_severity: str
-    """The gravest severity of its findings; empty without findings."""
 
 
 @dataclass(frozen=True)
@@ -252,14 +233,10 @@ def _questions(runs: Sequence[Run]) -> list[QuestionInRuns]:
         QuestionInRuns(
             one.external_id,
             next((side.prompt_line for side in one.sides if side.prompt_line), ""),
-            [_side(side) for side in one.sides],
+            [QuestionSide.of(TrajectoryValues.of(side, run)) for side, run in zip(one.sides, runs, strict=True)],
         )
         for one in shared_questions(runs, MAX_QUESTIONS)
     ]
-
-
-def _side(one: StoredTrajectory) -> QuestionSide:
-    return from_columns(QuestionSide, one, url=reverse("trajectory", args=[one.code]))
 
 
 def _different(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:

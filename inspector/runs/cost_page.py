@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -11,16 +11,58 @@ from django.urls import reverse
 from inspector.html.charts import SHARES, highest_share, share_bars
 from inspector.html.inspector_tags import finding_title, plural
 from inspector.runs.cached_figures import cost_of
-from inspector.runs.pages import CostPage, KindLine, RunValues
-from inspector.runs.strategies import strategies_of
+from inspector.runs.run_values import RunValues
+from inspector.runs.strategies import RunStrategies, strategies_of
 from inspector.web.access import reads_run
-from inspector.web.twins import page
+from inspector.web.twins import Page, page
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
 
 TICKS = 18
 """Room for the labels below the axis."""
+
+
+@dataclass(frozen=True)
+class KindLine(KindCost):
+    """The cost of one kind of finding, with shares."""
+
+    title: str
+    """The kind in words."""
+    share: float
+    """Of the run's trajectories, 0 to 1."""
+    percent: str
+    """The share in words; empty for a run without trajectories."""
+    lost_percent: str
+    """Lost tokens as a share of the sampled ones, in words."""
+    wrong_percent: str
+    """Wrong tokens as a share of the sampled ones, in words."""
+    url: str
+    """The trajectories that have this kind."""
+    muted: bool
+    """The project knows it in this run."""
+
+
+@dataclass(frozen=True)
+class CostPage(Page):
+    """What the findings of a run cost."""
+
+    run: RunValues
+    """The run."""
+    finding: str
+    """The kind that the charts show; empty = all kinds."""
+    totals: dict[str, int | None]
+    """Over trajectories with steps: tokens ``sampled``, ``trained``, ``lost`` and ``foreign``. None = not known."""
+    kinds: list[KindLine]
+    """The cost by kind, the one that costs most tokens first."""
+    by_step: list[dict[str, int]]
+    """Trajectories with a finding at each of the first steps."""
+    steps_beyond: int
+    """Later steps with findings, which are left out."""
+    along: list[dict[str, int]]
+    """Trajectories with a finding in each of equal stretches of the run."""
+    strategies: RunStrategies
+    """What every other strategy would have made of the run."""
 
 
 @reads_run

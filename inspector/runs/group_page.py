@@ -10,10 +10,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import NoReverseMatch, reverse
 
-from inspector.runs.pages import RunValues
-from inspector.runs.values import is_flat
+from inspector.runs.run_values import RunValues
+from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reads_run
-from inspector.web.twins import Page, from_columns, page, wants_json
+from inspector.web.twins import Page, page, wants_json
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
@@ -24,35 +24,6 @@ MAX_SIBLINGS = 512
 """The most trajectories of a group that a page shows."""
 BAR_WIDTH = 120
 """Width of the viewBox of a bar."""
-
-
-@dataclass(frozen=True)
-class Sibling:
-    """One trajectory of the group."""
-
-    code: str
-    url: str
-    """Address of its page."""
-    index: int
-    external_id: str
-    status: str
-    stop_reason: str
-    answer_line: str | None
-    """First line of its last answer; null = not known."""
-    reward: float | None
-    advantage: float | None
-    """As the trainer stored it, the mean over its trained tokens, or computed; ``advantages`` says which."""
-    kinds: dict[str, str]
-    """Kind of its findings -> the worst severity of that kind."""
-    steps: int
-    rows: int
-    tokens: int
-    sampled: int
-    trained: int
-    shared: int | None
-    """Leading sampled tokens that are those of the reference; null = it was not read."""
-    compare_url: str
-    """Side by side with the reference; empty for the reference, and for one that cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -83,12 +54,17 @@ class GroupPage(Page):
     """Code of the trajectory that the others are compared with: ``to`` of the address, or the best one."""
     whole: bool
     """False: the group is so large that only first completions were compared."""
-    siblings: list[Sibling]
+    siblings: list[TrajectoryValues]
     """The best reward first, those without a reward last."""
     muted: list[str]
     """The kinds of findings that are muted in the run."""
     notices: list[str]
     """A sentence for each part of the address that could not be followed."""
+
+
+def is_flat(group: GroupStats, live: bool) -> bool:
+    """The group teaches nothing: all rewards are equal, and none is still to come."""
+    return group.has_no_signal and not (live and group.n_rewards < group.n)
 
 
 def group_url(run: str, group: str) -> str:
@@ -145,10 +121,10 @@ def _page(
         source = ""
     best = streams.get(reference.pk)
     siblings = [
-        from_columns(
-            Sibling,
+        TrajectoryValues.of(
             one,
-            url=reverse("trajectory", args=[one.code]) + f"?{urlencode({'group': key})}",
+            run,
+            f"?{urlencode({'group': key})}",
             advantage=advantages.get(one.pk),
             kinds=kinds.get(one.pk, {}),
             shared=None if best is None or one.pk not in streams else shared_length(best, streams[one.pk]),

@@ -15,21 +15,17 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from inspector.html.charts import histogram
+from inspector.runs.breakdowns import finding_choices, findings_sentences, stop_choices
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import ListQuery
-from inspector.runs.group_page import group_url
+from inspector.runs.group_page import group_url, is_flat
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
-from inspector.runs.pages import RunValues, TrajectoryLine, per_call
-from inspector.runs.values import (
-    finding_choices,
-    findings_sentences,
-    is_flat,
-    progress,
-    stop_choices,
-)
+from inspector.runs.progress import progress
+from inspector.runs.run_values import RunValues
+from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reader_of
-from inspector.web.twins import fields_of, from_columns, whole_number
+from inspector.web.twins import fields_of, whole_number
 from rollout_inspector.diagnose.checks import all_clear
 from rollouts.jobs import run_control
 from rollouts.store.jobs.activity import is_active
@@ -169,16 +165,15 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
     kinds = finding_kinds(found.items)
     said = count_comments(found.items) if reader is not None else None
     seen = seen_among(found.items, reader) if reader is not None else None
-    query = wanted.query()
+    query, tokenizer = wanted.query(), run.tokenizer.name if run.tokenizer else None
     lines = [
-        from_columns(
-            TrajectoryLine,
+        TrajectoryValues.of(
             item,
-            url=f"/trajectories/{item.code}{query}",
+            run,
+            query,
+            tokenizer=tokenizer,
             kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
-            rows_per_call=per_call(item.n_rows, item.n_steps),
-            not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             comments=None if said is None else said.get(item.pk, CommentCount()).n,
             open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,
             seen=None if seen is None else item.pk in seen,

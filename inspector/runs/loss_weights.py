@@ -12,8 +12,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from inspector.html.inspector_tags import finding_title
-from inspector.runs.ask_for_job import ask_for_job
-from inspector.runs.jobs import JobLine
+from inspector.runs.jobs.ask_for_job import ask_for_job
+from inspector.runs.jobs.job_values import JobValues
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, wants_json
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
@@ -40,7 +40,7 @@ class LossWeights(Page):
     """The rule that the address names, whose shares the page shows."""
     mean: str
     """The mean that the address names."""
-    job: JobLine | None
+    job: JobValues | None
     """The newest job that sums weights."""
     live: bool
     """That job still changes."""
@@ -72,7 +72,7 @@ def weights_of(run: Run, params: Mapping[str, str]) -> LossWeights:
     rule = _named(params.get("rule", ""), list(RULES), _first_rule(report), notices)
     return LossWeights(
         rule=rule, mean=_named(params.get("mean", ""), list(MEANS), DEFAULT_MEAN, notices),
-        job=JobLine.of(jobs[0], run) if jobs else None, live=bool(jobs) and is_active(jobs[0]), why_not=_why_not(run),
+        job=JobValues.of(jobs[0], run) if jobs else None, live=bool(jobs) and is_active(jobs[0]), why_not=_why_not(run),
         stale=stale, made_at=done.finished_at if done is not None else None,
         steps=[{"training_step": line["training_step"], **line[rule]} for line in steps], report=report,
         muted=sorted(muted_in(run)), notices=notices,

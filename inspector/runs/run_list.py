@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from inspector.runs.pages import ListedRun
+from inspector.runs.run_values import ListedRun
 from inspector.runs.training.gap_causes import gap_causes
+from inspector.web.twins import Page
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.store.models import Run
 from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.gap import NamedCause
+from rollouts.store.runs.runs import RunTotals
 
 BAR_WIDTH = 200
 """Width of the viewBox of the bar."""
@@ -26,6 +28,20 @@ class BarPart:
     n: int
     x: str
     width: str
+
+
+@dataclass(frozen=True)
+class RunsPage(Page):
+    """The list of runs."""
+
+    runs: list[ListedRun]
+    """One part of the list, newest first."""
+    next: str | None
+    """What ``after`` takes for the following part; None on the last."""
+    totals: RunTotals
+    """Over all runs that pass the filter."""
+    notices: list[str]
+    """A sentence for each part of the address that could not be followed."""
 
 
 def listed_run(

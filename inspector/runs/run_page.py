@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,16 +13,17 @@ from django.shortcuts import render
 from inspector.html.inspector_tags import any_has, finding_title, kind_words
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import PERSONAL, FilterControl, ListQuery, filter_form
-from inspector.runs.jobs import JobLine, has_just_diagnosed, listed_kinds
-from inspector.runs.launches.template_refusal import refusal
-from inspector.runs.muted import muted_values
-from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
-from inspector.runs.training.alarm_values import alarm_values
-from inspector.runs.training.gap_causes import gap_causes
-from inspector.runs.values import settings_words, tokenizer_note
-from inspector.runs.work_card import work_card
+from inspector.runs.jobs.job_values import JobValues, has_just_diagnosed, listed_kinds
+from inspector.runs.jobs.work_card import work_card
+from inspector.runs.launches.template_refusal import TemplateRefusal, refusal
+from inspector.runs.muted import MutedValues, muted_values
+from inspector.runs.progress import Progress
+from inspector.runs.run_values import BOOKKEEPING, RunValues, ShownRun
+from inspector.runs.training.alarm_values import AlarmValues, alarm_values
+from inspector.runs.training.gap_causes import GapCauseValues, gap_causes
+from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import may_delete, may_write, project_name, reader_of
-from inspector.web.twins import from_columns, json_page, page, wants_json
+from inspector.web.twins import Page, json_page, page, wants_json
 from rollouts.jobs.launch import setting_labels
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.job_lists import latest_jobs
@@ -29,12 +31,56 @@ from rollouts.store.models import Run, template_name
 from rollouts.store.people.registered_tokenizers import chat_template_labels
 from rollouts.store.runs.gap import named_causes
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import list_rejections, tags_of
+from rollouts.store.runs.runs import RunSummary, list_rejections, tags_of
 from rollouts.store.trajectories.trajectory_list import MAX_COUNTED
 
 MAX_REJECTIONS = 100
 MAX_LINES = 6
 """Numbers of rejected lines that are named for one reason."""
+
+
+@dataclass(frozen=True)
+class RunPage(Page):
+    """One run: progress, figures, what can be done to it, and one part of its trajectories."""
+
+    run: ShownRun
+    """The run and its origin."""
+    progress: Progress
+    """Done of total, rate, remaining seconds, and the sentence that says why nothing moves."""
+    refusal: TemplateRefusal | None
+    """Of a launch whose chat template was refused: the finding, and its repair."""
+    summary: RunSummary
+    """Counts, rewards, findings by kind."""
+    rejections: list[dict[str, Any]]
+    """``file``, ``line`` (null = the whole file) and ``reason`` of the first lines that could not be read."""
+    tokenizer_note: str
+    """That ids cannot be read as text; empty while all is well."""
+    tags: list[str]
+    """By name."""
+    jobs: list[JobValues]
+    """Work that was asked for on the run, the newest first."""
+    jobs_live: bool
+    """One of these jobs still changes."""
+    filter: dict[str, str]
+    """The parameters that say which trajectories are listed, and ``sort``."""
+    queued: int
+    """Trajectories that nobody has begun; while a launch works the list leaves them out."""
+    muted: list[MutedValues]
+    """The rules that mute kinds of findings in this run; what they mute counts in every figure."""
+    alarms: list[AlarmValues]
+    """The limits of its training steps that the run is above, and those that it was above."""
+    gap_causes: list[GapCauseValues]
+    """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
+    trajectories: list[TrajectoryValues]
+    """One part of the list."""
+    next: str | None
+    """What ``after`` takes for the following part; None on the last."""
+    total: int | None
+    """How many trajectories pass the filter; None = more than are counted."""
+    first: int | None
+    """Place of the first line among them, from 1; None = further on than is counted."""
+    notices: tuple[str, ...]
+    """Sentences about parameters that were left out because they made no sense."""
 
 
 def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
@@ -47,10 +93,10 @@ def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpRespons
         progress=shell["progress"],
         refusal=refusal(run),
         summary=shell["summary"],
-        rejections=[from_columns(RejectedLine, one) for one in rejections],
+        rejections=[{"file": line.file, "line": line.line, "reason": line.reason} for line in rejections],
         tokenizer_note=tokenizer_note(run, shell["summary"]),
         tags=tags_of([run]).get(run.pk, []),
-        jobs=[JobLine.of(job, run) for job in jobs],
+        jobs=[JobValues.of(job, run) for job in jobs],
         jobs_live=any(is_active(job) for job in jobs),
         filter={**dict(wanted.pairs()), "sort": wanted.sort},
         queued=shell["progress"].queued,
@@ -98,28 +144,49 @@ def _filter_form(wanted: ListQuery, shown: RunPage, has_role: bool) -> list[list
     return filter_form(wanted, options, absent)
 
 
-@dataclass(frozen=True)
-class RejectedGroup:
-    """Lines of a file that were rejected for one reason."""
-
-    file: str
-    reason: str
-    times: int
-    lines: str
-    """Numbers of the first lines; empty = the whole file."""
-
-
-def _rejected_groups(rejections: Sequence[RejectedLine]) -> list[RejectedGroup]:
-    """Each reason once, in the order in which they came."""
-    found: dict[tuple[str, str], list[int | None]] = {}
-    for one in rejections:
-        found.setdefault((one.file, one.reason), []).append(one.line)
+def _rejected_groups(rejections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each file and reason once, in the order in which they came, with the numbers of the first lines in words."""
+    lines_by_reason: dict[tuple[str, str], list[int | None]] = {}
+    for rejection in rejections:
+        lines_by_reason.setdefault((rejection["file"], rejection["reason"]), []).append(rejection["line"])
     groups = []
-    for (file, reason), lines in found.items():
+    for (file, reason), lines in lines_by_reason.items():
         numbers = [f"{line:,}" for line in lines if line]
         more = f" and {len(numbers) - MAX_LINES:,} more" if len(numbers) > MAX_LINES else ""
-        groups.append(RejectedGroup(file, reason, len(lines), "; ".join(numbers[:MAX_LINES]) + more))
+        words = "; ".join(numbers[:MAX_LINES]) + more
+        groups.append({"file": file, "reason": reason, "times": len(lines), "lines": words})
     return groups
+
+
+def tokenizer_note(run: Run, summary: RunSummary) -> str:
+    """A sentence when the run has no tokenizer, or probably a wrong one; empty otherwise."""
+    if is_active(run) or not run.n_tokens:
+        return ""
+    if run.tokenizer is None:
+        return "No tokenizer: ids are shown as ids, and findings that need text are left open as “Not decidable”."
+    if summary.finding_trajectories.get("token_ids_missing") == run.n_trajectories:
+        return (
+            f"Every trajectory has ids that are missing or outside the vocabulary of the tokenizer "
+            f"“{run.tokenizer.name}”. Is it the tokenizer of this model?"
+        )
+    return ""
+
+
+def settings_words(settings: Mapping[str, Any], labels: Mapping[str, str]) -> list[tuple[str, Any]]:
+    """The settings of a launch as pairs of label and value. Nested values are JSON."""
+    return [
+        (labels.get(key) or key.replace("_", " ").capitalize(), _word(key, value))
+        for key, value in settings.items()
+        # Engine and templates are columns of the run. The settings hold only the wish, which may be empty.
+        if key not in (*BOOKKEEPING, "engine", "chat_template", "rows_chat_template")
+        and value not in ("", [], {}, None)
+    ]
+
+
+def _word(key: str, value: Any) -> Any:
+    if key in ("compare", "strategy"):
+        return str(value).replace("_", " ")
+    return value if isinstance(value, str | int | float | bool) else json.dumps(value)
 
 
 def _template_names(run: Run) -> dict[str, str]:
@@ -136,5 +203,5 @@ def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:
     live = any(is_active(job) for job in jobs)
     if not live and any(has_just_diagnosed(job) for job in jobs):
         return HttpResponse(headers={"HX-Refresh": "true"})
-    shown = {"run": RunValues.of(run), "jobs": [JobLine.of(job, run) for job in jobs], "jobs_live": live}
+    shown = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
     return render(request, "runs/_jobs.html", shown)

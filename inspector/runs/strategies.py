@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from inspector.runs.jobs import JobLine
+from inspector.runs.jobs.job_values import JobValues
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.replays import run_replays
 from rollouts.store.jobs.activity import is_active
@@ -18,7 +18,7 @@ from rollouts.store.models import Job, Run
 class RunStrategies:
     """What every strategy would have made of a run."""
 
-    job: JobLine | None
+    job: JobValues | None
     """The newest replay of the run."""
     live: bool
     """That replay still changes."""
@@ -41,7 +41,7 @@ def strategies_of(run: Run) -> RunStrategies:
     done = next((job for job in asked if job.status == Job.Status.DONE), None)
     report = done.report if done is not None else None
     return RunStrategies(
-        job=JobLine.of(latest, run) if latest is not None else None,
+        job=JobValues.of(latest, run) if latest is not None else None,
         live=latest is not None and is_active(latest),
         why_not=_why_not(run),
         recorded=report["recorded"] if report else None,

@@ -2,7 +2,8 @@
 
 from django.urls import path
 
-from inspector.runs import change_page, compare_page, cost_page, group_page, job_views, loss_weights, muted, views
+from inspector.runs import change_page, compare_page, cost_page, group_page, loss_weights, muted, views
+from inspector.runs.jobs import job_views
 from inspector.runs.launches import import_views, launch_views
 from inspector.runs.training import alarms_page, columns_page, gap_page, training_page
 from inspector.web.twins import twins

@@ -11,9 +11,9 @@ from django.views.decorators.http import require_safe
 from inspector.runs import live_parts as parts
 from inspector.runs.filters import ListQuery
 from inspector.runs.launches.template_refusal import refusal
-from inspector.runs.pages import RunsPage, RunValues
-from inspector.runs.run_list import listed_run, severity_bar
+from inspector.runs.run_list import RunsPage, listed_run, severity_bar
 from inspector.runs.run_page import jobs_part, whole_page
+from inspector.runs.run_values import RunValues
 from inspector.web.access import (
     access,
     may_delete,

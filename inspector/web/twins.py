@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
-from typing import Any, ClassVar, TypeVar
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import URLPattern, path
 from django.utils.cache import patch_vary_headers
+from pydantic import Field
 
 from inspector.web.problems import API, problem
 
@@ -78,11 +83,45 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 def from_columns(cls: type[T], record: Any, **more: Any) -> T:
-    """A dataclass of ``more`` and of columns of the record. The column of the field ``tokens`` may be ``n_tokens``."""
-    names = [field.name for field in dataclasses.fields(cls) if field.name not in more]  # type: ignore[arg-type]
+    """A dataclass of ``more`` and of columns of the record. The column of the field ``tokens`` may be ``n_tokens``.
+
+    A field with a default keeps it unless ``more`` has another value.
+    """
+    names = [
+        field.name
+        for field in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if field.name not in more and field.default is field.default_factory is dataclasses.MISSING
+    ]
     return cls(
         **{name: getattr(record, f"n_{name}" if hasattr(record, f"n_{name}") else name) for name in names}, **more
     )
+
+
+def field_docs(page: type) -> dict[str, str]:
+    """Field -> its docstring, of a dataclass and of those that it extends."""
+    texts: dict[str, str] = {}
+    for cls in (base for base in reversed(page.__mro__) if base not in (Page, object)):
+        (body,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(body, ast.ClassDef)
+        for field, after in pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
+                texts[field.target.id] = inspect.cleandoc(str(ast.literal_eval(after.value)))
+    return texts
+
+
+def some_fields(cls: type, name: str, about: str, fields: str) -> Any:
+    """A dataclass of some fields of another one, with their types and docstrings; ``.of(value)`` makes it.
+
+    So the API declares in one line what it shows of a value that pages have too.
+    """
+    hints, texts, names = get_type_hints(cls), field_docs(cls), fields.split()
+
+    def of(value: Any) -> Any:
+        return made(*(getattr(value, field) for field in names))
+
+    typed = [(field, Annotated[hints[field], Field(description=texts[field])]) for field in names]
+    made = dataclasses.make_dataclass(name, typed, frozen=True, namespace={"__doc__": about, "of": staticmethod(of)})
+    return made
 
 
 def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse:

@@ -12,7 +12,7 @@ import pytest
 from django.http import QueryDict
 from django.utils import timezone
 
-from inspector.runs.values import IN_PARTS, progress
+from inspector.runs.progress import IN_PARTS, progress
 from inspector.trajectories.neighbours import find_siblings
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.containers import cutting

@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from inspector.runs import job_views
+from inspector.runs.jobs import job_views
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.diagnose.finding import Axis, Cost, Severity
 from rollout_inspector.diagnose.finding import Finding as Value

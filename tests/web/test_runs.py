@@ -15,7 +15,7 @@ from django.db.models import F
 from django.test import Client
 from django.utils import timezone
 
-from inspector.runs import live_parts, values, views
+from inspector.runs import live_parts, progress, views
 from inspector.runs.filters import ListQuery
 from inspector.runs.run_list import top_cause
 from inspector.server.health import heartbeat_key
@@ -422,7 +422,7 @@ def test_a_worker_that_went_silent_is_noticed(web: Client, monkeypatch: pytest.M
         assert "lives and takes it over" in said() and "none is sampled twice" in said()
     finally:
         cache.delete(heartbeat_key("engine.demo"))
-    monkeypatch.setattr(values, "has_worker", lambda queue: None)
+    monkeypatch.setattr(progress, "has_worker", lambda queue: None)
     assert "Redis does not answer" in said()
 
 

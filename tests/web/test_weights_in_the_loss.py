@@ -13,7 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from inspector.runs.jobs import listed_kinds
+from inspector.runs.jobs.job_values import listed_kinds
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs import loss_weights

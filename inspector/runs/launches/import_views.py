@@ -11,7 +11,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload
-from inspector.runs.pages import ImportPage, RunValues
+from inspector.runs.launches.new_run_page import NewRunPage
+from inspector.runs.run_values import RunValues
 from inspector.web.access import chosen_project
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
@@ -31,7 +32,9 @@ def new(request: HttpRequest) -> HttpResponse:
     if run is not None:
         return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     names = [one.name for one in form.registered.values()]
-    shown = ImportPage(where.chosen.code, settings.UPLOAD_MAX_BYTES, names, form.sentences())
+    shown = NewRunPage(
+        where.chosen.code, form.sentences(), tokenizers=names, upload_max_bytes=settings.UPLOAD_MAX_BYTES
+    )
     return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form, where=where)
 
 

@@ -14,7 +14,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from inspector.runs.launches.launch_form import NewRunForm, filled_in, project_of_run
-from inspector.runs.pages import LaunchPage, RunValues
+from inspector.runs.launches.new_run_page import NewRunPage
+from inspector.runs.run_values import RunValues
 from inspector.web.access import access, chosen_project
 from inspector.web.twins import json_page, page, wants_json
 from rollout_inspector.streams.strategies import STRATEGIES
@@ -42,7 +43,7 @@ def new(request: HttpRequest) -> HttpResponse:
     else:
         initial, notices = filled_in(access(request), where.chosen, request.GET)
         form = NewRunForm(where.chosen, initial=initial)
-    shown = LaunchPage(where.chosen.code, _describe(form), notices, form.sentences())
+    shown = NewRunPage(where.chosen.code, form.sentences(), _describe(form), notices)
     only_html = {
         "strategies": form.strategies_explained(),
         "seeds": form.seeds_explained(),

@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
-from inspector.runs.pages import RunValues
+from inspector.runs.run_values import RunValues
 from inspector.runs.training.alarm_values import AlarmValues, LimitLine, alarm_values
 from inspector.web.access import access, may_write, reader_of, reads_run, too_low, writes_run
 from inspector.web.twins import Page, json_page, page, wants_json

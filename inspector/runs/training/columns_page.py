@@ -11,8 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
-from inspector.runs.jobs import JobLine
-from inspector.runs.pages import RunValues
+from inspector.runs.jobs.job_values import JobValues
+from inspector.runs.run_values import RunValues
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, is_fragment, json_page, page, wants_json
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
@@ -108,7 +108,7 @@ class ColumnsPage(Page):
     """The run."""
     columns: list[ColumnLine]
     """What was recorded, then what engines made."""
-    jobs: list[JobLine]
+    jobs: list[JobValues]
     """The newest jobs that score the run, the newest first."""
     jobs_live: bool
     """One of them still changes."""
@@ -134,7 +134,7 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
     if is_fragment(request, "run-jobs"):
         if not live:
             return HttpResponse(headers={"HX-Refresh": "true"})  # the list of columns has changed
-        part = {"run": RunValues.of(run), "jobs": [JobLine.of(job, run) for job in jobs], "jobs_live": live}
+        part = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
         return render(request, "runs/_jobs.html", part)
     found = columns_of(run)
     lines = _lines(run, found)
@@ -148,7 +148,7 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
             if not compared.tokens:
                 problem = "No token under the loss mask has a value in both columns."
     shown = ColumnsPage(
-        run=RunValues.of(run), columns=lines, jobs=[JobLine.of(job, run) for job in jobs],
+        run=RunValues.of(run), columns=lines, jobs=[JobValues.of(job, run) for job in jobs],
         jobs_live=live, models={name: one.engine for name, one in served_models().items()},
         engines=scoring_engines(), sampler=sampler, trainer=trainer, compared=compared, problem=problem,
     )
@@ -230,7 +230,7 @@ def delete_scores(request: HttpRequest, run: Run, column: str) -> HttpResponse:
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
     if wants_json(request):
         body: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": JobLine.of(job, run)} if job is not None else {}), status)
+        return json_page(body | ({"job": JobValues.of(job, run)} if job is not None else {}), status)
     if status < 400:
         messages.success(request, sentence)
     else:

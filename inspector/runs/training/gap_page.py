@@ -12,10 +12,10 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.html.text import visible_text
-from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
-from inspector.runs.jobs import JobLine
+from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job
+from inspector.runs.jobs.job_values import JobLine, JobValues
 from inspector.runs.loss_weights import section_of, weights_of
-from inspector.runs.pages import RunValues
+from inspector.runs.run_values import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
@@ -54,7 +54,7 @@ def gap_of(run: Run) -> GapPage:
     key = report.pop("key") if report else ""
     return GapPage(
         run=RunValues.of(run),
-        job=JobLine.of(latest, run) if latest is not None else None,
+        job=JobLine.of(JobValues.of(latest, run)) if latest is not None else None,
         live=latest is not None and is_active(latest),
         why_not=why_no_gap(run) if report is None else "",
         stale=report is not None and key != gap_key(run),

@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
 from inspector.html.inspector_tags import finding_title
-from inspector.runs.pages import RunValues
+from inspector.runs.run_values import RunValues
 from inspector.runs.training.gap_causes import GapCauseValues, gap_causes
 from inspector.runs.training.training_charts import charts_of, numbers, spaced
 from inspector.web.access import reader_of, reads_run

@@ -4,97 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from django.urls import reverse
-
 from inspector.html.inspector_tags import finding_title
-from inspector.runs.pages import TrajectoryLine, per_call
-from inspector.web.twins import Page, from_columns
-from rollouts.store.models import StoredFinding, StoredTrajectory
+from inspector.runs.trajectory_values import TrajectoryValues
+from inspector.web.twins import Page, from_columns, some_fields
+from rollouts.store.models import StoredFinding
 from rollouts.store.trajectories.trajectory_parts import RowSummary, places_of
 
-
-@dataclass(frozen=True)
-class TrajectoriesPart(Page):
-    """Part of the trajectories of a run."""
-
-    items: list[TrajectoryLine]
-    """In the order that was asked for."""
-    next: str | None
-    """What ``cursor`` takes for the following part; null on the last."""
-
-
-@dataclass(frozen=True)
-class TrajectoryValues(Page):
-    """A trajectory."""
-
-    code: str
-    """Names it in addresses."""
-    url: str
-    """Address of its page."""
-    run: str
-    """Code of its run."""
-    index: int
-    """Its position in its run."""
-    external_id: str
-    """Its name in the source."""
-    group: str
-    """Trajectories of one prompt share it."""
-    status: str
-    """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
-    error: str
-    """Why it failed; empty otherwise."""
-    stop_reason: str
-    """Why it ended, in the word of the source."""
-    reward: float | None
-    """Of the whole trajectory; null when there is none."""
-    reward_parts: dict[str, Any]
-    """Name of each part of the reward -> its value."""
-    tokenizer: str | None
-    """Name of the tokenizer of its run."""
-    seed: int | None
-    """Of a launch: what its sampling began with."""
-    training_step: int | None
-    """Of the trainer; null = not recorded."""
-    steps: int
-    """Engine calls."""
-    rows: int
-    """Training rows."""
-    rows_per_call: float | None
-    """Training rows for each engine call, two decimals; null without steps."""
-    tokens: int
-    """New tokens: deltas and completions."""
-    sampled: int
-    """Tokens that the model sampled."""
-    trained: int
-    """Tokens under the gradient."""
-    lost: int | None
-    """Sampled tokens that no row trains as they were sampled; null = not known."""
-    findings: int
-    """Findings of the diagnosis."""
-    worst_severity: str
-    """The gravest severity of its findings; empty without findings."""
-    checks: dict[str, Any] | None
-    """Check -> ``passed``, ``noted``, ``failed``, or the fields that it lacks; null = not known."""
-    created_at: datetime
-    """When it was stored."""
-    finished_at: datetime | None
-    """When it ended."""
-
-    @classmethod
-    def of(cls, trajectory: StoredTrajectory) -> TrajectoryValues:
-        """A trajectory whose run and tokenizer are loaded."""
-        run = trajectory.run
-        return from_columns(
-            cls,
-            trajectory,
-            run=run.code,
-            url=reverse("trajectory", args=[trajectory.code]),
-            rows_per_call=per_call(trajectory.n_rows, trajectory.n_steps),
-            tokenizer=run.tokenizer.name if run.tokenizer else None,
-        )
+TrajectoryAnswer: Any = some_fields(
+    TrajectoryValues, "TrajectoryValues", "A trajectory.",
+    "code url run index external_id group status error stop_reason reward reward_parts tokenizer seed training_step "
+    "steps rows rows_per_call tokens sampled trained lost findings worst_severity checks created_at finished_at",
+)
+TrajectoryLine: Any = some_fields(
+    TrajectoryValues, "TrajectoryLine", "A trajectory as a line of its run's list.",
+    "code url index external_id group group_url status error stop_reason prompt_line answer_line reward reward_parts "
+    "training_step steps rows rows_per_call tokens sampled trained findings worst_severity kinds not_checked comments "
+    "open_comments seen zero_variance",
+)
+FoundTrajectory: Any = some_fields(
+    TrajectoryValues, "FoundTrajectory", "A trajectory that a search found.",
+    "code url run run_name external_id group status",
+)
 
 
 @dataclass(frozen=True)
@@ -136,16 +68,6 @@ class StepValues(Page):
 
 
 @dataclass(frozen=True)
-class StepsPart(Page):
-    """Part of the steps of a trajectory."""
-
-    items: list[StepValues]
-    """In their order."""
-    next: str | None
-    """What ``cursor`` takes for the following part; null on the last."""
-
-
-@dataclass(frozen=True)
 class WholeStep(Page):
     """An engine call with what the source recorded beside its tokens."""
 
@@ -180,14 +102,6 @@ class RowValues(Page):
         named = columns.get(row.index, [])
         return cls(row.index, row.n_tokens, row.n_trained, row.follows_steps, sorted(row.steps), named,
                    row.key is not None)
-
-
-@dataclass(frozen=True)
-class RowList(Page):
-    """The rows of a trajectory, as stored or as a strategy makes them."""
-
-    items: list[RowValues]
-    """In their order."""
 
 
 @dataclass(frozen=True)
@@ -279,16 +193,6 @@ class FindingValues(Page):
             places=places_of(finding),
             muted=finding.kind in muted,
         )
-
-
-@dataclass(frozen=True)
-class FindingsPart(Page):
-    """Part of a list of findings."""
-
-    items: list[FindingValues]
-    """In reading order for a trajectory, in the order of storing for a run."""
-    next: str | None
-    """What ``cursor`` takes for the following part; null on the last."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 
-from inspector.runs.jobs import JobLine
+from inspector.runs.jobs.job_values import JobValues
 from inspector.web.twins import json_page, wants_json
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.jobs import ask_job
@@ -32,7 +32,7 @@ def ask_for_job(
         job, is_new = ask_job(run, kind, options, request.user)
         refused, status = (send(job) if is_new else ""), 503
     if wants_json(request):
-        told = {"error": refused} if refused or job is None else {"job": JobLine.of(job, run)}
+        told = {"error": refused} if refused or job is None else {"job": JobValues.of(job, run)}
         return json_page({"run": run.code, **told}, status if refused else 202)
     if refused:
         messages.error(request, refused, extra_tags="error")

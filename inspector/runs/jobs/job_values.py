@@ -1,16 +1,16 @@
-"""The jobs of a run, as its page and its JSON show them."""
+"""A job as pages and the API show it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Self
 
 from django.urls import reverse
 from django.utils import timezone
 
 from inspector.web.remedies import WORDS
-from inspector.web.twins import Page, from_columns
+from inspector.web.twins import Page, from_columns, some_fields
 from rollout_inspector.refusal import Words, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.exports.exports import is_offered
@@ -33,25 +33,33 @@ def listed_kinds() -> list[str]:
 
 
 @dataclass(frozen=True)
-class JobLine(Page):
-    """A job as a line of the list."""
+class JobValues(Page):
+    """Background work."""
 
     code: str
     """Names the job in addresses."""
     kind: str
-    """What ``Job.kind`` stores."""
+    """What is done."""
     what: str
     """The kind and its options in words."""
     status: str
-    """One of ``Job.Status``."""
+    """``queued``, ``running``, ``done``, ``failed`` or ``cancelled``."""
     active: bool
     """The job still changes."""
     cancelling: bool
     """Somebody asked it to stop, and it has not stopped yet."""
+    run: str | None
+    """Code of the run that it works on."""
+    trajectory: str | None
+    """Code of the trajectory that it works on."""
+    check: str | None
+    """Code of the template check that it answers."""
     done: int
     """Trajectories that are done."""
     total: int
     """Trajectories that it has to go through."""
+    error: str
+    """Why it failed; empty otherwise."""
     sentence: str
     """Where it stands, and what to do where it does not go on."""
     notes: list[str]
@@ -72,34 +80,38 @@ class JobLine(Page):
     """When its file goes."""
 
     @classmethod
-    def of(cls, job: Job, run: Run) -> JobLine:
-        """A job of that run."""
+    def of(cls, job: Job, run: Run) -> Self:
+        """A job of that run, as its page shows it."""
+        file = reverse("job-file", kwargs={"code": run.code, "job": job.code}) if is_offered(job) else None
+        maker = job.created_by.get_username() if run.makers_shown and job.created_by else None
+        return cls.with_subject(job, WORDS, run=run.code, file=file, created_by=maker)
+
+    @classmethod
+    def with_subject(cls, job: Job, words: Words, **subject: str | None) -> Self:
+        """A job and what it works on, with the remedies in the words of a door. No query."""
+        kind = kind_of(job)
         return from_columns(
             cls,
             job,
-            what=what_of(job),
+            what=kind.title + kind.details(job.options),
             active=is_active(job),
             cancelling=job.cancel_requested and is_active(job),
-            sentence=sentence_of(job),
-            notes=notes_of(job),
-            file=reverse("job-file", kwargs={"code": run.code, "job": job.code}) if is_offered(job) else None,
+            error=worded(job.error, job.remedy, words),
+            sentence=sentence_of(job, words),
+            notes=list(job.notes[1:]),  # the first one is part of the sentence
             bytes=job.bytes_written,
-            created_by=job.created_by.get_username() if run.makers_shown and job.created_by else None,
+            **{"run": None, "trajectory": None, "check": None, "created_by": None, **subject},
         )
 
 
-def notes_of(job: Job) -> list[str]:
-    """The sentences about what was left out. The first of a job is part of :func:`sentence_of`."""
-    return list(job.notes[1:])
+JobLine: Any = some_fields(
+    JobValues, "JobLine", "A job as a line of the list.",
+    "code kind what status active cancelling done total sentence notes options file bytes created_at created_by "
+    "finished_at expires_at",
+)
 
 
-def what_of(job: Job) -> str:
-    """The kind of a job and its options in words."""
-    kind = kind_of(job)
-    return kind.title + kind.details(job.options)
-
-
-def sentence_of(job: Job, words: Words = WORDS) -> str:
+def sentence_of(job: Job, words: Words) -> str:
     """The state of the job, and what to do when it does not go on, in the words of a page or of another door."""
     kind = kind_of(job)
     if kind.done is None:

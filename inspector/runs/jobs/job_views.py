@@ -13,9 +13,9 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
-from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
 from inspector.runs.filters import ListQuery
-from inspector.runs.jobs import JobLine, listed_kinds
+from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job
+from inspector.runs.jobs.job_values import JobValues, listed_kinds
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
@@ -75,7 +75,7 @@ def _so_far(job: Job) -> str:
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
     if wants_json(request):
         body = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": JobLine.of(job, run)} if job is not None else {}), status)
+        return json_page(body | ({"job": JobValues.of(job, run)} if job is not None else {}), status)
     if status < 400:
         messages.success(request, sentence)
     else:
@@ -213,7 +213,7 @@ def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     held = found_or_404(find_job(run.code, job, *listed_kinds()), "job", job)
     jobs.cancel_job(held)
     if wants_json(request):
-        return json_page(JobLine.of(held, run))
+        return json_page(JobValues.of(held, run))
     name, mark, place = kind_of(held).page.partition("#")
     return redirect(f"{reverse(name, args=[run.code])}{mark}{place}")
 

@@ -1,0 +1,162 @@
+"""A run as pages and the API show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from django.urls import reverse
+
+from inspector.runs.training.gap_causes import GapCauseValues
+from inspector.web.twins import Page, from_columns
+from rollout_inspector.formats import lacks_of
+from rollouts.sampling.engines import engine_spec
+from rollouts.store.models import Run
+from rollouts.store.people.gallery import KEY, TRAINING_KEY
+from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
+
+BOOKKEEPING = (
+    "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
+)
+"""Settings that only the program needs."""
+
+
+def per_call(n_rows: int, n_steps: int) -> float | None:
+    """Training rows for each engine call, two decimals; None without steps. At best all calls make one row."""
+    return round(n_rows / n_steps, 2) if n_steps else None
+
+
+@dataclass(frozen=True)
+class RunValues(Page):
+    """A run as every page shows it: columns alone, no query."""
+
+    code: str
+    """Names the run in addresses."""
+    name: str
+    """What its maker called it."""
+    kind: str
+    """One of ``Run.Kind``."""
+    status: str
+    """One of ``Run.Status``."""
+    error: str
+    """Why it failed; empty otherwise."""
+    cancel_requested: bool
+    """Somebody asked it to stop."""
+    url: str
+    """Address of its page."""
+    created_at: datetime
+    """When it was asked for."""
+    started_at: datetime | None
+    """When a worker began it."""
+    finished_at: datetime | None
+    """When it ended."""
+    model: str
+    """Of a launch: the model that was sampled."""
+    engine: str
+    """Of a launch: what sampled it."""
+    environment: str
+    """Of a launch: what made the tasks."""
+    strategy: str
+    """Of a launch: how observations became the next prompt."""
+    format: str
+    """Of an import: the formats that were recognised."""
+    expected: int
+    """Trajectories that a launch will make."""
+    trajectories: int
+    """Trajectories that are stored, those under way included."""
+    finished: int
+    """Trajectories that are done."""
+    failed: int
+    """Trajectories that failed."""
+    steps: int
+    """Engine calls that are stored."""
+    rows: int
+    """Training rows."""
+    rows_per_call: float | None
+    """Training rows for each engine call, two decimals; null without steps."""
+    tokens: int
+    """New tokens: deltas and completions."""
+    sampled: int
+    """Tokens that the model sampled."""
+    rejected: int
+    """Lines of files that could not be read."""
+    reward_mean: float | None
+    """Of the trajectories that have a reward; None when none has."""
+    diagnosis_version: int | None
+    """The oldest version of the diagnosis among its trajectories; None when none was diagnosed."""
+    findings: dict[str, int]
+    """Kind -> findings, by kind, without zeros."""
+
+    @classmethod
+    def of(cls, run: Run, /, **more: Any) -> Self:
+        """The values of a run, and those that a subclass adds."""
+        findings = {kind: count for kind, count in sorted(run.finding_counts.items()) if count}
+        reward_mean = run.reward_sum / run.n_rewards if run.n_rewards else None
+        url = reverse("run", args=[run.code])
+        rows_per_call = per_call(run.n_rows, run.n_steps)
+        return from_columns(
+            cls, run, url=url, reward_mean=reward_mean, rows_per_call=rows_per_call, findings=findings, **more
+        )
+
+
+@dataclass(frozen=True)
+class ListedRun(RunValues):
+    """A run as a line of the list of runs."""
+
+    worst: tuple[str, int] | None
+    """The gravest severity of its findings, and how many trajectories have it."""
+    severities: dict[str, int]
+    """Worst severity -> trajectories, the gravest first; empty where they are not counted."""
+    top_cause: str | None
+    """The most frequent kind among those of the gravest usual severity that are not muted."""
+    muted: list[str]
+    """Its kinds of findings that the project has muted in it; they count everywhere."""
+    alarms: int
+    """Limits of its training steps that it is above."""
+    gap_causes: list[GapCauseValues]
+    """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
+    tags: list[str]
+    """By name."""
+    project: str | None
+    """Name of its project, for a user who sees several."""
+
+
+@dataclass(frozen=True)
+class ShownRun(RunValues):
+    """A run on its own page, with its origin."""
+
+    project: str | None
+    """Name of its project, for a user who sees several."""
+    tokenizer: str | None
+    """Name of its tokenizer."""
+    chat_template: str | None
+    """Hash of the chat template that made its prompts."""
+    rows_chat_template: str | None
+    """Hash of the chat template that made its rows; None = the same."""
+    seed_note: str
+    """Of a launch: what a seed is worth on its engine."""
+    tool_calls_note: str
+    """How its tool calls were read, where that is worth a sentence."""
+    created_by: str | None
+    """Who asked for it; None also for the visitor of a share link."""
+    lacks: list[str]
+    """Sentences about what its source did not bring."""
+    settings: dict[str, Any]
+    """What was asked for: prompts, group, sampling, seed, limits."""
+
+    @classmethod
+    def of(cls, run: Run, /, **more: Any) -> Self:
+        """Tokenizer and owner are read one by one: at most two queries."""
+        return super().of(
+            run,
+            tokenizer=run.tokenizer.name if run.tokenizer else None,
+            chat_template=run.chat_template_id,
+            rows_chat_template=run.rows_chat_template_id,
+            seed_note=engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
+            tool_calls_note=run.settings.get("tool_calls_note", ""),
+            created_by=run.created_by.get_username() if run.makers_shown and run.created_by else None,
+            lacks=lacks_of(run.format),
+            settings={key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
+            **more,
+        )
