@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
-from inspector.web.twins import Page, from_columns, json_page
+from inspector.web.twins import Page, from_columns, json_page, some_fields
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text
@@ -52,7 +52,7 @@ class CheckAsked(Body):
 
 @dataclass(frozen=True)
 class CheckValues(Page):
-    """A chat-template check as a line of a list."""
+    """A chat-template check; what its report tells only where it was read."""
 
     code: str
     """Names it in addresses."""
@@ -76,9 +76,25 @@ class CheckValues(Page):
     """Of the checks that answered it."""
     created_at: datetime
     """When it was asked for."""
+    question: dict[str, Any] = field(default_factory=dict)
+    """Tools, kwargs and conversation, where they were asked about."""
+    verdicts: dict[str, str] = field(default_factory=dict)
+    """Purpose -> what the template is worth for it; empty until the verdict is there."""
+    prefix_preserving: bool | None = None
+    """Whether appending a tool result leaves what was rendered before; null = not known."""
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    """Each probe with its outcome, its renders and the lines that decided."""
+    repair: dict[str, Any] | None = None
+    """The smallest verified change of the template, ``wider`` for the next one; null = none was found."""
+    repair_detail: str = ""
+    """Why there is no repair, or what it does."""
+    marks: dict[str, Any] | None = None
+    """The template with verified generation tags; null = none were found."""
+    marks_detail: str = ""
+    """Why there are none."""
 
     @classmethod
-    def of(cls, check: TemplateCheck, /, **more: Any) -> Any:
+    def of(cls, check: TemplateCheck, /, **more: Any) -> CheckValues:
         """A check whose tokenizer, template, job and project are loaded."""
         return from_columns(
             cls,
@@ -91,32 +107,22 @@ class CheckValues(Page):
         )
 
 
-@dataclass(frozen=True)
-class WholeCheck(CheckValues):
-    """A chat-template check with its verdict."""
-
-    question: dict[str, Any]
-    """Tools, kwargs and conversation, where they were asked about."""
-    verdicts: dict[str, str]
-    """Purpose -> what the template is worth for it; empty until the verdict is there."""
-    prefix_preserving: bool | None
-    """Whether appending a tool result leaves what was rendered before; null = not known."""
-    probes: list[dict[str, Any]]
-    """Each probe with its outcome, its renders and the lines that decided."""
-    repair: dict[str, Any] | None
-    """The smallest verified change of the template, ``wider`` for the next one; null = none was found."""
-    repair_detail: str
-    """Why there is no repair, or what it does."""
-    marks: dict[str, Any] | None
-    """The template with verified generation tags; null = none were found."""
-    marks_detail: str
-    """Why there are none."""
+LINE = "code url project status error progress tokenizer chat_template label version created_at"
+CheckLine: Any = some_fields(CheckValues, "CheckValues", "A chat-template check as a line of a list.", LINE)
+WholeCheck: Any = some_fields(
+    CheckValues, "WholeCheck", "A chat-template check with its verdict.",
+    f"{LINE} question verdicts prefix_preserving probes repair repair_detail marks marks_detail",
+)
 
 
-@router.get("/checks", response=Part[CheckValues], openapi_extra=extra(422))
+@router.get("/checks", response=Part[CheckLine], openapi_extra=extra(422))
 def list_checks(request: HttpRequest, asked: Query[PartAsked]) -> HttpResponse:
     """The template checks of the caller's projects, newest first."""
-    return answer(Part.of(visible_checks(access(request), asked.cursor, asked.limit), CheckValues.of))
+    return answer(Part.of(visible_checks(access(request), asked.cursor, asked.limit), _line))
+
+
+def _line(check: TemplateCheck) -> Any:
+    return CheckLine.of(CheckValues.of(check))
 
 
 @router.get("/checks/{code}", response=WholeCheck, openapi_extra=extra(answers=NOT_CHANGED))
@@ -150,10 +156,10 @@ def make_check(request: HttpRequest, asked: CheckAsked) -> HttpResponse:
     return answer(whole_check(held), 202 if is_active(held.job) else 200)
 
 
-def whole_check(check: TemplateCheck) -> WholeCheck:
+def whole_check(check: TemplateCheck) -> Any:
     """The values of a check, from its report."""
     report: dict[str, Any] = check.report or {}
-    whole: WholeCheck = WholeCheck.of(
+    return WholeCheck.of(CheckValues.of(
         check,
         question=check.question,
         verdicts=report.get("verdicts", {}),
@@ -163,5 +169,4 @@ def whole_check(check: TemplateCheck) -> WholeCheck:
         repair_detail=report.get("repair_detail") or "",
         marks=report.get("marks"),
         marks_detail=report.get("marks_detail") or "",
-    )
-    return whole
+    ))

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import fields
 from typing import Any
 
 from django.urls import reverse
 
 from inspector.api.remedies import WORDS
 from inspector.runs.jobs.job_values import JobValues
-from inspector.runs.run_values import RunValues, ShownRun
+from inspector.runs.run_values import ListedRun, RunValues, ShownRun
 from inspector.web.twins import some_fields
 from rollouts.jobs.exports.exports import is_offered
 from rollouts.store.models import Job, Run, StoredTrajectory
 
-
-@dataclass(frozen=True)
-class RunOfProject(RunValues):
-    """A run as a line of a list."""
-
-    project: str
-    """Code of its project."""
-
-
-@dataclass(frozen=True)
-class WholeRun(ShownRun):
-    """A run with its origin."""
-
-    project: str
-    """Code of its project."""
-
-
+COLUMNS = " ".join(field.name for field in fields(RunValues))
+RunOfProject: Any = some_fields(
+    ListedRun, "RunOfProject", "A run as a line of a list.", f"{COLUMNS} project=project_code"
+)
+WholeRun: Any = some_fields(
+    ShownRun, "WholeRun", "A run with its origin.",
+    f"{COLUMNS} project=project_code tokenizer chat_template rows_chat_template seed_note tool_calls_note created_by "
+    "lacks settings",
+)
 JobAnswer: Any = some_fields(
     JobValues, "JobValues", "Background work.",
     "code kind what status active run trajectory check done total error sentence notes file bytes created_at "
@@ -38,14 +30,14 @@ JobAnswer: Any = some_fields(
 )
 
 
-def run_line(run: Run) -> RunOfProject:
+def run_line(run: Run) -> Any:
     """A run whose project is loaded."""
-    return RunOfProject.of(run, project=run.project.code)
+    return RunOfProject.of(ListedRun.of(run, project_code=run.project.code))
 
 
-def whole_run(run: Run) -> WholeRun:
+def whole_run(run: Run) -> Any:
     """A run whose project, tokenizer and templates are loaded."""
-    return WholeRun.of(run, project=run.project.code)
+    return WholeRun.of(ShownRun.of(run, project=None))
 
 
 def job_answer(job: Job) -> Any:

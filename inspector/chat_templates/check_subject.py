@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from django.http import QueryDict
@@ -24,49 +23,31 @@ def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[
     return {"tokenizer": tokenizer.name if tokenizer else "", "chat_template": "" if own else chat_template.text}
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A run's chat template in the run's project, with the tools and kwargs of one of its requests."""
+def subject(access: Access, params: QueryDict) -> tuple[Run | None, TemplateCheck | None, dict[str, Any]]:
+    """A run, the check of its question where it exists, without its report, and the initial values of the form.
 
-    run: Run
-    chat_template: ChatTemplate
-    tools: list[Any] = field(default_factory=list)
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-    def check(self) -> TemplateCheck | None:
-        """The check of exactly this question, if it exists, without its report."""
-        question = template_checks.question_of(self.tools, self.kwargs)
-        code = template_checks.code_of(self.run.project, self.run.tokenizer, self.chat_template, question)
-        return find_check(code, report=False)
-
-    def initial(self) -> dict[str, Any]:
-        """The initial values of the form for this question."""
-        return {
-            **filled_in(self.run.tokenizer, self.chat_template),
-            "tools": json.dumps(self.tools, indent=1, ensure_ascii=False) if self.tools else "",
-            "kwargs": json.dumps(self.kwargs, ensure_ascii=False) if self.kwargs else "",
-        }
-
-
-def subject(access: Access, params: QueryDict) -> Subject | None:
-    """``?run=`` asks about the first request of a run, ``?trajectory=&step=`` about a step; else None.
-
-    With ``rows=1`` the template is that of the run's rows. None also for what may not be seen.
+    ``?run=`` asks about the first request of a run, ``?trajectory=&step=`` about a step; without them there is no run,
+    as for what may not be seen. With ``rows=1`` the template is that of the run's rows.
     """
     code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
-    if not code and not run_code:
-        return None
-    request = find_request(access, code, run_code, whole_number(params.get("step")) or 0)
+    request = find_request(access, code, run_code, whole_number(params.get("step")) or 0) if code or run_code else None
     if request is None:
-        return None
+        return None, None, {}
     run, step = request.run, request.step
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):
         chat_template = find_chat_template(run.project, step.chat_template_sha256) or chat_template
     if chat_template is None:
-        return None
+        return None, None, {}
     kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}
-    return Subject(run, chat_template, _value(step.tools if step else None, list), kwargs)
+    tools = _value(step.tools if step else None, list)
+    question = template_checks.question_of(tools, kwargs)
+    check_code = template_checks.code_of(run.project, run.tokenizer, chat_template, question)
+    return run, find_check(check_code, report=False), {
+        **filled_in(run.tokenizer, chat_template),
+        "tools": json.dumps(tools, indent=1, ensure_ascii=False) if tools else "",
+        "kwargs": json.dumps(kwargs, ensure_ascii=False) if kwargs else "",
+    }
 
 
 def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:

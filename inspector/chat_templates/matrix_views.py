@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.chat_templates import template_compare, template_matrix
-from inspector.chat_templates.pages import MatrixPage, TemplateComparePage
+from inspector.chat_templates.pages import ComparedPage, MatrixPage
 from inspector.web.access import access, chosen_project, projects_to_filter, sees_several_projects
 from inspector.web.twins import page
 from rollouts.jobs import template_checks
@@ -84,7 +84,7 @@ def compare(request: HttpRequest) -> HttpResponse:
     tokenizers = {template.name: template for template in tokenizers_of(project)}
     only_html: dict[str, Any] = {"chosen": sides, "names": list(tokenizers), "where": where}
     if a is None or b is None:
-        compare_page = TemplateComparePage(project.code, listed)
+        compare_page = ComparedPage(project.code, listed)
         return page(request, "chat_templates/compare.html", compare_page, **only_html, tokenizer="")
     tokenizer = _tokenizer(params.get("tokenizer"), tokenizers, a, b)
     if request.method == "POST":

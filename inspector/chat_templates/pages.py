@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
@@ -15,8 +15,8 @@ from rollouts.store.models import TemplateCheck
 
 
 @dataclass(frozen=True)
-class CheckSummary(Page):
-    """A check as a line of a list, without its report."""
+class CheckPage(Page):
+    """A chat-template check as pages show it; as a line of a list without its report."""
 
     code: str
     """Names the check in addresses; follows from its question."""
@@ -42,11 +42,25 @@ class CheckSummary(Page):
     """It asked with tools, template arguments or a conversation."""
     project: str | None
     """Name of its project, for a user who sees several."""
+    question: dict[str, Any]
+    """The tools, template arguments and conversation that the check asked with."""
+    under_way: bool
+    """A worker has not answered yet."""
+    lost: bool
+    """No worker has answered for minutes."""
+    progress: str
+    """How far the search for a repair is; empty = over."""
+    report: dict[str, Any] | None = None
+    """Of the page of the check: what ``rollout_inspector.text.chat_templates`` found; null until a worker answered."""
+    strategies: dict[str, Any] | None = None
+    """Of the page of its conversation: what each strategy puts between the completions; null until a worker answered.
+    """
 
     @classmethod
     def of(cls, check: TemplateCheck, project: str | None, /, **more: Any) -> Self:
-        """A check that was loaded with its tokenizer and template, and what a subclass adds."""
+        """A check that was loaded with its tokenizer and template, and what a page shows of its report."""
         cells = check.cells or {}
+        under_way = is_active(check)
         probes = cells.get("probes", {})
         return from_columns(
             cls,
@@ -62,63 +76,10 @@ class CheckSummary(Page):
             ),
             own_arguments=bool(check.question),
             project=project,
+            under_way=under_way,
+            lost=under_way and template_checks.is_stale(check),
             **more,
         )
-
-
-@dataclass(frozen=True)
-class CheckState(CheckSummary):
-    """A check, what it asked, and whether an answer is still to come."""
-
-    question: dict[str, Any]
-    """The tools, template arguments and conversation that the check asked with."""
-    under_way: bool
-    """A worker has not answered yet."""
-    lost: bool
-    """No worker has answered for minutes."""
-
-    @classmethod
-    def of(cls, check: TemplateCheck, project: str | None, /, **more: Any) -> Self:
-        """As :meth:`CheckSummary.of`."""
-        under_way = is_active(check)
-        lost = under_way and template_checks.is_stale(check)
-        return super().of(check, project, under_way=under_way, lost=lost, **more)
-
-
-@dataclass(frozen=True)
-class CheckPage(CheckState):
-    """One check with its report."""
-
-    progress: str
-    """How far the search for a repair is; empty = over."""
-    report: dict[str, Any] | None
-    """The report of ``rollout_inspector.text.chat_templates``; None until a worker has answered."""
-
-
-@dataclass(frozen=True)
-class CheckConversationPage(CheckState):
-    """A check's own conversation through every strategy."""
-
-    strategies: dict[str, Any] | None
-    """What each strategy puts between the completions; None until a worker has answered."""
-
-
-@dataclass(frozen=True)
-class ChecksPage(Page):
-    """The form of a check, and the checks that were asked last."""
-
-    checks: list[CheckSummary]
-    """Newest first."""
-    errors: dict[str, list[str]]
-    """Field of the form -> what is wrong with it; empty before a POST."""
-
-
-@dataclass(frozen=True)
-class ConversationPage(Page):
-    """The form of a conversation."""
-
-    errors: dict[str, list[str]]
-    """Field -> what is wrong with it; empty before a POST."""
 
 
 @dataclass(frozen=True)
@@ -173,34 +134,28 @@ class MatrixPage(Page):
 
 
 @dataclass(frozen=True)
-class TemplateComparePage(Page):
-    """Two templates side by side, before both are chosen."""
+class ComparedPage(Page):
+    """Two templates side by side, as soon as both are chosen."""
 
     project: str
     """Code of the project that has registered them."""
     templates: list[dict[str, str]]
     """Hash and label of the templates that can be chosen, newest first."""
-
-
-@dataclass(frozen=True)
-class ComparedPage(TemplateComparePage):
-    """Two chosen templates side by side."""
-
-    a: dict[str, Any]
-    """The first: hash, label, and the state of its check."""
-    b: dict[str, Any]
+    a: dict[str, Any] | None = None
+    """The first: hash, label, and the state of its check; null = it is not chosen."""
+    b: dict[str, Any] | None = None
     """The second."""
-    same: bool
+    same: bool = False
     """Their texts are equal."""
-    diff: str
+    diff: str = ""
     """Their texts as a unified diff."""
-    tokenizer: str | None
+    tokenizer: str | None = None
     """The tokenizer of both checks; None compares characters."""
-    missing: list[str]
+    missing: list[str] = field(default_factory=list)
     """Hashes of those that have not been checked yet."""
-    under_way: bool
+    under_way: bool = False
     """A worker has not answered yet."""
-    ready: bool
+    ready: bool = False
     """Both reports are there."""
-    probes: list[dict[str, Any]]
+    probes: list[dict[str, Any]] = field(default_factory=list)
     """Each probe, how it came out with either template, and the change of its render; empty until ready."""

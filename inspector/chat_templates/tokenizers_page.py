@@ -51,16 +51,6 @@ class TokenizerLine(Page):
     """When it was registered."""
 
 
-@dataclass(frozen=True)
-class TokenizersPage(Page):
-    """The registered tokenizers, and the form that registers another one."""
-
-    tokenizers: list[TokenizerLine]
-    """By name."""
-    errors: dict[str, list[str]]
-    """Field -> what is wrong with it; empty before a POST."""
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
@@ -71,7 +61,9 @@ def index(request: HttpRequest) -> HttpResponse:
     if registered is None:
         project_code = request.GET.get("project", "")[:64]
         listed = list_tokenizers(access(request), project_code)
-        tokenizers_page = TokenizersPage([_line(request, tokenizer) for tokenizer in listed], form.sentences())
+        tokenizers_page = {
+            "tokenizers": [_line(request, tokenizer) for tokenizer in listed], "errors": form.sentences(),
+        }
         only_html: dict[str, Any] = {
             "form": form if where is not None else None,
             "where": where,

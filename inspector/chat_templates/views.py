@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.chat_templates.check_page import drawn, drawn_conversation, drawn_repair
 from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
-from inspector.chat_templates.pages import CheckConversationPage, CheckPage, ChecksPage, CheckSummary, ConversationPage
+from inspector.chat_templates.pages import CheckPage
 from inspector.chat_templates.repair_page import named
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
 from inspector.web.access import (
@@ -52,28 +52,21 @@ def index(request: HttpRequest) -> HttpResponse:
         if check is not None:
             return redirect(_address(check, request.POST.get("probe", "")))
     else:
-        subject_asked = subject(access(request), request.GET)
-        earlier_check = subject_asked.check() if subject_asked else None
+        run, earlier_check, initial = subject(access(request), request.GET)
         if earlier_check is not None:
             return redirect(_address(earlier_check, failing_probe(earlier_check.cells, request.GET.get("probe", ""))))
-        name = subject_asked.run.name if subject_asked else ""
-        before = None if subject_asked else _asked_before(request, request.GET.get("check", ""))
-        where = form_project(
-            request, subject_asked.run.project if subject_asked else before.project if before else None
-        )
+        name = run.name if run else ""
+        before = None if run else _asked_before(request, request.GET.get("check", ""))
+        where = form_project(request, run.project if run else before.project if before else None)
         if where is not None:
             usual = {"tokenizer": request.GET.get("tokenizer", "")}
-            form = TemplateCheckForm(
-                where.chosen, initial=subject_asked.initial() if subject_asked else _again(before) if before else usual
-            )
+            form = TemplateCheckForm(where.chosen, initial=initial if run else _again(before) if before else usual)
     project_code = request.GET.get("project", "")[:64]
-    checks_page = ChecksPage(
-        [
-            CheckSummary.of(check, project_name(request, check.project_id))
-            for check in recent_checks(access(request), RECENT, project_code)
-        ],
-        form.sentences() if form is not None else {},
-    )
+    recent = recent_checks(access(request), RECENT, project_code)
+    checks_page = {
+        "checks": [CheckPage.of(check, project_name(request, check.project_id)) for check in recent],
+        "errors": form.sentences() if form is not None else {},
+    }
     lists = {"projects": projects_to_filter(request), "asked": project_code}
     status = 400 if form is not None and form.errors else 200
     return page(
@@ -95,14 +88,9 @@ def conversation(request: HttpRequest) -> HttpResponse:
         where = chosen_project(request, preferred=before.project if before else None)
         usual = _again(before) if before else _first(where.chosen)
         form = ConversationForm(where.chosen, initial={"conversation": EXAMPLE, **usual})
-    conversation_page = ConversationPage(form.sentences())
+    status = 400 if form.errors else 200
     return page(
-        request,
-        "chat_templates/conversation.html",
-        conversation_page,
-        400 if form.errors else 200,
-        form=form,
-        where=where,
+        request, "chat_templates/conversation.html", {"errors": form.sentences()}, status, form=form, where=where
     )
 
 
@@ -126,7 +114,7 @@ def _again(check: TemplateCheck) -> dict[str, Any]:
 def check_conversation(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The ids that every strategy puts between the completions of a check's own conversation."""
     project = project_name(request, check.project_id)
-    conversation_page = CheckConversationPage.of(check, project, strategies=(check.report or {}).get("strategies"))
+    conversation_page = CheckPage.of(check, project, strategies=(check.report or {}).get("strategies"))
     return page(request, "chat_templates/strategies.html", conversation_page, **drawn_conversation(check))
 
 
@@ -189,7 +177,7 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """The verdict of a check, or its progress."""
     if is_fragment(request, "repair"):
         return page(request, "chat_templates/_repair.html", {}, **drawn_repair(check))
-    check_page = CheckPage.of(check, project_name(request, check.project_id))
+    check_page = CheckPage.of(check, project_name(request, check.project_id), report=check.report)
     return page(request, "chat_templates/detail.html", check_page, **drawn(check))
 
 

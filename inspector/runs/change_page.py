@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from django.contrib import messages
 from django.db import transaction
@@ -14,7 +14,7 @@ from django.views.decorators.http import require_http_methods
 from inspector.html.inspector_tags import plural
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_delete, require
-from inspector.web.twins import Page, page, wants_json
+from inspector.web.twins import page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_control
 from rollouts.store.models import Role, Run
@@ -23,28 +23,6 @@ from rollouts.store.runs.tags import add_tags, read_tags, remove_tags, rename_ru
 
 MAX_RUNS = 100
 """Runs that are changed at once."""
-
-
-@dataclass(frozen=True)
-class ChosenRun:
-    """A run that was chosen."""
-
-    run: RunValues
-    tags: list[str]
-    may_delete: bool
-    """The user made it, or is an admin of its project."""
-
-
-@dataclass(frozen=True)
-class ChangePage(Page):
-    """The runs that were chosen, and what was said about the last wish."""
-
-    runs: list[ChosenRun]
-    """Newest first."""
-    error: str
-    """Why nothing was changed; empty otherwise."""
-    done: str
-    """What was changed; empty before a POST."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -74,10 +52,14 @@ def change(request: HttpRequest) -> HttpResponse:
     )
 
 
-def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> ChangePage:
+def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> dict[str, Any]:
+    """The chosen runs, newest first; why nothing was changed, and what was."""
     tags = tags_of(runs) if runs else {}
-    chosen = [ChosenRun(RunValues.of(run), tags.get(run.pk, []), may_delete(request, run)) for run in runs]
-    return ChangePage(runs=chosen, error=error, done=done)
+    chosen = [
+        {"run": RunValues.of(run), "tags": tags.get(run.pk, []), "may_delete": may_delete(request, run)}
+        for run in runs
+    ]
+    return {"runs": chosen, "error": error, "done": done}
 
 
 def _do(request: HttpRequest, runs: list[Run], n: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
@@ -26,17 +25,6 @@ ORDERS = {
 """The orders that the list offers; `selectors.SORTS` has more."""
 PERSONAL = tuple(field for field, asked in INPUTS.items() if asked.is_personal)
 """What a visitor does not filter by."""
-
-
-@dataclass(frozen=True)
-class SortHead:
-    """The link in the head of a column by which a list can be sorted."""
-
-    url: str
-    order: str
-    """The order now: ``ascending``, ``descending``, or empty = it is sorted by another column."""
-    words: str
-    """The order that the link leads to."""
 
 
 _HEADS = {
@@ -88,14 +76,15 @@ class ListQuery(TrajectoryFilters):
         pairs = {name: value for name, value in {**dict(self.pairs()), **changes}.items() if value}
         return f"?{urlencode(pairs)}" if pairs else ""
 
-    def heads(self) -> dict[str, SortHead]:
-        """Column -> the link in its head."""
+    def heads(self) -> dict[str, dict[str, str]]:
+        """Column -> the link in its head: ``url``, the ``order`` now (empty = another column's), and its ``words``."""
         heads = {}
         for column, (first, second) in _HEADS.items():
             chosen = self.sort.removeprefix("-") == first.removeprefix("-")
             to = second if self.sort == first else first
             order = ("descending" if self.sort.startswith("-") else "ascending") if chosen else ""
-            heads[column] = SortHead(self.query(sort="" if to == "index" else to) or "?", order, ORDERS[to])
+            url = self.query(sort="" if to == "index" else to) or "?"
+            heads[column] = {"url": url, "order": order, "words": ORDERS[to]}
         return heads
 
     @property

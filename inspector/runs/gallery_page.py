@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import Self
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_not_required
@@ -37,8 +37,8 @@ TREES = "The calls of the trajectory form a tree"
 
 
 @dataclass(frozen=True)
-class GalleryEntry:
-    """A trajectory of the gallery: a kind of finding, or a tree of calls."""
+class KindEntry:
+    """A kind of finding in the gallery and in the help, or a tree of calls in the gallery."""
 
     kind: str
     """Slug of the kind, or the name of the tree."""
@@ -51,10 +51,25 @@ class GalleryEntry:
     """What happened."""
     consequence: str
     """What it does to training."""
-    evidence: str
-    """What the diagnosis says of this trajectory; empty while the gallery is not loaded."""
-    url: str
-    """Address of the trajectory, which opens at the finding; empty while the gallery is not loaded."""
+    evidence: str = ""
+    """In the gallery: what the diagnosis says of this trajectory; empty while the gallery is not loaded."""
+    url: str = ""
+    """In the gallery: address of the trajectory, which opens at the finding; empty while the gallery is not loaded."""
+    remedy: str = ""
+    """In the help: what to do about it."""
+    passes: str = ""
+    """In the help: the smallest input that has not this finding, in words."""
+    fails: str = ""
+    """In the help: the smallest input that has it, in words."""
+    gallery: str = ""
+    """In the help: address of the trajectory that shows it; empty when the gallery has none."""
+    not_in_gallery: str = ""
+    """In the help: why the gallery has none; else empty."""
+
+    @classmethod
+    def of(cls, kind: FindingKind, **more: str) -> Self:
+        """A kind, and what a page shows beside it."""
+        return cls(kind.slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, **more)
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class GalleryPage(Page):
     """The code of the run that holds the gallery; None while nobody has loaded it."""
     clean: str
     """Address of the trajectory with no fault; empty while the gallery is not loaded."""
-    entries: list[GalleryEntry]
+    entries: list[KindEntry]
     """The kinds of the gallery, in its order, then the trees."""
     missing: list[tuple[str, str]]
     """Title of a kind that the gallery does not show, and why."""
@@ -135,46 +150,8 @@ def one(request: HttpRequest, kind: str) -> HttpResponse:
 def findings(request: HttpRequest) -> HttpResponse:
     """Every kind of finding: what happened, what it does to training, the remedy, and a witness pair."""
     kinds = sorted(KINDS.values(), key=lambda kind: list(AXES).index(kind.axis))
-    shown = FindingsPage([_help_entry(kind) for kind in kinds])
-    return page(request, "help_findings.html", shown, groups=_by_axis(shown.kinds))
-
-
-@dataclass(frozen=True)
-class HelpEntry:
-    """A kind of finding in the help."""
-
-    kind: str
-    """Slug of the kind, and the fragment of its address."""
-    title: str
-    axis: str
-    """What the kind is about: ``stream``, ``delta`` or ``row``."""
-    severity: str
-    """The usual severity of the kind."""
-    meaning: str
-    """What happened."""
-    consequence: str
-    """What it does to training."""
-    remedy: str
-    """What to do about it."""
-    passes: str
-    """The smallest input that has not this finding, in words."""
-    fails: str
-    """The smallest input that has it, in words."""
-    gallery: str
-    """Address of the trajectory that shows it; empty when the gallery has none."""
-    not_in_gallery: str
-    """Why the gallery has none; else empty."""
-
-
-@dataclass(frozen=True)
-class FindingsPage(Page):
-    """Every kind of finding."""
-
-    kinds: list[HelpEntry]
-    """By what they are about, in the order of lists."""
-
-
-Entry = TypeVar("Entry", GalleryEntry, HelpEntry)
+    entries = [_help_entry(kind) for kind in kinds]
+    return page(request, "help_findings.html", {"kinds": entries}, groups=_by_axis(entries))
 
 
 @cache
@@ -183,11 +160,11 @@ def in_gallery() -> frozenset[str]:
     return frozenset(one.external_id for one in gallery.trajectories())
 
 
-def _help_entry(kind: FindingKind) -> HelpEntry:
-    return HelpEntry(
-        kind.slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, kind.remedy, kind.passes,
-        kind.fails, reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else "",
-        MISSING.get(kind.slug, ""),
+def _help_entry(kind: FindingKind) -> KindEntry:
+    example = reverse("gallery-one", args=[kind.slug]) if kind.slug in in_gallery() else ""
+    return KindEntry.of(
+        kind, remedy=kind.remedy, passes=kind.passes, fails=kind.fails, gallery=example,
+        not_in_gallery=MISSING.get(kind.slug, ""),
     )
 
 
@@ -195,26 +172,23 @@ def _page(run: Run | None) -> GalleryPage:
     urls = {one.external_id: reverse("trajectory", args=[one.code]) for one in gallery_trajectories(run)} if run else {}
     evidence = gallery_evidence(run, EXAMPLES) if run else {}
     entries = [
-        GalleryEntry(
-            slug, kind.title, kind.axis, kind.severity, kind.meaning, kind.consequence, evidence.get(slug, ""),
-            urls.get(slug, ""),
-        )
+        KindEntry.of(kind, evidence=evidence.get(slug, ""), url=urls.get(slug, ""))
         for slug, kind in KINDS.items()
         if slug in in_gallery()
     ]
     entries += [
-        GalleryEntry(
-            name, one.title, TREE, KINDS[one.kind].severity, one.meaning, one.consequence, evidence.get(name, ""),
+        KindEntry(
+            name, tree.title, TREE, KINDS[tree.kind].severity, tree.meaning, tree.consequence, evidence.get(name, ""),
             urls.get(name, ""),
         )
-        for name, one in EXAMPLES.items()
-        if one.kind
+        for name, tree in EXAMPLES.items()
+        if tree.kind
     ]
     missing = [(KINDS[slug].title, why) for slug, why in MISSING.items()]
     return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries, missing)
 
 
-def _by_axis(entries: Sequence[Entry]) -> list[tuple[str, str, list[Entry]]]:
+def _by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:
     """(axis, what its entries have in common, its entries, the gravest first), those without an entry left out"""
     headings = [*AXES.items(), (TREE, TREES)]
     grave_first = sorted(entries, key=lambda one: list(Severity).index(Severity(one.severity)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from inspector.runs.run_values import ListedRun
 from inspector.runs.training.gap_causes import gap_causes
@@ -18,16 +19,6 @@ BAR_WIDTH = 200
 """Width of the viewBox of the bar."""
 LEAST = 3.0
 """The least width of a part, so that one of thousands is seen."""
-
-
-@dataclass(frozen=True)
-class BarPart:
-    """The trajectories of one worst severity, as a part of a bar."""
-
-    severity: str
-    n: int
-    x: str
-    width: str
 
 
 @dataclass(frozen=True)
@@ -54,6 +45,7 @@ def listed_run(
     """
     return ListedRun.of(
         run,
+        project_code=run.project.code,
         worst=next(iter(severities.items()), None),
         severities=dict(severities),
         top_cause=top_cause(
@@ -83,12 +75,12 @@ def top_cause(counts: Mapping[str, int], worst: str) -> str | None:
     return min((kind for kind, n in counts.items() if n), key=place, default=None)
 
 
-def severity_bar(run: ListedRun) -> list[BarPart]:
-    """The parts of a bar that stands for all trajectories of a run, the gravest first."""
+def severity_bar(run: ListedRun) -> list[dict[str, Any]]:
+    """The parts of a bar that stands for all trajectories of a run, one for each worst severity, the gravest first."""
     total = max(run.trajectories, sum(run.severities.values()))
     parts, x = [], 0.0
     for severity, n in run.severities.items():
         width = max(BAR_WIDTH * n / total, LEAST)
-        parts.append(BarPart(severity, n, f"{x:.1f}", f"{width:.1f}"))
+        parts.append({"severity": severity, "n": n, "x": f"{x:.1f}", "width": f"{width:.1f}"})
         x += width
     return parts

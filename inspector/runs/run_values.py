@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
@@ -104,21 +104,23 @@ class RunValues(Page):
 class ListedRun(RunValues):
     """A run as a line of the list of runs."""
 
-    worst: tuple[str, int] | None
+    project_code: str
+    """Code of its project."""
+    worst: tuple[str, int] | None = None
     """The gravest severity of its findings, and how many trajectories have it."""
-    severities: dict[str, int]
+    severities: dict[str, int] = field(default_factory=dict)
     """Worst severity -> trajectories, the gravest first; empty where they are not counted."""
-    top_cause: str | None
+    top_cause: str | None = None
     """The most frequent kind among those of the gravest usual severity that are not muted."""
-    muted: list[str]
+    muted: list[str] = field(default_factory=list)
     """Its kinds of findings that the project has muted in it; they count everywhere."""
-    alarms: int
+    alarms: int = 0
     """Limits of its training steps that it is above."""
-    gap_causes: list[GapCauseValues]
+    gap_causes: list[GapCauseValues] = field(default_factory=list)
     """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
-    tags: list[str]
+    tags: list[str] = field(default_factory=list)
     """By name."""
-    project: str | None
+    project: str | None = None
     """Name of its project, for a user who sees several."""
 
 
@@ -126,6 +128,8 @@ class ListedRun(RunValues):
 class ShownRun(RunValues):
     """A run on its own page, with its origin."""
 
+    project_code: str
+    """Code of its project."""
     project: str | None
     """Name of its project, for a user who sees several."""
     tokenizer: str | None
@@ -150,6 +154,7 @@ class ShownRun(RunValues):
         """Tokenizer and owner are read one by one: at most two queries."""
         return super().of(
             run,
+            project_code=run.project.code,
             tokenizer=run.tokenizer.name if run.tokenizer else None,
             chat_template=run.chat_template_id,
             rows_chat_template=run.rows_chat_template_id,

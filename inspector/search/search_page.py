@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.runs.filters import ListQuery
+from inspector.runs.run_values import RunValues
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page
 from rollouts.jobs.search import INDEXES, Found, SearchedPart, SearchQuestion, search
@@ -127,18 +128,6 @@ def _address(found: Found) -> str:
 
 
 @dataclass(frozen=True)
-class FoundRun(Page):
-    """A run whose name, model or code holds the text."""
-
-    code: str
-    """Names it in addresses."""
-    name: str
-    """What its maker called it."""
-    url: str
-    """Address of its page."""
-
-
-@dataclass(frozen=True)
 class SearchPage(Page):
     """A part of what a search finds."""
 
@@ -160,7 +149,7 @@ class SearchPage(Page):
     """Trajectories of all the runs."""
     notes: list[str]
     """Sentences about what could not be searched."""
-    runs: list[FoundRun]
+    runs: list[RunValues]
     """Runs by name, model or code, in the first part of a search of metadata in all runs."""
     index: str
     """Which index of the database serves it."""
@@ -196,10 +185,7 @@ def search_page(
     runs = []
     if question.by == "metadata" and run is None and not cursor:
         runs_part = visible_runs(access(request), RunFilters(text=question.text, project=project), "", MAX_RUNS)
-        runs = [
-            FoundRun(stored_run.code, stored_run.name, reverse("run", args=[stored_run.code]))
-            for stored_run in runs_part.items
-        ]
+        runs = [RunValues.of(stored_run) for stored_run in runs_part.items]
     return SearchPage(
         run.code if run is not None else None, question.by, question.text or question.filters.kind,
         _results(part.results), part.complete, part.next or None, part.done, part.total, part.notes, runs,

@@ -1,6 +1,6 @@
 """Typed reading of environment variables.
 
-A wrong value never raises. The default is used instead, and `system_checks` turns each `SettingProblem` into a
+A wrong value never raises. The default is used instead, and `system_checks` turns each of its `problems` into a
 sentence. So `manage.py check` names all mistakes at once.
 """
 
@@ -12,20 +12,13 @@ from pathlib import Path
 from typing import Any
 
 
-@dataclass(frozen=True)
-class SettingProblem:
-    """One misconfiguration: what is wrong, and the way out."""
-
-    message: str
-    hint: str
-
-
 @dataclass
 class EnvironmentReader:
     """The process environment, read with types; wrong values are collected in `problems`."""
 
     values: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    problems: list[SettingProblem] = field(default_factory=list)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    """What is wrong, and the way out."""
 
     def text(self, name: str, default: str = "") -> str:
         """The value without surrounding blanks; an empty value counts as unset."""
@@ -105,4 +98,4 @@ class EnvironmentReader:
         return models
 
     def problem(self, message: str, hint: str) -> None:
-        self.problems.append(SettingProblem(message, hint))
+        self.problems.append((message, hint))

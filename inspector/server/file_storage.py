@@ -53,7 +53,7 @@ def backup_place(named: str) -> Storage:
     env = EnvironmentReader({NAME: where})
     entry = file_storage(env)
     if env.problems:
-        raise ValueError(env.problems[0].message.replace(NAME, "The place of the backup"))
+        raise ValueError(env.problems[0][0].replace(NAME, "The place of the backup"))
     storage: Storage = import_string(entry["BACKEND"])(**entry["OPTIONS"])
     return storage
 

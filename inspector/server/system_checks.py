@@ -25,7 +25,7 @@ from rollouts.store.files.values import StorageDown
 @register()
 def check_environment(**_: Any) -> Iterable[CheckMessage]:
     """Values that could not be read at all."""
-    return [Error(problem.message, hint=problem.hint, id="inspector.E001") for problem in settings.ENV_PROBLEMS]
+    return [Error(message, hint=hint, id="inspector.E001") for message, hint in settings.ENV_PROBLEMS]
 
 
 @register()

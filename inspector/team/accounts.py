@@ -58,23 +58,14 @@ class AccountLine(Page):
         )
 
 
-@dataclass(frozen=True)
-class AccountsPage(Page):
-    """The accounts of the server."""
-
-    accounts: list[AccountLine]
-    """By name."""
-    text: str
-    """The part of the name that was asked for."""
-
-
 @require_safe
 @never_cache
 @for_server_admins
 def index(request: HttpRequest) -> HttpResponse:
     """The accounts; `?text=` filters by name."""
     text = request.GET.get("text", "")[:150]
-    return page(request, "team/accounts.html", AccountsPage([AccountLine.of(one) for one in all_accounts(text)], text))
+    accounts = [AccountLine.of(user) for user in all_accounts(text)]
+    return page(request, "team/accounts.html", {"accounts": accounts, "text": text})
 
 
 @require_POST

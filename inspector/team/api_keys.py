@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Self
 
 from django import forms
 from django.contrib import messages
@@ -86,22 +86,16 @@ class ApiKeyLine(Page):
     """`live`, `revoked` or `expired`."""
     may_revoke: bool
     """Whether the reader of the page may revoke it."""
+    token: str | None = None
+    """The key itself, shown once: where this request made it."""
 
     @classmethod
-    def of(cls, record: ApiToken, request: HttpRequest, /, **more: Any) -> Self:
-        """The record with its maker and project, and what a subclass adds."""
+    def of(cls, record: ApiToken, request: HttpRequest, token: str | None = None) -> Self:
+        """The record with its maker and project."""
         return from_columns(
             cls, record, made_by=record.created_by.get_username(), project=record.project.name,
-            state=api_key_state(record), may_revoke=may_revoke(request, record), **more,
+            state=api_key_state(record), may_revoke=may_revoke(request, record), token=token,
         )
-
-
-@dataclass(frozen=True)
-class NewApiKey(ApiKeyLine):
-    """An API key that was made by this request."""
-
-    token: str
-    """Shown once."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +106,8 @@ class ApiKeysPage(Page):
     """Newest first."""
     errors: dict[str, list[str]]
     """Field of the form -> what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class ApiKeyMadePage(ApiKeysPage):
-    """The API keys after one was made."""
-
-    made: NewApiKey
-    """That one."""
+    made: ApiKeyLine | None = None
+    """The key that this request made."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -141,7 +129,7 @@ def index(request: HttpRequest) -> HttpResponse:
     record, token = create_api_key(
         request.user, wanted["name"], project=choice.chosen, scopes=wanted["scopes"], days=wanted["days"] or None
     )
-    shown = ApiKeyMadePage(_lines(request), {}, NewApiKey.of(record, request, token=token))
+    shown = ApiKeysPage(_lines(request), {}, ApiKeyLine.of(record, request, token=token))
     return page(request, "team/api_keys.html", shown, 201, **only_html)
 
 

@@ -105,23 +105,17 @@ class InvitationLine(Page):
     """Who used it; empty as long as nobody did."""
     state: str
     """`live`, `used`, `revoked` or `expired`."""
+    link: str | None = None
+    """The whole address, shown once: where this request made it."""
 
     @classmethod
-    def of(cls, record: Invitation, /, **more: Any) -> Self:
-        """The invitation with its maker and its user, and what a subclass adds."""
+    def of(cls, record: Invitation, link: str | None = None) -> Self:
+        """The invitation with its maker and its user."""
         used_by = record.used_by.get_username() if record.used_by else ""
         over = "used" if record.used_at else "revoked" if record.revoked_at else "expired"
         state = over if invitation_fault(record) else "live"
         made_by = record.created_by.get_username()
-        return from_columns(cls, record, made_by=made_by, used_by=used_by, state=state, **more)
-
-
-@dataclass(frozen=True)
-class NewInvitation(InvitationLine):
-    """An invitation that was made by this request."""
-
-    link: str
-    """The whole address, shown once."""
+        return from_columns(cls, record, made_by=made_by, used_by=used_by, state=state, link=link)
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,7 @@ class ProjectPage(Page):
     """Newest first; empty for a reader who is no admin."""
     muted: list[MutedValues]
     """The rules that mute kinds of findings in its runs, newest first."""
-    made: NewInvitation | None = None
+    made: InvitationLine | None = None
     """The invitation that this request made."""
     errors: dict[str, list[str]] | None = None
     """Field of the form of invitations -> what is wrong with it."""
@@ -289,7 +283,7 @@ def invite(request: HttpRequest, project: Project) -> HttpResponse:
     record, token = services.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
     activity_log.record(Action.INVITED, record, detail=f"role {record.role}")
     link = request.build_absolute_uri(f"/join/{token}")
-    return _draw(request, _page(request, project, made=NewInvitation.of(record, link=link)), 201)
+    return _draw(request, _page(request, project, made=InvitationLine.of(record, link)), 201)
 
 
 @require_POST

@@ -87,10 +87,12 @@ class ShareLine(Page):
     """`live`, `revoked`, `expired`, or `maker left`: who made it is no longer a member of the project."""
     may_revoke: bool
     """Whether the reader of the page may revoke it."""
+    link: str | None = None
+    """The whole address, shown once: where this request made it."""
 
     @classmethod
-    def of(cls, record: ShareLink, request: HttpRequest, /, **more: Any) -> Self:
-        """The link with its target, and what a subclass adds. Raises ``Http404`` when the target was deleted."""
+    def of(cls, record: ShareLink, request: HttpRequest, link: str | None = None) -> Self:
+        """The link with its target. Raises ``Http404`` when the target was deleted."""
         kind, name, url = target_of(record)
         over = "revoked" if record.revoked_at else "maker left" if maker_left(record) else "expired"
         state = "live" if is_live(record) else over
@@ -99,42 +101,8 @@ class ShareLine(Page):
         return from_columns(
             cls, record, kind=kind, name=name, url=url, view=view_words(record), made_by=made_by, state=state,
             tokens=window, n_opened=record.n_opened, project=record.project.name,
-            may_revoke=may_revoke(request, record), **more,
+            may_revoke=may_revoke(request, record), link=link,
         )
-
-
-@dataclass(frozen=True)
-class NewShare(ShareLine):
-    """A share link that was made by this request."""
-
-    link: str
-    """The whole address, shown once."""
-
-
-@dataclass(frozen=True)
-class SharesPage(Page):
-    """The share links of the projects that the reader may see, or those of one object."""
-
-    shares: list[ShareLine]
-    """Newest first."""
-    of: str
-    """The object that was asked for, in words; empty for all links."""
-
-
-@dataclass(frozen=True)
-class ShareMadePage(Page):
-    """The answer to a form that made a link."""
-
-    share: NewShare
-    """The link."""
-
-
-@dataclass(frozen=True)
-class RefusedSharePage(Page):
-    """The answer to a form that cannot make a link."""
-
-    errors: dict[str, list[str]]
-    """Field -> what is wrong with it."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -153,13 +121,13 @@ def index(request: HttpRequest) -> HttpResponse:
             raise Http404(f"Links lead to one of: {', '.join(FIND)}.")
         target = found_or_404(visible(request, FIND[kind](code)), kind, code)
     lines = [ShareLine.of(link, request) for link in newest_shares(access(request), MAX_LISTED, target)]
-    return page(request, "shares/index.html", SharesPage(lines, f"{kind} {code}" if target is not None else ""))
+    return page(request, "shares/index.html", {"shares": lines, "of": f"{kind} {code}" if target is not None else ""})
 
 
 def _create(request: HttpRequest) -> HttpResponse:
     form = ShareForm(request.POST)
     if not form.is_valid():
-        return page(request, "shares/refused.html", RefusedSharePage(form.sentences()), 422, form=form)
+        return page(request, "shares/refused.html", {"errors": form.sentences()}, 422, form=form)
     wanted = form.cleaned_data
     found = FIND[wanted["target"]](wanted["code"])
     target = found_or_404(visible(request, found), wanted["target"], wanted["code"])
@@ -167,12 +135,12 @@ def _create(request: HttpRequest) -> HttpResponse:
     query, window = wanted["query"].lstrip("?"), None
     if wanted["only"] and isinstance(target, StoredTrajectory) and is_active(target):
         sentence = "This trajectory still grows, and its rows may change. Share some of its tokens when it has ended."
-        return page(request, "shares/refused.html", RefusedSharePage({"only": [sentence]}), 422, form=form)
+        return page(request, "shares/refused.html", {"errors": {"only": [sentence]}}, 422, form=form)
     if wanted["only"]:
         window = marked_window(target, QueryDict(query)) if isinstance(target, StoredTrajectory) else None
         if window is None:
             sentence = f"Mark the tokens on the page of a trajectory first, at most {MAX_SHARED_TOKENS:,} of one row."
-            return page(request, "shares/refused.html", RefusedSharePage({"only": [sentence]}), 422, form=form)
+            return page(request, "shares/refused.html", {"errors": {"only": [sentence]}}, 422, form=form)
     link, token = create_share(
         request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
     )
@@ -180,7 +148,7 @@ def _create(request: HttpRequest) -> HttpResponse:
     address = request.build_absolute_uri(f"/s/{token}")
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
     link.project = target.run.project if isinstance(target, StoredTrajectory) else target.project
-    return page(request, template, ShareMadePage(NewShare.of(link, request, link=address)), 201)
+    return page(request, template, {"share": ShareLine.of(link, request, address)}, 201)
 
 
 def may_revoke(request: HttpRequest, link: ShareLink) -> bool:

@@ -112,14 +112,15 @@ def field_docs(page: type) -> dict[str, str]:
 def some_fields(cls: type, name: str, about: str, fields: str) -> Any:
     """A dataclass of some fields of another one, with their types and docstrings; ``.of(value)`` makes it.
 
-    So the API declares in one line what it shows of a value that pages have too.
+    So the API declares in one line what it shows of a value that pages have too. ``a=b``: the field ``b`` as ``a``.
     """
-    hints, texts, names = get_type_hints(cls), field_docs(cls), fields.split()
+    hints, texts = get_type_hints(cls), field_docs(cls)
+    sources = {field.partition("=")[0]: field.rpartition("=")[2] for field in fields.split()}
 
     def of(value: Any) -> Any:
-        return made(*(getattr(value, field) for field in names))
+        return made(*(getattr(value, source) for source in sources.values()))
 
-    typed = [(field, Annotated[hints[field], Field(description=texts[field])]) for field in names]
+    typed = [(field, Annotated[hints[source], Field(description=texts[source])]) for field, source in sources.items()]
     made = dataclasses.make_dataclass(name, typed, frozen=True, namespace={"__doc__": about, "of": staticmethod(of)})
     return made
 

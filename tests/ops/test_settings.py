@@ -35,8 +35,8 @@ def test_a_flag_is_read(value: str, expected: bool) -> None:
 def test_a_wrong_value_is_a_sentence_and_the_default_stands_in(read) -> None:
     environment = EnvironmentReader({"X": "-maybe"})
     assert not read(environment)
-    assert "X" in environment.problems[0].message
-    assert environment.problems[0].hint
+    assert "X" in environment.problems[0][0]
+    assert environment.problems[0][1]
 
 
 def test_whole_numbers_keep_their_bounds() -> None:

@@ -66,23 +66,6 @@ class TrainingPage(Page):
     """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """Since when the run has findings of a kind."""
-
-    kind: str
-    title: str
-    severity: str
-    place: int
-    """Where it begins: a training step, or the place of a version."""
-    where: str
-    """The same in words."""
-    trajectories: int
-    """Trajectories there with such a finding."""
-    url: str
-    """Address of these; empty = no list shows them alone."""
-
-
 @reads_run
 def training(request: HttpRequest, run: Run) -> HttpResponse:
     """A run by training step, or with ``by=version`` by policy version.
@@ -162,7 +145,7 @@ def _rows(steps: list[TrainingStepLine], here: str) -> list[tuple[TrainingStepLi
     ]
 
 
-def _beginnings(shown: TrainingPage, here: str, worst: Mapping[str, str]) -> list[Beginning]:
+def _beginnings(shown: TrainingPage, here: str, worst: Mapping[str, str]) -> list[dict[str, Any]]:
     of_step = {line.training_step: line for line in shown.steps}
     found = []
     for kind, step in shown.began.items():
@@ -174,10 +157,12 @@ def _beginnings(shown: TrainingPage, here: str, worst: Mapping[str, str]) -> lis
     return sorted(found, key=_gravest_first)
 
 
-def _beginning(kind: str, place: int, where: str, n: int, url: str, worst: Mapping[str, str]) -> Beginning:
+def _beginning(kind: str, place: int, where: str, n: int, url: str, worst: Mapping[str, str]) -> dict[str, Any]:
+    """Since when the run has findings of a kind: ``place`` is a training step, or the place of a version."""
     severity = worst.get(kind) or (str(KINDS[kind].severity) if kind in KINDS else "")
-    return Beginning(kind, finding_title(kind), severity, place, where, n, url)
+    place_words = {"place": place, "where": where, "trajectories": n, "url": url}
+    return {"kind": kind, "title": finding_title(kind), "severity": severity, **place_words}
 
 
-def _gravest_first(one: Beginning) -> tuple[int, int, str]:
-    return {"error": 0, "warning": 1}.get(one.severity, 2), one.place, one.kind
+def _gravest_first(beginning: Mapping[str, Any]) -> tuple[int, int, str]:
+    return {"error": 0, "warning": 1}.get(beginning["severity"], 2), beginning["place"], beginning["kind"]
