@@ -37,7 +37,7 @@ def run_line(run: Run) -> Any:
 
 def whole_run(run: Run) -> Any:
     """A run whose project, tokenizer and templates are loaded."""
-    return WholeRun.of(ShownRun.of(run, project=None))
+    return WholeRun.of(ShownRun.of(run, project=None, project_code=run.project.code))
 
 
 def job_answer(job: Job) -> Any:

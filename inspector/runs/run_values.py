@@ -128,8 +128,6 @@ class ListedRun(RunValues):
 class ShownRun(RunValues):
     """A run on its own page, with its origin."""
 
-    project_code: str
-    """Code of its project."""
     project: str | None
     """Name of its project, for a user who sees several."""
     tokenizer: str | None
@@ -148,13 +146,14 @@ class ShownRun(RunValues):
     """Sentences about what its source did not bring."""
     settings: dict[str, Any]
     """What was asked for: prompts, group, sampling, seed, limits."""
+    project_code: str = ""
+    """Code of its project; empty on a page, which has not loaded it."""
 
     @classmethod
     def of(cls, run: Run, /, **more: Any) -> Self:
         """Tokenizer and owner are read one by one: at most two queries."""
         return super().of(
             run,
-            project_code=run.project.code,
             tokenizer=run.tokenizer.name if run.tokenizer else None,
             chat_template=run.chat_template_id,
             rows_chat_template=run.rows_chat_template_id,
