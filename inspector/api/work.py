@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from inspector.api.answers import Part, answer, found, the_run
 from inspector.api.callers import project_for
@@ -42,9 +41,10 @@ from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilter
 router = Router(tags=["work"])
 
 
-@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class SettingsAsked(LaunchSettings):
     """The settings of a launch, as a run reports them. With the defaults a run works."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
 
 class LaunchAsked(Body):

@@ -11,7 +11,8 @@ from django.urls import reverse
 from django.views.decorators.http import require_http_methods, require_safe
 
 from inspector.chat_templates import template_compare, template_matrix
-from inspector.chat_templates.pages import ComparedPage, MatrixPage
+from inspector.chat_templates.template_compare import ComparedPage
+from inspector.chat_templates.template_matrix import MatrixPage
 from inspector.web.access import access, chosen_project, projects_to_filter, sees_several_projects
 from inspector.web.twins import page
 from rollouts.jobs import template_checks

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from inspector.chat_templates.pages import ComparedPage
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
+from inspector.web.twins import Page
 from rollouts.jobs import template_checks
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Project, TemplateCheck, Tokenizer
@@ -16,6 +17,34 @@ from rollouts.store.people.registered_tokenizers import chat_template_labels, ne
 from rollouts.store.people.template_checks import find_checks
 
 MAX_TEMPLATES = 300
+
+
+@dataclass(frozen=True)
+class ComparedPage(Page):
+    """Two templates side by side, as soon as both are chosen."""
+
+    project: str
+    """Code of the project that has registered them."""
+    templates: list[dict[str, str]]
+    """Hash and label of the templates that can be chosen, newest first."""
+    a: dict[str, Any] | None = None
+    """The first: hash, label, and the state of its check; null = it is not chosen."""
+    b: dict[str, Any] | None = None
+    """The second."""
+    same: bool = False
+    """Their texts are equal."""
+    diff: str = ""
+    """Their texts as a unified diff."""
+    tokenizer: str | None = None
+    """The tokenizer of both checks; None compares characters."""
+    missing: list[str] = field(default_factory=list)
+    """Hashes of those that have not been checked yet."""
+    under_way: bool = False
+    """A worker has not answered yet."""
+    ready: bool = False
+    """Both reports are there."""
+    probes: list[dict[str, Any]] = field(default_factory=list)
+    """Each probe, how it came out with either template, and the change of its render; empty until ready."""
 
 
 def choices(project: Project, chosen: Sequence[str]) -> list[dict[str, str]]:

@@ -6,12 +6,13 @@ import csv
 import io
 import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from django.http import QueryDict
 
-from inspector.chat_templates.pages import MatrixColumn, MatrixPage
-from inspector.web.twins import from_columns
+from inspector.chat_templates.tokenizer_values import TokenizerValues
+from inspector.web.twins import Page
 from rollouts.jobs import template_checks
 from rollouts.store.models import TemplateCheck, Tokenizer
 from rollouts.store.people.access import Access
@@ -28,6 +29,34 @@ WORDS = {
     "differs": "differs, without harm for training",
 }
 SHOW_CHOICES = ("all", "failing", "differing")
+
+
+@dataclass(frozen=True)
+class MatrixPage(Page):
+    """Every registered tokenizer's template against every probe."""
+
+    tokenizers: list[TokenizerValues]
+    """Those that pass the filter; revisions of one source stand together, the oldest first."""
+    probes: list[dict[str, str]]
+    """Name, title and purpose of each probe that passes the filter."""
+    purposes: list[str]
+    """Every purpose that a probe has."""
+    filter: dict[str, str]
+    """The parameters as they were understood."""
+    n_tokenizers: int
+    """Before the filter."""
+    n_probes: int
+    """Of the chosen purpose, before ``show``."""
+    answered: int
+    """Tokenizers whose check has ended."""
+    missing: int
+    """Tokenizers whose check nobody has asked for."""
+    under_way: bool
+    """A worker has not answered yet."""
+    revisions: list[dict[str, Any]]
+    """What turned from each revision of a source to the next one that differs."""
+    versions: list[dict[str, Any]]
+    """What an earlier version of the checks answered in another way."""
 
 
 def word_of(probe: Mapping[str, Any]) -> str:
@@ -98,13 +127,11 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
     )
 
 
-def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: bool) -> MatrixColumn:
+def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: bool) -> TokenizerValues:
     cells = (check.cells or {}) if check else {}
-    return from_columns(
-        MatrixColumn,
+    return TokenizerValues.of(
         tokenizer,
-        project=tokenizer.project.name if names_projects else None,
-        chat_template=tokenizer.chat_template_id,
+        tokenizer.project.name if names_projects else None,
         code=check.code if check else None,
         status="missing" if check is None or is_missing(check) else check.status,
         error=check.error if check else "",
@@ -113,7 +140,7 @@ def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: b
     )
 
 
-def _probes(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, str]]:
+def _probes(columns: list[TokenizerValues], asked: Asked) -> list[dict[str, str]]:
     """The probes of all columns, purpose by purpose in the order in which the first columns have them."""
     cells: dict[str, dict[str, str]] = {}
     for column in columns:
@@ -123,14 +150,14 @@ def _probes(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, str]]:
     return sorted(cells.values(), key=lambda probe: order.index(probe["purpose"]))
 
 
-def _is_kept(probe: str, columns: list[MatrixColumn], show: str) -> bool:
+def _is_kept(probe: str, columns: list[TokenizerValues], show: str) -> bool:
     words = {column.cells[probe] for column in columns if probe in column.cells}
     if show == "failing":
         return bool(words & {"broken", "raises"})
     return show == "all" or len(words) > 1
 
 
-def _revisions(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, Any]]:
+def _revisions(columns: list[TokenizerValues], asked: Asked) -> list[dict[str, Any]]:
     """Sources with several revisions: the outcomes that changed between neighbouring revisions."""
     revisions = []
     for before, after in itertools.pairwise(columns):
@@ -148,7 +175,7 @@ def _revisions(columns: list[MatrixColumn], asked: Asked) -> list[dict[str, Any]
     return revisions
 
 
-def _versions(columns: list[MatrixColumn], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
+def _versions(columns: list[TokenizerValues], checks: Mapping[str, TemplateCheck]) -> list[dict[str, Any]]:
     """Templates with answers of several versions of the checks: the outcomes that changed between versions."""
     versions = []
     for column in columns:
@@ -167,7 +194,7 @@ def _versions(columns: list[MatrixColumn], checks: Mapping[str, TemplateCheck]) 
     return versions
 
 
-def _short(column: MatrixColumn) -> dict[str, Any]:
+def _short(column: TokenizerValues) -> dict[str, Any]:
     names = ("name", "revision", "chat_template", "prefix_preserving", "created_at", "code")
     return {name: getattr(column, name) for name in names}
 
@@ -181,7 +208,7 @@ def rows(shown: MatrixPage) -> list[dict[str, Any]]:
     return [{"purpose": purpose, "probes": probes} for purpose, probes in groups.items()]
 
 
-def _cell(probe: Mapping[str, str], column: MatrixColumn) -> dict[str, Any]:
+def _cell(probe: Mapping[str, str], column: TokenizerValues) -> dict[str, Any]:
     word = column.cells.get(probe["name"], "")
     return {
         "tone": word or "none",

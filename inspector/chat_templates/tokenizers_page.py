@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +12,16 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
+from inspector.chat_templates.tokenizer_values import TokenizerValues
 from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
 from inspector.web.access import access, chosen_project, form_project, project_name, projects_to_filter
 from inspector.web.forms import TokenizerForm
-from inspector.web.twins import Page, from_columns, json_page, page, wants_json
+from inspector.web.twins import json_page, page, wants_json
 from rollout_inspector.text import tokenizers
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.outages import is_disk_full
 from rollouts.store.people.registered_tokenizers import list_tokenizers
 from rollouts.store.people.tokenizers import register_tokenizer
-
-
-@dataclass(frozen=True)
-class TokenizerLine(Page):
-    """A registered tokenizer."""
-
-    name: str
-    """Names it on forms and in files; unique in its project."""
-    project: str | None
-    """Name of its project, for a user who sees several."""
-    project_code: str
-    """Code of its project."""
-    sha256: str
-    """Of its tokenizer.json."""
-    source: str
-    """Where it came from: name of the folder, upload, or hub id."""
-    revision: str
-    """Of a hub id."""
-    vocab_size: int
-    """Tokens that it has."""
-    encoder: str
-    """Which library encodes with it exactly."""
-    chat_template: str | None
-    """Hash of the template that it came with."""
-    created_at: datetime
-    """When it was registered."""
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -77,14 +50,8 @@ def index(request: HttpRequest) -> HttpResponse:
     return redirect("tokenizers")
 
 
-def _line(request: HttpRequest, tokenizer: Tokenizer) -> TokenizerLine:
-    return from_columns(
-        TokenizerLine,
-        tokenizer,
-        project=project_name(request, tokenizer.project_id),
-        project_code=tokenizer.project.code,
-        chat_template=tokenizer.chat_template_id,
-    )
+def _line(request: HttpRequest, tokenizer: Tokenizer) -> TokenizerValues:
+    return TokenizerValues.of(tokenizer, project_name(request, tokenizer.project_id))
 
 
 def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:

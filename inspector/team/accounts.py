@@ -15,6 +15,7 @@ from django.views.decorators.http import require_POST, require_safe
 from inspector.team.people_access import for_server_admins
 from inspector.web.twins import Page, error_page, page
 from rollout_inspector.refusal import Refusal
+from rollouts.store.models import Membership
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import set_account
@@ -32,7 +33,7 @@ CHANGES: dict[str, tuple[dict[str, bool], str]] = {
 
 @dataclass(frozen=True)
 class AccountLine(Page):
-    """An account as a line of the list."""
+    """An account as a line of the accounts of the server, or of the members of a project."""
 
     id: int
     """Names it in addresses."""
@@ -40,22 +41,30 @@ class AccountLine(Page):
     """The name to log in with."""
     is_active: bool
     """False: it can neither log in nor use its sessions and API keys."""
-    is_server_admin: bool
-    """May do everything in every project, and manages accounts."""
-    projects: int
-    """How many projects it has a role in."""
     created_at: datetime
-    """When it was made."""
-    last_login: datetime | None
-    """When it logged in last."""
+    """When it was made; of a member: when it joined."""
+    role: str | None = None
+    """Of a member: in the project."""
+    is_server_admin: bool | None = None
+    """Of the server: it may do everything in every project, and manages accounts."""
+    projects: int | None = None
+    """Of the server: how many projects it has a role in."""
+    last_login: datetime | None = None
+    """Of the server: when it logged in last."""
 
     @classmethod
     def of(cls, user: Any) -> Self:
         """The account with ``n_projects``."""
         return cls(
-            user.pk, user.get_username(), user.is_active, user.is_superuser, user.n_projects, user.date_joined,
-            user.last_login,
+            user.pk, user.get_username(), user.is_active, user.date_joined, is_server_admin=user.is_superuser,
+            projects=user.n_projects, last_login=user.last_login,
         )
+
+    @classmethod
+    def of_member(cls, membership: Membership) -> Self:
+        """The membership with its account."""
+        user = membership.user
+        return cls(user.pk, user.get_username(), user.is_active, membership.created_at, membership.role)
 
 
 @require_safe

@@ -98,18 +98,6 @@ class ApiKeyLine(Page):
         )
 
 
-@dataclass(frozen=True)
-class ApiKeysPage(Page):
-    """The API keys of the reader, and those of the projects in which the reader is an admin."""
-
-    tokens: list[ApiKeyLine]
-    """Newest first."""
-    errors: dict[str, list[str]]
-    """Field of the form -> what is wrong with it."""
-    made: ApiKeyLine | None = None
-    """The key that this request made."""
-
-
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
@@ -123,13 +111,13 @@ def index(request: HttpRequest) -> HttpResponse:
         "address": request.build_absolute_uri("/").rstrip("/"),
     }
     if request.method != "POST" or not form.is_valid():
-        shown = ApiKeysPage(_lines(request), form.sentences())
+        shown = {"tokens": _lines(request), "errors": form.sentences()}
         return page(request, "team/api_keys.html", shown, 422 if form.errors else 200, **only_html)
     wanted = form.cleaned_data
     record, token = create_api_key(
         request.user, wanted["name"], project=choice.chosen, scopes=wanted["scopes"], days=wanted["days"] or None
     )
-    shown = ApiKeysPage(_lines(request), {}, ApiKeyLine.of(record, request, token=token))
+    shown = {"tokens": _lines(request), "errors": {}, "made": ApiKeyLine.of(record, request, token)}
     return page(request, "team/api_keys.html", shown, 201, **only_html)
 
 

@@ -14,12 +14,13 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from inspector.runs.muted import MutedValues
+from inspector.team.accounts import AccountLine
 from inspector.team.people_access import for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollout_inspector.refusal import Refusal
-from rollouts.store.models import Invitation, Membership, Project, Role
+from rollouts.store.models import Invitation, Project, Role
 from rollouts.store.people import activity_log
 from rollouts.store.people import members as services
 from rollouts.store.people.activity_log import Action
@@ -47,40 +48,6 @@ class ProjectLine(Page):
     """What the reader of the page may do in it."""
     members: int
     """How many accounts have a role in it."""
-
-
-@dataclass(frozen=True)
-class ProjectsPage(Page):
-    """The projects that the reader of the page may see."""
-
-    projects: list[ProjectLine]
-    """By name."""
-    may_make: bool
-    """Whether the reader may make another one."""
-    errors: dict[str, list[str]]
-    """Field of the form -> what is wrong with it."""
-
-
-@dataclass(frozen=True)
-class MemberLine(Page):
-    """A member of a project."""
-
-    id: int
-    """Of the account; names it in addresses."""
-    name: str
-    """Of the account."""
-    role: str
-    """In this project."""
-    is_active: bool
-    """False: an admin of the server closed the account."""
-    created_at: datetime
-    """When the account joined."""
-
-    @classmethod
-    def of(cls, record: Membership) -> Self:
-        """The membership with its account."""
-        user = record.user
-        return from_columns(cls, record, id=user.pk, name=user.get_username(), is_active=user.is_active)
 
 
 @dataclass(frozen=True)
@@ -128,7 +95,7 @@ class ProjectPage(Page):
     """Unique on the server."""
     role: str
     """What the reader of the page may do in it."""
-    members: list[MemberLine]
+    members: list[AccountLine]
     """By name."""
     invitations: list[InvitationLine]
     """Newest first; empty for a reader who is no admin."""
@@ -191,13 +158,13 @@ def _list(request: HttpRequest, form: NameForm, status: int) -> HttpResponse:
         ProjectLine(one.code, one.name, str(held.role_in(one.pk)), one.n_members)  # type: ignore[attr-defined]
         for one in listed_projects(held)
     ]
-    shown = ProjectsPage(lines, held.is_server_admin, form.sentences())
+    shown = {"projects": lines, "may_make": held.is_server_admin, "errors": form.sentences()}
     return page(request, "team/projects.html", shown, status, form=form)
 
 
 def _page(request: HttpRequest, project: Project, **more: Any) -> ProjectPage:
     role = access(request).role_in(project.pk)
-    members = [MemberLine.of(one) for one in members_of(project)]
+    members = [AccountLine.of_member(member) for member in members_of(project)]
     invitations = [InvitationLine.of(one) for one in newest_invitations(project)] if role == Role.ADMIN else []
     muted = [MutedValues.of(one, True, one.run) for one in rules_of_project(project)]
     return ProjectPage(project.code, project.name, str(role), members, invitations, muted, **more)

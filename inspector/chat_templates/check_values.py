@@ -1,8 +1,8 @@
-"""What the pages of chat templates show, as typed values. Each page is the JSON of its twin too."""
+"""A chat-template check as pages show it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
@@ -80,82 +80,3 @@ class CheckPage(Page):
             lost=under_way and template_checks.is_stale(check),
             **more,
         )
-
-
-@dataclass(frozen=True)
-class MatrixColumn:
-    """A tokenizer's own template against every probe."""
-
-    name: str
-    project: str | None
-    """Name of its project, for a user who sees several."""
-    source: str
-    revision: str
-    created_at: datetime
-    """When the tokenizer was registered."""
-    chat_template: str | None
-    """Hash of the template."""
-    code: str | None
-    """Of the check; None where nobody has asked."""
-    status: str
-    """Of the check, or ``missing``."""
-    error: str
-    prefix_preserving: bool | None
-    cells: dict[str, str]
-    """Probe -> one of ``template_matrix.WORDS``."""
-
-
-@dataclass(frozen=True)
-class MatrixPage(Page):
-    """Every registered tokenizer's template against every probe."""
-
-    tokenizers: list[MatrixColumn]
-    """Those that pass the filter; revisions of one source stand together, the oldest first."""
-    probes: list[dict[str, str]]
-    """Name, title and purpose of each probe that passes the filter."""
-    purposes: list[str]
-    """Every purpose that a probe has."""
-    filter: dict[str, str]
-    """The parameters as they were understood."""
-    n_tokenizers: int
-    """Before the filter."""
-    n_probes: int
-    """Of the chosen purpose, before ``show``."""
-    answered: int
-    """Tokenizers whose check has ended."""
-    missing: int
-    """Tokenizers whose check nobody has asked for."""
-    under_way: bool
-    """A worker has not answered yet."""
-    revisions: list[dict[str, Any]]
-    """What turned from each revision of a source to the next one that differs."""
-    versions: list[dict[str, Any]]
-    """What an earlier version of the checks answered in another way."""
-
-
-@dataclass(frozen=True)
-class ComparedPage(Page):
-    """Two templates side by side, as soon as both are chosen."""
-
-    project: str
-    """Code of the project that has registered them."""
-    templates: list[dict[str, str]]
-    """Hash and label of the templates that can be chosen, newest first."""
-    a: dict[str, Any] | None = None
-    """The first: hash, label, and the state of its check; null = it is not chosen."""
-    b: dict[str, Any] | None = None
-    """The second."""
-    same: bool = False
-    """Their texts are equal."""
-    diff: str = ""
-    """Their texts as a unified diff."""
-    tokenizer: str | None = None
-    """The tokenizer of both checks; None compares characters."""
-    missing: list[str] = field(default_factory=list)
-    """Hashes of those that have not been checked yet."""
-    under_way: bool = False
-    """A worker has not answered yet."""
-    ready: bool = False
-    """Both reports are there."""
-    probes: list[dict[str, Any]] = field(default_factory=list)
-    """Each probe, how it came out with either template, and the change of its render; empty until ready."""
