@@ -60,11 +60,11 @@ class DocumentedAPI(NinjaAPI):
         components["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
         for page in (*_pages(), *OTHERS):
             # The library reads the docstrings of a class, and not those of the classes that it extends.
-            held = components.get(page.__name__, {}).get("properties", {})
-            texts = field_docs(page) if held else {}
-            for field, said in held.items():
-                if "description" not in said and field in texts:
-                    said["description"] = texts[field]
+            properties = components.get(page.__name__, {}).get("properties", {})
+            texts = field_docs(page) if properties else {}
+            for field, description in properties.items():
+                if "description" not in description and field in texts:
+                    description["description"] = texts[field]
         return schema
 
 
@@ -89,8 +89,8 @@ api = DocumentedAPI(
     throttle=[CallerThrottle()],
     parser=BoundedParser(),
 )
-for one in (runs, trajectories, reading, comments, muted, checks, work, search):
-    api.add_router("", one.router)
+for module in (runs, trajectories, reading, comments, muted, checks, work, search):
+    api.add_router("", module.router)
 
 
 @cache
@@ -137,10 +137,10 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
 def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     """422 with the name of each value that makes no sense."""
     errors: dict[str, list[str]] = {}
-    for one in error.errors:
-        place, *path = one["loc"]
+    for fault in error.errors:
+        place, *path = fault["loc"]
         # The library puts the name of the parameter between the kind of place and the field.
         name = ".".join(str(step) for step in path if step != "asked") or str(place)
-        errors.setdefault(name[:100], []).append(str(one["msg"]).removeprefix("Value error, "))
-    name, said = next(iter(errors.items()))
-    return problem(422, f"{name}: {said[0]}.".replace("..", "."), errors)
+        errors.setdefault(name[:100], []).append(str(fault["msg"]).removeprefix("Value error, "))
+    name, sentences = next(iter(errors.items()))
+    return problem(422, f"{name}: {sentences[0]}.".replace("..", "."), errors)

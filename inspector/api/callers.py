@@ -34,11 +34,11 @@ class ApiTokenAuth(HttpBearer):
         return caller
 
     def authenticate(self, request: HttpRequest, token: str) -> Access:
-        found = api_key_of(request, token)
+        record = api_key_of(request, token)
         scope = ApiToken.Scope.READ if request.method in SAFE else ApiToken.Scope.LAUNCH
-        if scope not in found.scopes:
+        if scope not in record.scopes:
             raise ApiProblem(403, f"This API key lacks the scope {scope.value}. Make one that has it on /tokens.")
-        return _known(request, access(request), f"token {found.pk}")
+        return _known(request, access(request), f"token {record.pk}")
 
 
 class SessionAuth(APIKeyCookie):
@@ -89,11 +89,11 @@ def project_for(request: HttpRequest, code: str) -> Project:
 
     Raises ``Http404`` for a code that is unknown or hidden, and ``PermissionDenied`` for a role below member.
     """
-    seen = visible_projects(request)
-    named = [project for project in seen if project.code == code] if code else seen
-    if not named:
+    visible = visible_projects(request)
+    chosen = [project for project in visible if project.code == code] if code else visible
+    if not chosen:
         raise Http404("There is no such project here. Leave it out, or name one of yours.")
-    for project in named:
+    for project in chosen:
         if access(request).may(project.pk, Role.MEMBER):
             return project
-    raise too_low(named[0], access(request).role_in(named[0].pk) or Role.VIEWER, Role.MEMBER)
+    raise too_low(chosen[0], access(request).role_in(chosen[0].pk) or Role.VIEWER, Role.MEMBER)

@@ -142,18 +142,18 @@ def make_check(request: HttpRequest, asked: CheckAsked) -> HttpResponse:
     if asked.tokenizer and tokenizer_named(project, asked.tokenizer) is None:
         sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
-    said = asked.dict()
-    texts = {name: json.dumps(said[name]) for name in ("tools", "kwargs", "conversation") if said[name] is not None}
+    fields = asked.dict()
+    texts = {name: json.dumps(fields[name]) for name in ("tools", "kwargs", "conversation") if fields[name] is not None}
     form = TemplateCheckForm(
-        project, {**{name: said[name] for name in ("tokenizer", "chat_template", "label")}, **texts}
+        project, {**{name: fields[name] for name in ("tokenizer", "chat_template", "label")}, **texts}
     )
     check = ask_check(request, form, project, asked.repair) if form.is_valid() else None
     if check is None:
-        errors = {name: [str(one) for one in held] for name, held in form.errors.items()}
+        errors = form.sentences()
         raise ApiProblem(422, next(iter(errors.values()))[0], errors)
-    held = find_visible_check(access(request), check.code)
-    assert held is not None
-    return answer(whole_check(held), 202 if is_active(held.job) else 200)
+    stored = find_visible_check(access(request), check.code)
+    assert stored is not None
+    return answer(whole_check(stored), 202 if is_active(stored.job) else 200)
 
 
 def whole_check(check: TemplateCheck) -> Any:

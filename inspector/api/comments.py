@@ -71,21 +71,21 @@ def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpR
     if asked.start is not None:
         place = (asked.row or 0, asked.start, asked.start + 1 if asked.stop is None else asked.stop)
     try:
-        made = add_comment(trajectory, request.user, asked.text, place)
+        stored = add_comment(trajectory, request.user, asked.text, place)
     except Refusal as refusal:
         name = {"t": "start"}.get(refusal.field, refusal.field)
         raise ApiProblem(422, str(refusal), {name: [str(refusal)]}) from refusal
-    return answer(CommentValues.of(made, request), 201)
+    return answer(CommentValues.of(stored, request), 201)
 
 
 @router.post("/trajectories/{code}/comments/{comment}/edit", response=CommentValues, openapi_extra=extra(409, 422))
 def edit(request: HttpRequest, code: str, comment: str, asked: EditAsked) -> HttpResponse:
     """Give one's own comment another text; 409 where it was edited since."""
-    trajectory, held = _held(request, code, comment)
-    if not CommentValues.of(held, request).may_edit:
+    trajectory, stored = _held(request, code, comment)
+    if not CommentValues.of(stored, request).may_edit:
         raise ApiProblem(403, "Only its author edits a comment.")
     try:
-        edit_comment(held, asked.text, asked.version)
+        edit_comment(stored, asked.text, asked.version)
     except CommentMoved as refusal:
         raise ApiProblem(409, str(refusal), {refusal.field: [str(refusal)]}) from refusal
     return _again(request, trajectory, comment)
@@ -94,9 +94,9 @@ def edit(request: HttpRequest, code: str, comment: str, asked: EditAsked) -> Htt
 @router.post("/trajectories/{code}/comments/{comment}/resolve", response=CommentValues, openapi_extra=extra(409))
 def resolve(request: HttpRequest, code: str, comment: str) -> HttpResponse:
     """Say that a comment is settled; 409 where it is already."""
-    trajectory, held = _held(request, code, comment)
+    trajectory, stored = _held(request, code, comment)
     try:
-        resolve_comment(held, request.user)
+        resolve_comment(stored, request.user)
     except CommentMoved as refusal:
         raise ApiProblem(409, str(refusal)) from refusal
     return _again(request, trajectory, comment)
@@ -105,9 +105,9 @@ def resolve(request: HttpRequest, code: str, comment: str) -> HttpResponse:
 @router.post("/trajectories/{code}/comments/{comment}/reopen", response=CommentValues, openapi_extra=extra(409))
 def reopen(request: HttpRequest, code: str, comment: str) -> HttpResponse:
     """Say that a comment is not settled; 409 where it is open."""
-    trajectory, held = _held(request, code, comment)
+    trajectory, stored = _held(request, code, comment)
     try:
-        reopen_comment(held)
+        reopen_comment(stored)
     except CommentMoved as refusal:
         raise ApiProblem(409, str(refusal)) from refusal
     return _again(request, trajectory, comment)
@@ -116,10 +116,10 @@ def reopen(request: HttpRequest, code: str, comment: str) -> HttpResponse:
 @router.delete("/trajectories/{code}/comments/{comment}", response={204: None}, openapi_extra=extra())
 def delete(request: HttpRequest, code: str, comment: str) -> HttpResponse:
     """Delete a comment: one's own, or as an admin of the project any."""
-    trajectory, held = _held(request, code, comment)
-    if not CommentValues.of(held, request).may_delete:
+    trajectory, stored = _held(request, code, comment)
+    if not CommentValues.of(stored, request).may_delete:
         require(request, trajectory, Role.ADMIN)
-    delete_comment(held)
+    delete_comment(stored)
     return HttpResponse(status=204)
 
 

@@ -39,17 +39,17 @@ def mute_kind(request: HttpRequest, code: str, asked: MuteAsked) -> HttpResponse
     """Mute a kind of finding. A list that asks with `muted=hide` leaves it out."""
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
-    made = mute(run, asked.kind, asked.scope, asked.reason, request.user)
-    return answer(MutedValues.of(made, True, run), 201)
+    rule = mute(run, asked.kind, asked.scope, asked.reason, request.user)
+    return answer(MutedValues.of(rule, True, run), 201)
 
 
 @router.delete("/muted/{id}", response={204: None}, openapi_extra=extra(422))
 def unmute_kind(request: HttpRequest, id: Path[Count]) -> HttpResponse:
     """Take a rule back: what it muted is met first again."""
-    held, rule = access(request), find_rule(id)
-    role = None if rule is None else held.role_in(rule.project_id)
+    reader, rule = access(request), find_rule(id)
+    role = None if rule is None else reader.role_in(rule.project_id)
     rule = found(None if role is None else rule, "rule", str(id))
-    if not held.may(rule.project_id, Role.MEMBER):
+    if not reader.may(rule.project_id, Role.MEMBER):
         raise too_low(rule.project, role or Role.VIEWER, Role.MEMBER)
     unmute(rule)
     return HttpResponse(status=204)

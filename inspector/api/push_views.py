@@ -216,8 +216,8 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
         stream = request.META.get("wsgi.input") if request.META.get("wsgi.input_terminated") else None
         if stream is None or not request.META.get("HTTP_TRANSFER_ENCODING"):
             raise ApiProblem(411, "The request does not say how long it is: send Content-Length or a chunked body.")
-    said = whole_number(length, 18)
-    if said is not None and said > limit:
+    declared = whole_number(length, 18)
+    if declared is not None and declared > limit:
         raise ApiProblem(413, too_large)
     received = 0
     try:
@@ -231,7 +231,7 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
         if is_disk_full(error):
             raise
         raise ApiProblem(400, "The request broke off before its end; nothing of it was stored.") from error
-    if said is not None and received < said:
+    if declared is not None and received < declared:
         raise ApiProblem(400, "The request broke off before its end; nothing of it was stored.")
 
 

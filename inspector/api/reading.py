@@ -113,8 +113,8 @@ def audit_parsers(request: HttpRequest, code: str, index: Index) -> HttpResponse
     state, _, why = audit_state(trajectory, index)
     if state in ("live", "missing"):
         raise ApiProblem(409, why)
-    made, is_new = parser_audits.ask(trajectory, index, request.user)
-    if is_new and (sentence := send(made.job)):
+    audit, is_new = parser_audits.ask(trajectory, index, request.user)
+    if is_new and (sentence := send(audit.job)):
         raise ApiProblem(503, sentence)
     return answer(_audit(trajectory, index), 202)
 
@@ -153,12 +153,12 @@ def _with_step(request: HttpRequest, code: str, index: int) -> StoredTrajectory:
 
 
 def _audit(trajectory: StoredTrajectory, index: int) -> ReplyAudit:
-    state, made, why = audit_state(trajectory, index)
-    if made is not None:
-        made.trajectory = trajectory
-        made.job.parser_audit = made
-    is_done = made is not None and not is_active(made.job) and state == "done"
+    state, audit, why = audit_state(trajectory, index)
+    if audit is not None:
+        audit.trajectory = trajectory
+        audit.job.parser_audit = audit
+    is_done = audit is not None and not is_active(audit.job) and state == "done"
     return ReplyAudit(
-        trajectory.code, index, state, why, None if made is None else job_answer(made.job),
-        made.report if is_done and made is not None else None,
+        trajectory.code, index, state, why, None if audit is None else job_answer(audit.job),
+        audit.report if is_done and audit is not None else None,
     )

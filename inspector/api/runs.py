@@ -156,12 +156,12 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
 @router.get("/runs/{code}/trajectories", response=Part[TrajectoryLine], openapi_extra=extra(422))
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
     """The trajectories of a run, with the filters and orders of its page."""
-    run, wanted = the_run(request, code), asked.as_query(reader_of(request))
-    if wanted.after and not is_cursor(wanted.after, wanted.sort):
+    run, query = the_run(request, code), asked.as_query(reader_of(request))
+    if query.after and not is_cursor(query.after, query.sort):
         sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
         raise ApiProblem(422, sentence, {"cursor": [sentence]})
-    found = trajectory_list.list_trajectories(run, wanted, wanted.sort, wanted.after, asked.limit)
-    lines = list_part(run, wanted, found, reader_of(request))
+    part = trajectory_list.list_trajectories(run, query, query.sort, query.after, asked.limit)
+    lines = list_part(run, query, part, reader_of(request))
     return answer(Part([TrajectoryLine.of(line) for line in lines["trajectories"]], lines["next"]))
 
 

@@ -88,9 +88,9 @@ def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:
     run = the_run(request, asked.run) if asked.run else None
     try:
         question = SearchQuestion.read(asked.by, asked.q, TrajectoryFilters(kind=asked.finding))
-        found, _ = search_page(request, question, run, asked.cursor, asked.limit)
+        result, _ = search_page(request, question, run, asked.cursor, asked.limit)
     except Refusal as refusal:
         raise ApiProblem(422, str(refusal), {refusal.field or "q": [str(refusal)]}) from refusal
     except SearchBusy as busy:
         raise ApiProblem(503, "Other searches are under way. Ask again in some seconds.") from busy
-    return SearchPart([], [], None, None, found.results, found.next, found.notes)
+    return SearchPart([], [], None, None, result.results, result.next, result.notes)

@@ -88,15 +88,15 @@ def of_window(
     window = row_window(trajectory, row.handle, start, stop, steps)
     if row.follows_steps:
         names = _wanted(asked, beside.names_beside([row], steps).get(row.index, []))
-        held = beside.columns_beside(row, steps, names, start, stop) if names else {}
+        columns = beside.columns_beside(row, steps, names, start, stop) if names else {}
     else:
         names = _wanted(asked, parts.column_names(trajectory).get(row.index, []))
         whole = parts.column_values(trajectory, row.index, names)
-        held = {name: _padded(values[start:stop], stop - start) for name, values in whole.items()}
+        columns = {name: _padded(values[start:stop], stop - start) for name, values in whole.items()}
     return Columns(
         trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
         window.origin if window.origin_known else None, window.step_index,
-        held,
+        columns,
     )
 
 
@@ -135,15 +135,15 @@ def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, aske
 
 def columns_answer(request: HttpRequest, columns: Columns, asked: TokensAsked) -> HttpResponse:
     """The window in the form that the caller prefers. Raises :class:`ApiProblem` 422 for a name that is not there."""
-    wanted = _names(asked) or [*PLAIN, *columns.of_trainer]
-    unknown = [name for name in wanted if name not in (*PLAIN, *columns.of_trainer)]
+    names = _names(asked) or [*PLAIN, *columns.of_trainer]
+    unknown = [name for name in names if name not in (*PLAIN, *columns.of_trainer)]
     if unknown:
-        known = ", ".join((*PLAIN, *columns.of_trainer))
-        sentence = f"There is no column {unknown[0][:60]!r} here. Known: {known}."
+        known_names = ", ".join((*PLAIN, *columns.of_trainer))
+        sentence = f"There is no column {unknown[0][:60]!r} here. Known: {known_names}."
         raise ApiProblem(422, sentence, {"columns": [sentence]})
     if wants_arrow(request):
-        return HttpResponse(_arrow(columns, wanted), content_type=ARROW)
-    return HttpResponse(msgspec.json.encode(_plain(columns, wanted)), content_type="application/json")
+        return HttpResponse(_arrow(columns, names), content_type=ARROW)
+    return HttpResponse(msgspec.json.encode(_plain(columns, names)), content_type="application/json")
 
 
 def _names(asked: TokensAsked) -> list[str]:
@@ -166,8 +166,8 @@ def _plain(columns: Columns, wanted: list[str]) -> TokenColumns:
         ids=listed("ids"),
         loss_mask=listed("loss_mask"),
         logprobs=listed("logprobs"),
-        origin=None if origin is None else [slugs[one] for one in origin],
-        step=None if step is None else [None if one < 0 else one for one in step],
+        origin=None if origin is None else [slugs[value] for value in origin],
+        step=None if step is None else [None if value < 0 else value for value in step],
         columns={name: values.tolist() for name, values in columns.of_trainer.items() if name in wanted},
     )
 
@@ -193,9 +193,9 @@ def _arrow(columns: Columns, wanted: list[str]) -> bytes:
             arrays[name] = pa.array(values, pa.int32(), mask=values < 0)
         else:
             arrays[name] = pa.array(values)
-    arrays |= {f"{TRAINER}{name}": floats(held) for name, held in columns.of_trainer.items() if name in wanted}
-    said = {name: str(getattr(columns, name)) for name in ("trajectory", "start", "stop", "n_tokens")}
-    batch = pa.record_batch(arrays).replace_schema_metadata(said)
+    arrays |= {f"{TRAINER}{name}": floats(column) for name, column in columns.of_trainer.items() if name in wanted}
+    metadata = {name: str(getattr(columns, name)) for name in ("trajectory", "start", "stop", "n_tokens")}
+    batch = pa.record_batch(arrays).replace_schema_metadata(metadata)
     out = io.BytesIO()
     with pa.ipc.new_stream(out, batch.schema) as writer:
         writer.write_batch(batch)

@@ -80,8 +80,8 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
     first = _position("steps", asked.cursor)
 
     def build() -> HttpResponseBase:
-        held = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
-        items, more = [_step(one) for one in held[: asked.limit]], len(held) > asked.limit
+        steps = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
+        items, more = [_step(step) for step in steps[: asked.limit]], len(steps) > asked.limit
         return json_page(Part(items, cursor_of("steps", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build)
@@ -144,10 +144,10 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
     first, muted = _position("numbers", asked.cursor), sorted(muted_in(trajectory.run))
 
     def build() -> HttpResponseBase:
-        held = list(parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
-        numbered = enumerate(held[: asked.limit], start=first + 1)
+        findings = list(parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
+        numbered = enumerate(findings[: asked.limit], start=first + 1)
         items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
-        more = len(held) > asked.limit
+        more = len(findings) > asked.limit
         return json_page(Part(items, cursor_of("numbers", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build, muted)
@@ -160,8 +160,8 @@ def get_finding(request: HttpRequest, code: str, number: Path[Count]) -> HttpRes
     finding = found(parts.numbered_finding(trajectory, number), "finding", str(number))
     muted = sorted(muted_in(trajectory.run))
     values = FindingValues.of(finding, trajectory.code, number, muted)
-    shown = WholeFinding(values, finding.expected_ids.tolist(), finding.actual_ids.tolist())
-    return conditional(request, trajectory, lambda: json_page(shown), muted)
+    whole = WholeFinding(values, finding.expected_ids.tolist(), finding.actual_ids.tolist())
+    return conditional(request, trajectory, lambda: json_page(whole), muted)
 
 
 # -- rows by strategy --------------------------------------------------------------------------------------------------
@@ -176,10 +176,10 @@ def replay(request: HttpRequest, code: str) -> HttpResponseBase:
         raise ApiProblem(409, "This trajectory is not finished. Ask again when it has ended.")
     if reason := replays.missing(trajectory):
         raise ApiProblem(409, reason)
-    made, is_new = replays.ask(trajectory, again=True, user=request.user)
-    if is_new and (sentence := send(made.job)):
+    stored, is_new = replays.ask(trajectory, again=True, user=request.user)
+    if is_new and (sentence := send(stored.job)):
         raise ApiProblem(503, sentence)
-    return answer(_replay(made, trajectory), 202 if is_active(made.job) else 200)
+    return answer(_replay(stored, trajectory), 202 if is_active(stored.job) else 200)
 
 
 @router.get("/trajectories/{code}/strategies", response=ReplayValues, openapi_extra=extra(409))
@@ -219,11 +219,11 @@ def get_strategy_tokens(
 
 
 def _current(trajectory: StoredTrajectory) -> Replay:
-    made = replays.current(trajectory)
-    if made is None:
+    stored = replays.current(trajectory)
+    if stored is None:
         raise ApiProblem(409, f"Nobody has replayed this trajectory yet: POST /api/v1/trajectories/{trajectory.code}"
                               "/replay begins it.")
-    return made
+    return stored
 
 
 def _replay(made: Replay, trajectory: StoredTrajectory) -> ReplayValues:
@@ -236,14 +236,14 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
     """The stored rows of a strategy. Raises :class:`ApiProblem`."""
     if slug not in STRATEGIES:
         raise ApiProblem(404, f"There is no strategy {slug[:40]!r}. Known: {', '.join(STRATEGIES)}.")
-    made = _current(trajectory)
-    if is_active(made.job):
-        raise ApiProblem(409, f"The replay is under way: wait for the job {made.job.code}.")
-    held = replays.stored_rows(made, [slug]).get(slug)
-    if held is None:
+    stored = _current(trajectory)
+    if is_active(stored.job):
+        raise ApiProblem(409, f"The replay is under way: wait for the job {stored.job.code}.")
+    rows = replays.stored_rows(stored, [slug]).get(slug)
+    if rows is None:
         raise ApiProblem(409, "The replay stored no rows of this strategy: it was refused, failed, or made too many "
                               f"tokens. GET /api/v1/trajectories/{trajectory.code}/strategies says which.")
-    return held
+    return rows
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------
@@ -251,13 +251,13 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
 
 def _position(name: str, cursor: str) -> int:
     """The position at which a part begins."""
-    held = read_cursor(cursor, name, int)
-    return min(held[0], 2**31) if held else 0
+    position = read_cursor(cursor, name, int)
+    return min(position[0], 2**31) if position else 0
 
 
 def _one_step(trajectory: StoredTrajectory, index: int) -> StepValues:
-    held = parts.step_values(trajectory, STEP_COLUMNS, index, 1)
-    return _step(found(held[0] if held else None, "step", str(index)))
+    steps = parts.step_values(trajectory, STEP_COLUMNS, index, 1)
+    return _step(found(steps[0] if steps else None, "step", str(index)))
 
 
 def _step(held: dict[str, Any]) -> StepValues:

@@ -99,8 +99,8 @@ class RowValues(Page):
     @classmethod
     def of(cls, row: RowSummary, columns: dict[int, list[str]]) -> RowValues:
         """A row, and the names of the columns of each row."""
-        named = columns.get(row.index, [])
-        return cls(row.index, row.n_tokens, row.n_trained, row.follows_steps, sorted(row.steps), named,
+        names = columns.get(row.index, [])
+        return cls(row.index, row.n_tokens, row.n_trained, row.follows_steps, sorted(row.steps), names,
                    row.key is not None)
 
 

@@ -49,9 +49,9 @@ def _door(view: Callable[..., Any]) -> Callable[..., Any]:
             request.method = "HEAD"
             return HttpResponse(status=answer.status_code, headers=dict(answer.items()))
         if answer.status_code == 405:
-            said = problem(405, f"This address does not take {request.method}. Take one of: {answer['Allow']}.")
-            said["Allow"] = answer["Allow"]
-            return said
+            refusal = problem(405, f"This address does not take {request.method}. Take one of: {answer['Allow']}.")
+            refusal["Allow"] = answer["Allow"]
+            return refusal
         return answer
 
     return csrf_exempt(login_not_required(wrapped))

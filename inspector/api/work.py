@@ -194,10 +194,10 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
     if asked.tokenizer and tokenizer is None:
         sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
-    said = _begin(request, run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer else {})
-    if tokenizer is not None and said.status_code == 202 and tokenizer.pk != run.tokenizer_id:
+    response = _begin(request, run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer else {})
+    if tokenizer is not None and response.status_code == 202 and tokenizer.pk != run.tokenizer_id:
         choose_tokenizer(run, tokenizer)
-    return said
+    return response
 
 
 @router.post("/runs/{code}/replay", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409))

@@ -80,16 +80,20 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
     """(severity, sentence): the number of trajectories with each worst severity."""
     counts = summary.severities
     clean = counts.get("", 0) if set(summary.by_status) == {"done"} else 0
-    said = [
+    counts_by_words = [
         ("error", counts.get("error", 0), "with an error"),
         ("warning", counts.get("warning", 0), "with a warning and no error"),
         ("info", counts.get("info", 0), "with only notes"),
-        ("", clean, "without a finding" + " in what was checked" * any(one.not_decidable for one in summary.checks)),
+        (
+            "",
+            clean,
+            "without a finding" + " in what was checked" * any(entry.not_decidable for entry in summary.checks),
+        ),
     ]
-    held = [one for one in said if one[1]]
+    present = [entry for entry in counts_by_words if entry[1]]
     return [
         (severity, f"{plural(n, 'trajectory,trajectories') if place == 0 else format(n, ',')} {words}")
-        for place, (severity, n, words) in enumerate(held)
+        for place, (severity, n, words) in enumerate(present)
     ]
 
 

@@ -58,8 +58,8 @@ def _kept(run: Run, name: str, kind: type[T], count: Callable[[], T]) -> T:
         return count()
     live = is_active(run)
     key = f"figures:{run.pk}:{'' if live else state_of(run)}:{name}"
-    held = recall(key, kind)
-    if held is None:
-        held = count()
-        keep(key, held, LIVE_SECONDS if live else ENDED_SECONDS)
-    return held
+    figures = recall(key, kind)
+    if figures is None:
+        figures = count()
+        keep(key, figures, LIVE_SECONDS if live else ENDED_SECONDS)
+    return figures

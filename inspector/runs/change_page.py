@@ -32,8 +32,8 @@ def change(request: HttpRequest) -> HttpResponse:
     params = request.POST if request.method == "POST" else request.GET
     codes = list(dict.fromkeys(params.getlist("run")))
     runs = runs_with_codes(access(request), codes[: MAX_RUNS + 1])
-    held = {run.code for run in runs}
-    if missing := [code for code in codes[: MAX_RUNS + 1] if code not in held]:
+    visible = {run.code for run in runs}
+    if missing := [code for code in codes[: MAX_RUNS + 1] if code not in visible]:
         raise Http404(f"There is no run with the code {missing[0][:64]}. It may have been deleted.")
     for run in runs:
         require(request, run, Role.MEMBER)
@@ -64,34 +64,34 @@ def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> dict[
 
 def _do(request: HttpRequest, runs: list[Run], n: int) -> str:
     """Does what the form asks for. Raises :class:`Refusal`; then nothing was changed."""
-    asked, posted = request.POST.get("do", ""), request.POST
+    action, posted = request.POST.get("do", ""), request.POST
     if not runs:
         raise Refusal("No run is chosen. Tick some in the list of runs.")
     if n > MAX_RUNS:
         raise Refusal(f"{n:,} runs are chosen; at most {MAX_RUNS} are changed at once.")
-    if asked == "delete":
+    if action == "delete":
         return _delete(request, runs)
     with transaction.atomic():
-        if asked == "rename":
+        if action == "rename":
             for run in runs:
                 rename_run(run, posted.get(f"name-{run.code}", run.name))
             return f"{plural(len(runs), 'run')} saved."
-        if asked in ("tag", "untag"):
+        if action in ("tag", "untag"):
             names = read_tags(posted.get("tags", ""))
             for run in runs:
-                (add_tags if asked == "tag" else remove_tags)(run, names)
-            said = "tagged" if asked == "tag" else "no longer tagged"
-            return f"{plural(len(runs), 'run')} {said} “{', '.join(names)}”."
+                (add_tags if action == "tag" else remove_tags)(run, names)
+            words = "tagged" if action == "tag" else "no longer tagged"
+            return f"{plural(len(runs), 'run')} {words} “{', '.join(names)}”."
     raise Refusal("Say what is to be done: rename, tag, untag or delete.")
 
 
 def _delete(request: HttpRequest, runs: list[Run]) -> str:
     if request.POST.get("sure") != "yes":
         raise Refusal("Nothing was deleted: tick the box beside the button first.")
-    kept = [run.name for run in runs if not may_delete(request, run)]
-    if kept:
+    foreign = [run.name for run in runs if not may_delete(request, run)]
+    if foreign:
         raise Refusal(
-            f"Nothing was deleted: others made “{'”, “'.join(kept[:5])}”, and only an admin of the project deletes "
+            f"Nothing was deleted: others made “{'”, “'.join(foreign[:5])}”, and only an admin of the project deletes "
             "these. Leave them out."
         )
     for run in runs:

@@ -127,24 +127,28 @@ class RunComparison(Page):
 @never_cache
 def compare(request: HttpRequest) -> HttpResponse:
     """The figures, findings and questions of up to six runs. While one works, the page asks for the tables again."""
-    named = [code[:64].replace("\0", "") for code in request.GET.getlist("run") if code]
-    asked = named[:MAX_RUNS]
-    runs = [_visible(request, code) for code in asked]
-    shown = _compared(runs) if len(runs) > 1 else RunComparison([], [], [], [])
-    mark = mark_of(shown)
+    all_codes = [code[:64].replace("\0", "") for code in request.GET.getlist("run") if code]
+    codes = all_codes[:MAX_RUNS]
+    runs = [_visible(request, code) for code in codes]
+    comparison = _compared(runs) if len(runs) > 1 else RunComparison([], [], [], [])
+    mark = mark_of(comparison)
     if is_fragment(request, "compared"):
         if mark == request.GET.get("have"):
             return nothing_new()
-        return page(request, "runs/_compared.html", shown, asked=asked, mark=mark, most_questions=MAX_QUESTIONS)
+        return page(request, "runs/_compared.html", comparison, asked=codes, mark=mark, most_questions=MAX_QUESTIONS)
     least, most = (whole_number(request.GET.get(name, "").strip()) for name in ("training_min", "training_max"))
-    shown = _over_training(shown, runs, least, most)
-    if len(named) > MAX_RUNS:
-        shown.notices.append(f"The address names {len(named):,} runs. The first {MAX_RUNS} are compared.")
+    comparison = _over_training(comparison, runs, least, most)
+    if len(all_codes) > MAX_RUNS:
+        comparison.notices.append(f"The address names {len(all_codes):,} runs. The first {MAX_RUNS} are compared.")
     if len(runs) == 1:
-        shown.notices.append("One run is named. Name a second one to compare it with.")
-    tables = [] if shown.overlay is None else [(one, table(shown.overlay, one)) for one in shown.overlay.charts]
+        comparison.notices.append("One run is named. Name a second one to compare it with.")
+    tables = (
+        []
+        if comparison.overlay is None
+        else [(chart, table(comparison.overlay, chart)) for chart in comparison.overlay.charts]
+    )
     return page(
-        request, "runs/compare.html", shown, asked=asked, mark=mark, boxes=_boxes(asked), tables=tables,
+        request, "runs/compare.html", comparison, asked=codes, mark=mark, boxes=_boxes(codes), tables=tables,
         is_narrowed=least is not None or most is not None, most_questions=MAX_QUESTIONS,
     )
 
@@ -156,11 +160,11 @@ def compared(runs: Sequence[Run], least: int | None = None, most: int | None = N
 
 def _over_training(shown: RunComparison, runs: Sequence[Run], least: int | None, most: int | None) -> RunComparison:
     """The comparison with the charts of these steps; one of fewer than two runs has none."""
-    found = None
+    charts = None
     if shown.runs:
-        held = training_steps_of(runs, least, most)
-        found = overlay([run.name for run in runs], [held[run.pk] for run in runs])
-    return replace(shown, overlay=found if found and found.steps else None, training_min=least, training_max=most)
+        steps = training_steps_of(runs, least, most)
+        charts = overlay([run.name for run in runs], [steps[run.pk] for run in runs])
+    return replace(shown, overlay=charts if charts and charts.steps else None, training_min=least, training_max=most)
 
 
 def _boxes(asked: Sequence[str]) -> list[tuple[str, str]]:
@@ -176,17 +180,17 @@ def _visible(request: HttpRequest, code: str) -> Run:
 
 
 def _compared(runs: Sequence[Run]) -> RunComparison:
-    shown = [_one(run) for run in runs]
+    compared_runs = [_one(run) for run in runs]
     kinds = [
         KindInRuns(
             slug, kind.title,
-            [_count(one, slug) for one in shown],
+            [_count(compared_run, slug) for compared_run in compared_runs],
         )
         for slug, kind in KINDS.items()
-        if any(slug in one.flawed for one in shown)
+        if any(slug in compared_run.flawed for compared_run in compared_runs)
     ]
     kinds.sort(key=_first_gravest)
-    return RunComparison(shown, _different(runs), kinds, _questions(runs), any(is_active(run) for run in runs))
+    return RunComparison(compared_runs, _different(runs), kinds, _questions(runs), any(is_active(run) for run in runs))
 
 
 def _count(one: ComparedRun, kind: str) -> KindOfRun:
@@ -195,18 +199,18 @@ def _count(one: ComparedRun, kind: str) -> KindOfRun:
 
 
 def _first_gravest(kind: KindInRuns) -> tuple[int, int]:
-    return min(_gravity(one.severity) for one in kind.counts), -max(one.trajectories for one in kind.counts)
+    return min(_gravity(count.severity) for count in kind.counts), -max(count.trajectories for count in kind.counts)
 
 
 def _gravity(severity: str) -> int:
     """The place of a severity, the gravest first; empty comes last."""
-    held = list(Severity)
-    return held.index(Severity(severity)) if severity else len(held)
+    severities = list(Severity)
+    return severities.index(Severity(severity)) if severity else len(severities)
 
 
 def _one(run: Run) -> ComparedRun:
     totals, summary = totals_of(run), summary_of(run)
-    worst = {kind: min(held, key=_gravity) for kind, held in summary.finding_severities.items()}
+    worst = {kind: min(severities, key=_gravity) for kind, severities in summary.finding_severities.items()}
     return ComparedRun(
         RunValues.of(run),
         totals.trained,
@@ -221,21 +225,23 @@ def _one(run: Run) -> ComparedRun:
 
 def _templates(run: Run) -> tuple[str | None, ...]:
     """Name and hash of the chat template of the prompts, and of that of the rows. One query, or none."""
-    held = [run.chat_template_id or None, run.rows_chat_template_id or None]
-    labels = chat_template_labels(run.project_id, [sha256 for sha256 in held if sha256]) if any(held) else {}
+    hashes = [run.chat_template_id or None, run.rows_chat_template_id or None]
+    labels = chat_template_labels(run.project_id, [sha256 for sha256 in hashes if sha256]) if any(hashes) else {}
     return tuple(
-        said for sha256 in held for said in (template_name(labels.get(sha256, ""), sha256) if sha256 else None, sha256)
+        label
+        for sha256 in hashes
+        for label in (template_name(labels.get(sha256, ""), sha256) if sha256 else None, sha256)
     )
 
 
 def _questions(runs: Sequence[Run]) -> list[QuestionInRuns]:
     return [
         QuestionInRuns(
-            one.external_id,
-            next((side.prompt_line for side in one.sides if side.prompt_line), ""),
-            [QuestionSide.of(TrajectoryValues.of(side, run)) for side, run in zip(one.sides, runs, strict=True)],
+            question.external_id,
+            next((side.prompt_line for side in question.sides if side.prompt_line), ""),
+            [QuestionSide.of(TrajectoryValues.of(side, run)) for side, run in zip(question.sides, runs, strict=True)],
         )
-        for one in shared_questions(runs, MAX_QUESTIONS)
+        for question in shared_questions(runs, MAX_QUESTIONS)
     ]
 
 
@@ -243,9 +249,9 @@ def _different(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """What was asked for differently."""
     labels = setting_labels()
     names = list(dict.fromkeys(name for run in runs for name in run.settings if name not in BOOKKEEPING))
-    held = {name: [run.settings.get(name) for run in runs] for name in names}
+    values_by_name = {name: [run.settings.get(name) for run in runs] for name in names}
     return [
         (labels.get(name, name.replace("_", " ").capitalize()), values)
-        for name, values in held.items()
+        for name, values in values_by_name.items()
         if any(value != values[0] for value in values)
     ]

@@ -70,21 +70,26 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     """What the findings of a run cost. The figures of a large run are stored; a small run needs five queries."""
     kind = request.GET.get("finding", "")[:40]
     total = run.n_trajectories
-    found = cost_of(run, kind)
+    run_cost = cost_of(run, kind)
     here = reverse("run", args=[run.code])
     also = f"&finding={kind}" if kind else ""
-    slices = _slices(total, found.spread.along)
-    shown = CostPage(
+    slices = _slices(total, run_cost.spread.along)
+    data = CostPage(
         run=RunValues.of(run),
         finding=kind,
-        totals={**asdict(found.totals), "foreign": found.totals.foreign},
-        kinds=[_kind(one, total, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
-        by_step=[{"step": step, "trajectories": n} for step, n in found.spread.by_step],
-        steps_beyond=found.spread.steps_beyond,
+        totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
+        kinds=[
+            _kind(kind_cost, total, run.n_sampled, here, kind_cost.kind in muted_in(run))
+            for kind_cost in run_cost.kinds
+        ],
+        by_step=[{"step": step, "trajectories": n} for step, n in run_cost.spread.by_step],
+        steps_beyond=run_cost.spread.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
         strategies=strategies_of(run),
     )
-    step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
+    step_bars = share_bars(
+        [(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.spread.by_step]
+    )
     slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
     )
@@ -98,10 +103,10 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     for chart in charts:
         chart["top"] = highest_share(chart["bars"])
     return page(
-        request, "runs/cost.html", shown, charts=charts, sums=_sums(found), totals_text=_totals_text(found.totals),
+        request, "runs/cost.html", data, charts=charts, sums=_sums(run_cost), totals_text=_totals_text(run_cost.totals),
         chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, top=SHARES.top, bottom=SHARES.base + TICKS,
-        beyond=found.spread.steps_beyond,
+        beyond=run_cost.spread.steps_beyond,
     )
 
 
@@ -120,12 +125,12 @@ def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> Ki
 
 def _sums(found: RunCost) -> dict[str, int | None]:
     """The last line of the table. Lost and wrong come from the rows, so that no token counts twice."""
-    known = bool(found.totals.sampled)
+    is_known = bool(found.totals.sampled)
     return {
-        "lost": found.totals.lost if known else None,
-        "wrong": found.totals.foreign if known else None,
-        "rows_more": sum(one.rows_more for one in found.kinds),
-        "recomputed": sum(one.prompt_tokens_repaid for one in found.kinds),
+        "lost": found.totals.lost if is_known else None,
+        "wrong": found.totals.foreign if is_known else None,
+        "rows_more": sum(kind_cost.rows_more for kind_cost in found.kinds),
+        "recomputed": sum(kind_cost.prompt_tokens_repaid for kind_cost in found.kinds),
     }
 
 

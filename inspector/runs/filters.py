@@ -140,6 +140,6 @@ def filter_form(
         else:
             groups.append([control])
     names = {PARAMETERS[field] for field in absent}
-    groups = [group for group in groups if any(one.value or one.name not in names for one in group)]
+    groups = [group for group in groups if any(entry.value or entry.name not in names for entry in group)]
     groups.append([FilterControl("sort", "Order", query.sort, options=list(ORDERS.items()))])
     return sorted(groups, key=lambda group: not group[0].label)

@@ -105,12 +105,12 @@ def index(request: HttpRequest) -> HttpResponse:
                 messages.error(request, f"The gallery was not loaded: {error}", extra_tags="error")
         if not wants_json(request):
             return redirect("gallery")
-    shown = _page(run)
+    data = _page(run)
     return page(
         request,
         "gallery.html",
-        shown,
-        groups=_by_axis(shown.entries),
+        data,
+        groups=_by_axis(data.entries),
         where=form_project(request),
         n_training=len(TRAINING_RUNS),
     )
@@ -120,17 +120,17 @@ def _load_training(request: HttpRequest) -> HttpResponse:
     """Send workers for the bundled runs of training that are not there yet. A program gets 202 with all of them."""
     project = chosen_project(request).chosen
     try:
-        found = gallery.import_training(project, request.user)
+        imports = gallery.import_training(project, request.user)
     except ValueError as error:  # the tokenizer of the demo policy cannot be registered
         if wants_json(request):
             return json_page({"error": f"The runs were not loaded: {error}"}, 422)
         messages.error(request, f"The runs were not loaded: {error}", extra_tags="error")
         return redirect("gallery")
-    for _, run, job in found:
+    for _, run, job in imports:
         if job is not None:
             send_import(run, job)
     if wants_json(request):
-        return json_page({"runs": {one.name: run.code for one, run, _ in found}}, 202)
+        return json_page({"runs": {example.name: run.code for example, run, _ in imports}}, 202)
     return redirect(f"{reverse('runs')}?text=GRPO")
 
 
@@ -141,8 +141,12 @@ def one(request: HttpRequest, kind: str) -> HttpResponse:
     if kind not in in_gallery():
         raise Http404(f"The gallery has no trajectory for “{kind}”. Its page lists those that it has.")
     run = find_gallery(gallery.version(), access(request))
-    found = next((one for one in gallery_trajectories(run) if one.external_id == kind), None) if run else None
-    return redirect("gallery") if found is None else redirect("trajectory", found.code)
+    example = (
+        next((trajectory for trajectory in gallery_trajectories(run) if trajectory.external_id == kind), None)
+        if run
+        else None
+    )
+    return redirect("gallery") if example is None else redirect("trajectory", example.code)
 
 
 @login_not_required
@@ -157,7 +161,7 @@ def findings(request: HttpRequest) -> HttpResponse:
 @cache
 def in_gallery() -> frozenset[str]:
     """The names of the trajectories of the gallery."""
-    return frozenset(one.external_id for one in gallery.trajectories())
+    return frozenset(trajectory.external_id for trajectory in gallery.trajectories())
 
 
 def _help_entry(kind: FindingKind) -> KindEntry:
@@ -169,7 +173,14 @@ def _help_entry(kind: FindingKind) -> KindEntry:
 
 
 def _page(run: Run | None) -> GalleryPage:
-    urls = {one.external_id: reverse("trajectory", args=[one.code]) for one in gallery_trajectories(run)} if run else {}
+    urls = (
+        {
+            trajectory.external_id: reverse("trajectory", args=[trajectory.code])
+            for trajectory in gallery_trajectories(run)
+        }
+        if run
+        else {}
+    )
     evidence = gallery_evidence(run, EXAMPLES) if run else {}
     entries = [
         KindEntry.of(kind, evidence=evidence.get(slug, ""), url=urls.get(slug, ""))
@@ -192,5 +203,5 @@ def _by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntr
     """(axis, what its entries have in common, its entries, the gravest first), those without an entry left out"""
     headings = [*AXES.items(), (TREE, TREES)]
     grave_first = sorted(entries, key=lambda one: list(Severity).index(Severity(one.severity)))
-    groups = [(axis, common, [one for one in grave_first if one.axis == axis]) for axis, common in headings]
+    groups = [(axis, common, [entry for entry in grave_first if entry.axis == axis]) for axis, common in headings]
     return [group for group in groups if group[2]]

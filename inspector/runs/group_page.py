@@ -83,25 +83,25 @@ def _address(run: str, group: str) -> str:
 @reads_run
 def group(request: HttpRequest, run: Run, key: str) -> HttpResponse:
     """The group ``key``. `?to=CODE` names the reference; `?left=CODE&right=CODE` leads to the two side by side."""
-    found = trajectories_of_group(run, key, MAX_SIBLINGS) if "\0" not in key else []
-    if not found:
+    trajectories = trajectories_of_group(run, key, MAX_SIBLINGS) if "\0" not in key else []
+    if not trajectories:
         raise Http404(f"This run has no group “{key[:80]}”.")
-    by_code = {one.code: one for one in found}
-    left, right = request.GET.get("left", ""), request.GET.get("right", "")
+    by_code = {trajectory.code: trajectory for trajectory in trajectories}
+    left_code, right_code = request.GET.get("left", ""), request.GET.get("right", "")
     notices = []
-    if left or right:
-        if left in by_code and right in by_code and left != right and not wants_json(request):
-            return redirect(f"{reverse('trajectory-compare', args=[left])}?{urlencode({'with': right})}")
+    if left_code or right_code:
+        if left_code in by_code and right_code in by_code and left_code != right_code and not wants_json(request):
+            return redirect(f"{reverse('trajectory-compare', args=[left_code])}?{urlencode({'with': right_code})}")
         notices.append("Choose two different trajectories of this group, one on each side.")
-    asked = request.GET.get("to", "")
-    if asked and asked not in by_code:
-        notices.append(f"“{asked[:40]}” is no trajectory of this group; the best one is the reference.")
-    shown, more = _page(run, key, found, by_code.get(asked) or _best(found), notices)
-    return page(request, "runs/group.html", shown, **more)
+    reference = request.GET.get("to", "")
+    if reference and reference not in by_code:
+        notices.append(f"“{reference[:40]}” is no trajectory of this group; the best one is the reference.")
+    data, more = _page(run, key, trajectories, by_code.get(reference) or _best(trajectories), notices)
+    return page(request, "runs/group.html", data, **more)
 
 
 def _best(found: list[StoredTrajectory]) -> StoredTrajectory:
-    return next((one for one in found if _can_compare(one)), found[0])
+    return next((trajectory for trajectory in found if _can_compare(trajectory)), found[0])
 
 
 def _can_compare(one: StoredTrajectory) -> bool:
@@ -115,37 +115,34 @@ def _page(
     stats = group_stats(run, [key]).get(key) or GroupStats(len(found), 0, None, None, None)
     kinds = finding_kinds(found)
     streams, stored, whole = sampled_tokens(found)
-    computed = dict(zip([one.pk for one in found], group_advantages([one.reward for one in found]), strict=True))
+    keys = [trajectory.pk for trajectory in found]
+    computed = dict(zip(keys, group_advantages([trajectory.reward for trajectory in found]), strict=True))
     advantages, source = (stored, "stored") if stored else (computed, "computed")
     if not any(value is not None for value in advantages.values()):
         source = ""
     best = streams.get(reference.pk)
+    shared = {} if best is None else {pk: shared_length(best, stream) for pk, stream in streams.items()}
     siblings = [
         TrajectoryValues.of(
-            one,
-            run,
-            f"?{urlencode({'group': key})}",
-            advantage=advantages.get(one.pk),
-            kinds=kinds.get(one.pk, {}),
-            shared=None if best is None or one.pk not in streams else shared_length(best, streams[one.pk]),
-            compare_url=_compare(reference, one),
+            trajectory, run, f"?{urlencode({'group': key})}", advantage=advantages.get(trajectory.pk),
+            kinds=kinds.get(trajectory.pk, {}), shared=shared.get(trajectory.pk),
+            compare_url=_compare(reference, trajectory),
         )
-        for one in found
+        for trajectory in found
     ]
     most = max((len(stream) for stream in streams.values()), default=0) or 1
     bars = {
-        one.code: {
-            "sampled": f"{BAR_WIDTH * len(streams[one.pk]) / most:.1f}",
-            "shared": f"{BAR_WIDTH * (shared_length(best, streams[one.pk]) if best is not None else 0) / most:.1f}",
-            "n": len(streams[one.pk]),
+        pk: {
+            "sampled": f"{BAR_WIDTH * len(stream) / most:.1f}",
+            "shared": f"{BAR_WIDTH * shared.get(pk, 0) / most:.1f}",
+            "n": len(stream),
         }
-        for one in found
-        if one.pk in streams
+        for pk, stream in streams.items()
     }
-    shown = GroupPage(
+    data = GroupPage(
         run=RunValues.of(run),
         group=key,
-        prompt_line=next((one.prompt_line for one in found if one.prompt_line), ""),
+        prompt_line=next((trajectory.prompt_line for trajectory in found if trajectory.prompt_line), ""),
         trajectories=stats.n,
         scored=stats.n_rewards,
         reward_mean=stats.mean,
@@ -159,15 +156,18 @@ def _page(
         muted=sorted(muted_in(run)),
         notices=notices,
     )
-    lines = [(one, bars.get(one.code), _can_compare(record)) for one, record in zip(siblings, found, strict=True)]
-    others = [one.code for one in found if _can_compare(one) and one.pk != reference.pk]
-    return shown, {
+    lines = [
+        (sibling, bars.get(trajectory.pk), _can_compare(trajectory))
+        for sibling, trajectory in zip(siblings, found, strict=True)
+    ]
+    others = [trajectory.code for trajectory in found if _can_compare(trajectory) and trajectory.pk != reference.pk]
+    return data, {
         "lines": lines,
-        "reference_line": next(one for one in siblings if one.code == reference.code),
+        "reference_line": next(trajectory for trajectory in siblings if trajectory.code == reference.code),
         "bar_width": BAR_WIDTH,
         "list_url": f"{reverse('run', args=[run.code])}?{urlencode({'group': key})}",
         "muted_kinds": muted_in(run),
-        "comparable": sum(_can_compare(one) for one in found) > 1,
+        "comparable": sum(_can_compare(trajectory) for trajectory in found) > 1,
         "last": others[-1] if others else "",
     }
 

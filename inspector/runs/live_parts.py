@@ -163,8 +163,8 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
     groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = finding_kinds(found.items)
-    said = count_comments(found.items) if reader is not None else None
-    seen = seen_among(found.items, reader) if reader is not None else None
+    comments = count_comments(found.items) if reader is not None else None
+    seen_keys = seen_among(found.items, reader) if reader is not None else None
     query, tokenizer = wanted.query(), run.tokenizer.name if run.tokenizer else None
     lines = [
         TrajectoryValues.of(
@@ -174,9 +174,9 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
             tokenizer=tokenizer,
             kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
-            comments=None if said is None else said.get(item.pk, CommentCount()).n,
-            open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,
-            seen=None if seen is None else item.pk in seen,
+            comments=None if comments is None else comments.get(item.pk, CommentCount()).n,
+            open_comments=None if comments is None else comments.get(item.pk, CommentCount()).n_open,
+            seen=None if seen_keys is None else item.pk in seen_keys,
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items
@@ -223,21 +223,21 @@ def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
         return HttpResponse(headers={"HX-Refresh": "true"})
     had = Had.read(request.GET.get("have", ""))
     part = progress_part(run)
-    now, found = replace(had, progress=progress_mark(part)), None
+    now, part_of_list = replace(had, progress=progress_mark(part)), None
     # Progress, figures and list are read together, so that they tell the same second. Those of a large run cost more.
     if had.is_old or (now.progress != had.progress and not is_large(run)):
-        found = list_page(run, wanted)
-        now = all_of(run, part, found)
+        part_of_list = list_page(run, wanted)
+        now = all_of(run, part, part_of_list)
     if (now.progress, now.figures, now.list) == (had.progress, had.figures, had.list):
         return nothing_new()
     part |= {"refusal": refusal(run), "filter": wanted, "live_url": now.url(run, wanted), "muted_kinds": muted_in(run)}
     if now.figures != had.figures:
         muted = [rule for rule in muted_values(request, run) if rule.kind in run.finding_counts]
         part |= {**figures_part(run, wanted), "new_figures": True, "muted": muted}
-    if found is not None and now.list != had.list:
+    if part_of_list is not None and now.list != had.list:
         part |= {
-            **list_part(run, wanted, found, reader_of(request)),
-            **place_part(run, wanted, found, part["progress"].queued),
+            **list_part(run, wanted, part_of_list, reader_of(request)),
+            **place_part(run, wanted, part_of_list, part["progress"].queued),
             "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
             "most_counted": MAX_COUNTED,
         }

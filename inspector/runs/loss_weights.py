@@ -103,22 +103,22 @@ def section_of(weights: LossWeights, run: Run) -> dict[str, Any]:
     if report is None:
         return {"max_replayed": MAX_REPLAYED}
     index = list(RULES).index(weights.rule)
-    shown = report["rules"][index]
+    weighed = report["rules"][index]
     kinds = [
         {
             "kind": kind, "severity": report["severities"].get(kind, "info"),
-            "shares": [(head, percent(held[part][mean])) for part, head in PARTS.items()],
+            "shares": [(head, percent(shares[part][mean])) for part, head in PARTS.items()],
         }
-        for kind, held in sorted(shown["findings"].items(), key=lambda pair: -(pair[1]["rows"][mean] or 0.0))
-        if held["trajectories"][mean]
+        for kind, shares in sorted(weighed["findings"].items(), key=lambda pair: -(pair[1]["rows"][mean] or 0.0))
+        if shares["trajectories"][mean]
     ]
     return {
         "max_replayed": MAX_REPLAYED, "rule": RULES[weights.rule], "mean": MEANS[mean], "rules": RULES.values(),
         "means": MEANS.values(), "lines": [(RULES[line["rule"]], line) for line in report["rules"]],
-        "is_known": bool(shown["known"]), "kinds": sorted(kinds, key=lambda kind: ORDER.get(kind["severity"], 2)),
-        "weightless": len(shown["findings"]) - len(kinds), "list_url": reverse("run", args=[run.code]),
+        "is_known": bool(weighed["known"]), "kinds": sorted(kinds, key=lambda kind: ORDER.get(kind["severity"], 2)),
+        "weightless": len(weighed["findings"]) - len(kinds), "list_url": reverse("run", args=[run.code]),
         "classes": [
-            {**line, "name": line["class"], "share": percent(line["share"][mean])} for line in shown["classes"]
+            {**line, "name": line["class"], "share": percent(line["share"][mean])} for line in weighed["classes"]
         ],
         "steps": [{**line, "name": f"{line['training_step']:,}"} for line in weights.steps[-MAX_STEP_LINES:]],
         "strategies": [_strategy(line, index, mean) for line in report["strategies"]],
@@ -135,7 +135,7 @@ def percent(share: float | None) -> str:
 
 def _strategy(line: dict[str, Any], index: int, mean: str) -> dict[str, Any]:
     rule = line["rules"][index]
-    findings = {finding_title(kind): percent(held["trajectories"][mean]) for kind, held in rule["findings"].items()}
+    findings = {finding_title(kind): percent(shares["trajectories"][mean]) for kind, shares in rule["findings"].items()}
     return {
         **line, "name": line["strategy"].replace("_", " "), "about": about_strategy(line["strategy"]),
         "why": next(iter(line["why"]), ""), "rule": rule, "moved": percent(rule["moved"][mean]), "kinds": findings,

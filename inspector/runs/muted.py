@@ -71,16 +71,16 @@ def muted_values(request: HttpRequest, run: Run) -> list[MutedValues]:
 @writes_run
 def mute_kind(request: HttpRequest, run: Run) -> HttpResponse:
     """Mute the ``kind`` that a form names, with its ``reason``, as far as its ``scope`` says."""
-    asked = request.POST
+    params = request.POST
     try:
-        made = mute(run, asked.get("kind", ""), asked.get("scope", ""), asked.get("reason", ""), request.user)
+        muted = mute(run, params.get("kind", ""), params.get("scope", ""), params.get("reason", ""), request.user)
     except Refusal as refusal:
         if wants_json(request):
             return json_page({"errors": {refusal.field: [str(refusal)]}}, 422)
         return error_page(request, 422, "Nothing was muted", str(refusal), run=run.code)
     if wants_json(request):
-        return json_page(MutedValues.of(made, True, run), 201)
-    messages.success(request, f"“{finding_title(made.kind)}” is muted. It still counts, and stands under “muted”.")
+        return json_page(MutedValues.of(muted, True, run), 201)
+    messages.success(request, f"“{finding_title(muted.kind)}” is muted. It still counts, and stands under “muted”.")
     return redirect(_back(request, run))
 
 
@@ -97,16 +97,16 @@ def unmute_kind(request: HttpRequest, pk: int) -> HttpResponse:
     if wants_json(request):
         return json_page({"unmuted": rule.kind})
     messages.success(request, f"“{finding_title(rule.kind)}” is no longer muted.")
-    asked = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
-    if asked is None or asked.project_id != rule.project_id:
+    run = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
+    if run is None or run.project_id != rule.project_id:
         return redirect("project", rule.project.code)
-    return redirect(_back(request, asked))
+    return redirect(_back(request, run))
 
 
 def _back(request: HttpRequest, run: Run) -> str:
     """The trajectory of the run from which the form was sent, or the run."""
     code = request.POST.get("trajectory", "")[:64].replace("\0", "")
-    found = find_trajectory(code) if code else None
-    if found is not None and found.run_id == run.pk:
+    trajectory = find_trajectory(code) if code else None
+    if trajectory is not None and trajectory.run_id == run.pk:
         return reverse("trajectory", args=[code])
     return reverse("run", args=[run.code])

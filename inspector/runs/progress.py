@@ -74,19 +74,21 @@ def _since(last: datetime) -> str:
 
 def _what_follows(run: Run) -> str:
     """Which worker goes on with a run whose worker is silent, and when."""
-    kept = "Stored steps are kept, none is sampled twice."
+    stored = "Stored steps are kept, none is sampled twice."
     queue = _queue_of(run)
     lives = has_worker(queue)
     if lives:
         return (
             f"A worker of the queue {queue} lives and takes it over within half a minute of that, or as soon as it has "
-            f"a free place. {kept}"
+            f"a free place. {stored}"
         )
     if lives is None:
-        return f"Redis does not answer: start it again, and a worker on the queue {queue}, or press Resume then. {kept}"
+        return (
+            f"Redis does not answer: start it again, and a worker on the queue {queue}, or press Resume then. {stored}"
+        )
     return (
         f"None serves the queue {queue} now. Start the product (make run) or a worker alone (celery -A inspector "
-        f"worker -Q {queue}): it goes on by itself. {kept}"
+        f"worker -Q {queue}): it goes on by itself. {stored}"
     )
 
 

@@ -86,9 +86,9 @@ class RunPage(Page):
 def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
     """Everything about a run, with one part of its trajectories."""
     shell: dict[str, Any] = parts.progress_part(run) | parts.figures_part(run, wanted)
-    found, jobs = parts.list_page(run, wanted), latest_jobs(run, *listed_kinds())
+    list_part, jobs = parts.list_page(run, wanted), latest_jobs(run, *listed_kinds())
     rejections = list_rejections(run, MAX_REJECTIONS)
-    shown = RunPage(
+    data = RunPage(
         run=ShownRun.of(run, project=project_name(request, run.project_id)),
         progress=shell["progress"],
         refusal=refusal(run),
@@ -104,19 +104,19 @@ def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpRespons
         muted=[rule for rule in muted_values(request, run) if rule.kind in run.finding_counts],
         alarms=alarm_values(request, run),
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
-        **parts.list_part(run, wanted, found, reader_of(request)),
-        **parts.place_part(run, wanted, found, shell["progress"].queued, shell["summary"]),
+        **parts.list_part(run, wanted, list_part, reader_of(request)),
+        **parts.place_part(run, wanted, list_part, shell["progress"].queued, shell["summary"]),
     )
     if wants_json(request):
-        return json_page(shown)
+        return json_page(data)
     only_html = {
         **shell,
-        "run": shown.run,
+        "run": data.run,
         "filter": wanted,
-        "filter_form": _filter_form(wanted, shown, reader_of(request) is not None),
-        "rejected_groups": _rejected_groups(shown.rejections),
+        "filter_form": _filter_form(wanted, data, reader_of(request) is not None),
+        "rejected_groups": _rejected_groups(data.rejections),
         "heads": wanted.heads(),
-        "above": [one for one in shown.alarms if one.holds],
+        "above": [alarm for alarm in data.alarms if alarm.holds],
         "muted_kinds": muted_in(run),
         "most_counted": MAX_COUNTED,
         "settings_words": settings_words(run.settings, setting_labels()),
@@ -124,10 +124,10 @@ def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpRespons
         **_template_names(run),
         "deletable": may_delete(request, run),
         "page_size": parts.TRAJECTORIES_PER_PAGE,
-        "live_url": parts.all_of(run, shell, found).url(run, wanted),
+        "live_url": parts.all_of(run, shell, list_part).url(run, wanted),
         **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
-    return page(request, "runs/detail.html", shown, **only_html)
+    return page(request, "runs/detail.html", data, **only_html)
 
 
 def _filter_form(wanted: ListQuery, shown: RunPage, has_role: bool) -> list[list[FilterControl]]:
@@ -192,8 +192,8 @@ def _word(key: str, value: Any) -> Any:
 def _template_names(run: Run) -> dict[str, str]:
     """What the run's project calls its chat templates. One query, or none."""
     shas = {"prompts_template": run.chat_template_id, "rows_template": run.rows_chat_template_id}
-    held = [sha256 for sha256 in shas.values() if sha256]
-    labels = chat_template_labels(run.project_id, held) if held else {}
+    hashes = [sha256 for sha256 in shas.values() if sha256]
+    labels = chat_template_labels(run.project_id, hashes) if hashes else {}
     return {name: template_name(labels.get(sha256, ""), sha256) for name, sha256 in shas.items() if sha256}
 
 
@@ -203,5 +203,5 @@ def jobs_part(request: HttpRequest, run: Run) -> HttpResponse:
     live = any(is_active(job) for job in jobs)
     if not live and any(has_just_diagnosed(job) for job in jobs):
         return HttpResponse(headers={"HX-Refresh": "true"})
-    shown = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
-    return render(request, "runs/_jobs.html", shown)
+    context = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
+    return render(request, "runs/_jobs.html", context)

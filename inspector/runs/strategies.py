@@ -36,16 +36,16 @@ class RunStrategies:
 
 def strategies_of(run: Run) -> RunStrategies:
     """The newest replay, and the report of the last one that was finished. One query beside the run's own."""
-    asked = latest_jobs(run, run_replays.KIND.slug)
-    latest = asked[0] if asked else None
-    done = next((job for job in asked if job.status == Job.Status.DONE), None)
+    jobs = latest_jobs(run, run_replays.KIND.slug)
+    latest = jobs[0] if jobs else None
+    done = next((job for job in jobs if job.status == Job.Status.DONE), None)
     report = done.report if done is not None else None
     return RunStrategies(
         job=JobValues.of(latest, run) if latest is not None else None,
         live=latest is not None and is_active(latest),
         why_not=_why_not(run),
         recorded=report["recorded"] if report else None,
-        lines=[_line(one, report["recorded"]["tokens"], run) for one in report["strategies"]] if report else [],
+        lines=[_line(line, report["recorded"]["tokens"], run) for line in report["strategies"]] if report else [],
         stale=report is not None and report["key"] != run_replays.run_key(run),
         made_at=done.finished_at if done is not None else None,
     )
@@ -65,7 +65,7 @@ def _why_not(run: Run) -> str:
 def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]:
     """A strategy as a line of the table. Shares count only trajectories that the strategy could replay."""
     replayed = one["trajectories"] - one["refused"]
-    kept = one["sampled"] - one["lost"]
+    trained = one["sampled"] - one["lost"]
     times = one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None
     return {
         **one,
@@ -73,8 +73,8 @@ def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]
         "about": about_strategy(one["strategy"]),
         "is_own": one["strategy"] == run.strategy,
         "replayed": replayed,
-        "trained_share": kept / one["sampled"] if one["sampled"] else 0.0,
-        "percent": f"{100 * kept / one['sampled']:.1f} %" if one["sampled"] else "",
+        "trained_share": trained / one["sampled"] if one["sampled"] else 0.0,
+        "percent": f"{100 * trained / one['sampled']:.1f} %" if one["sampled"] else "",
         "times": times,
         "times_words": "" if times is None else f"×{times:.2f}",
         "why": [{"sentence": sentence, "trajectories": n} for sentence, n in one["why"].items()],

@@ -45,20 +45,20 @@ MAX_TAGS = 200
 def index(request: HttpRequest) -> HttpResponse:
     """Runs, newest first. `?text=`, `?status=`, `?kind=`, `?project=`, `?tag=` filter; `?after=`: `next` of a part."""
     names = ("text", "status", "kind", "project", "tag", "after")
-    asked = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in names}
+    params = {name: request.GET.get(name, "").replace("\0", "")[:200] for name in names}
     notices = []
-    for name, known in (("status", Run.Status.values), ("kind", Run.Kind.values)):
-        if asked[name] and asked[name] not in known:
-            notices.append(f"There is no {name} “{asked[name][:40]}”; it was left out. Known: {', '.join(known)}.")
-            asked[name] = ""
-    filters = RunFilters(asked["text"], asked["status"], asked["kind"], asked["project"], asked["tag"])
+    for name, names_of in (("status", Run.Status.values), ("kind", Run.Kind.values)):
+        if params[name] and params[name] not in names_of:
+            notices.append(f"There is no {name} “{params[name][:40]}”; it was left out. Known: {', '.join(names_of)}.")
+            params[name] = ""
+    filters = RunFilters(params["text"], params["status"], params["kind"], params["project"], params["tag"])
     try:
-        part = visible_runs(access(request), filters, asked["after"], RUNS_PER_PAGE)
+        part = visible_runs(access(request), filters, params["after"], RUNS_PER_PAGE)
     except ValueError:  # an address that was cut short shows the newest
         part = visible_runs(access(request), filters, "", RUNS_PER_PAGE)
-    shown = part.items
-    severities, tags, muted = severities_of(shown), tags_of(shown), muted_in_runs(shown)
-    alarms, causes = count_alarms(shown), named_causes(shown)
+    runs = part.items
+    severities, tags, muted = severities_of(runs), tags_of(runs), muted_in_runs(runs)
+    alarms, causes = count_alarms(runs), named_causes(runs)
     data = RunsPage(
         runs=[
             listed_run(
@@ -70,21 +70,21 @@ def index(request: HttpRequest) -> HttpResponse:
                 alarms.get(run.pk, 0),
                 causes.get(run.pk, []),
             )
-            for run in shown
+            for run in runs
         ],
         next=part.next or None,
         totals=total_runs(access(request), filters),
         notices=notices,
     )
-    filtered = any(asked[name] for name in ("text", "status", "kind", "project", "tag"))
-    live = any(is_active(run) for run in shown)
+    filtered = any(params[name] for name in ("text", "status", "kind", "project", "tag"))
+    live = any(is_active(run) for run in runs)
     mark = parts.mark_of(data)
     polled = is_fragment(request, "runs")
     if polled and mark == request.GET.get("have"):
         return parts.nothing_new()
     template = "runs/_table.html" if polled else "runs/index.html"
     return page(
-        request, template, data, asked=asked, filtered=filtered, statuses=STATUSES, live=live, mark=mark,
+        request, template, data, asked=params, filtered=filtered, statuses=STATUSES, live=live, mark=mark,
         projects=projects_to_filter(request),
         known_tags=known_tags(access(request), MAX_TAGS),
         lines=[(run, severity_bar(run)) for run in data.runs],
@@ -95,14 +95,14 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
     """One run, or one of its parts where htmx asks for that alone."""
-    wanted = ListQuery.read(request.GET, reader_of(request))
+    query = ListQuery.read(request.GET, reader_of(request))
     if is_fragment(request, "run-live"):
-        return parts.answer(request, run, wanted)
+        return parts.answer(request, run, query)
     if is_fragment(request, "refusal"):
         return render(request, "runs/_refusal.html", {"run": RunValues.of(run), "refusal": refusal(run)})
     if is_fragment(request, "run-jobs"):
         return jobs_part(request, run)
-    return whole_page(request, run, wanted)
+    return whole_page(request, run, query)
 
 
 @writes_run

@@ -50,13 +50,15 @@ def index(request: HttpRequest) -> HttpResponse:
     try:
         connection = connect()
         workers = list_workers(connection)
-        differing = [one.sentence for one in differences(list_machines(connection)) if one.is_harmful]
+        differing = [
+            difference.sentence for difference in differences(list_machines(connection)) if difference.is_harmful
+        ]
         names = sorted({*served_queues(), *(queue for worker in workers for queue in worker.queues)})
         lengths = queue_lengths(connection, names)
     except redis.RedisError as error:
         problem = f"Redis does not answer ({type(error).__name__}), so nobody knows who works. Look at REDIS_URL."
     launches = unfinished_launches(access(request), MAX_UNFINISHED)
-    shown = WorkersPage(
+    data = WorkersPage(
         problem,
         differences=differing,
         workers=[_worker(worker) for worker in workers],
@@ -64,7 +66,7 @@ def index(request: HttpRequest) -> HttpResponse:
         waiting=waiting_jobs(access(request)),
         runs=[{name: getattr(run, name) for name in RUN_COLUMNS} for run in launches],
     )
-    return page(request, "workers/index.html", shown)
+    return page(request, "workers/index.html", data)
 
 
 def _worker(worker: WorkerState) -> dict[str, Any]:

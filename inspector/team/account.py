@@ -86,15 +86,15 @@ def account(request: HttpRequest) -> HttpResponse:
     """One's own account."""
     user: Any = request.user
     key = request.session.session_key
-    shown = AccountPage(
+    data = AccountPage(
         name=user.get_username(),
         is_server_admin=access(request).is_server_admin,
         has_password=user.has_usable_password(),
-        roles={one.project.name: one.role for one in memberships_of(user)},
-        sessions=[SessionLine.of(one, key) for one in live_sessions(user)],
+        roles={record.project.name: record.role for record in memberships_of(user)},
+        sessions=[SessionLine.of(record, key) for record in live_sessions(user)],
     )
     provider = settings.OIDC_NAME if settings.OIDC_ISSUER else ""
-    return page(request, "team/account.html", shown, provider=provider, link_key=link_key(request))
+    return page(request, "team/account.html", data, provider=provider, link_key=link_key(request))
 
 
 @require_POST

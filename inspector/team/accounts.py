@@ -84,10 +84,10 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     user = find_account(pk)
     if user is None:
         raise Http404("There is no such account.")
-    wanted = CHANGES.get(request.POST.get("change", ""))
-    if wanted is None:
+    change = CHANGES.get(request.POST.get("change", ""))
+    if change is None:
         return error_page(request, 422, "Nothing was changed", f"Choose one of: {', '.join(CHANGES)}.")
-    columns, words = wanted
+    columns, words = change
     try:
         set_account(user, **columns)
     except Refusal as refusal:

@@ -79,30 +79,32 @@ def _actions() -> list[str]:
 
 def _asked(request: HttpRequest) -> tuple[ActivityFilter, dict[str, str], dict[str, str]]:
     """The filter of an address, the projects it may name, and its parameters. For admins of a project or the server."""
-    held = access(request)
-    projects = {one.code: one for one in held.projects(least=Role.ADMIN)}
-    if not projects and not held.is_server_admin:
+    reader = access(request)
+    projects = {each_project.code: each_project for each_project in reader.projects(least=Role.ADMIN)}
+    if not projects and not reader.is_server_admin:
         raise PermissionDenied("The audit log is for admins of a project or of the server. Ask one of them.")
-    asked = {name: request.GET.get(name, "")[:150] for name in ("action", "user", "project")}
-    if asked["action"] and asked["action"] not in _actions():
-        raise Http404(f"No action is called “{asked['action'][:40]}”. Choose one of the list.")
-    if asked["project"] and asked["project"] not in projects:
-        raise Http404(f"There is no project with the code {asked['project'][:40]}.")
-    key = projects[asked["project"]].pk if asked["project"] else None
+    params = {name: request.GET.get(name, "")[:150] for name in ("action", "user", "project")}
+    if params["action"] and params["action"] not in _actions():
+        raise Http404(f"No action is called “{params['action'][:40]}”. Choose one of the list.")
+    if params["project"] and params["project"] not in projects:
+        raise Http404(f"There is no project with the code {params['project'][:40]}.")
+    key = projects[params["project"]].pk if params["project"] else None
     names = {code: project.name for code, project in projects.items()}
-    return ActivityFilter(asked["action"], asked["user"], key), names, asked
+    return ActivityFilter(params["action"], params["user"], key), names, params
 
 
 @require_safe
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """A page of the log, newest first. `?action=`, `?user=` and `?project=` filter; `?before=` goes on."""
-    wanted, projects, asked = _asked(request)
-    found = activity_page(access(request), wanted, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
-    shown, more = found[:EVENTS_PER_PAGE], len(found) > EVENTS_PER_PAGE
-    data = ActivityPage([EventLine.of(one) for one in shown], shown[-1].pk if more else None, _actions(), projects)
-    query = urlencode({name: value for name, value in asked.items() if value})
-    return page(request, "team/activity.html", data, asked=asked, query=query)
+    filters, projects, params = _asked(request)
+    events = activity_page(access(request), filters, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
+    listed, more = events[:EVENTS_PER_PAGE], len(events) > EVENTS_PER_PAGE
+    data = ActivityPage(
+        [EventLine.of(event) for event in listed], listed[-1].pk if more else None, _actions(), projects
+    )
+    query = urlencode({name: value for name, value in params.items() if value})
+    return page(request, "team/activity.html", data, asked=params, query=query)
 
 
 def safe_cell(value: object) -> str:
@@ -135,12 +137,12 @@ def _json_lines(request: HttpRequest, wanted: ActivityFilter) -> Iterator[str]:
 @never_cache
 def export(request: HttpRequest, kind: str) -> StreamingHttpResponse:
     """All wanted events, newest first, as `csv` or `jsonl`."""
-    wanted, _, _ = _asked(request)
+    filters, _, _ = _asked(request)
     lines, content_type = {
         "csv": (_csv_lines, "text/csv; charset=utf-8"), "jsonl": (_json_lines, "application/x-ndjson"),
     }.get(kind, (None, ""))
     if lines is None:
         raise Http404("The audit log is written as csv or as jsonl.")
-    response = StreamingHttpResponse(lines(request, wanted), content_type=content_type)
+    response = StreamingHttpResponse(lines(request, filters), content_type=content_type)
     response["Content-Disposition"] = f'attachment; filename="audit.{kind}"'
     return response

@@ -111,14 +111,14 @@ def index(request: HttpRequest) -> HttpResponse:
         "address": request.build_absolute_uri("/").rstrip("/"),
     }
     if request.method != "POST" or not form.is_valid():
-        shown = {"tokens": _lines(request), "errors": form.sentences()}
-        return page(request, "team/api_keys.html", shown, 422 if form.errors else 200, **only_html)
-    wanted = form.cleaned_data
+        data = {"tokens": _lines(request), "errors": form.sentences()}
+        return page(request, "team/api_keys.html", data, 422 if form.errors else 200, **only_html)
+    fields = form.cleaned_data
     record, token = create_api_key(
-        request.user, wanted["name"], project=choice.chosen, scopes=wanted["scopes"], days=wanted["days"] or None
+        request.user, fields["name"], project=choice.chosen, scopes=fields["scopes"], days=fields["days"] or None
     )
-    shown = {"tokens": _lines(request), "errors": {}, "made": ApiKeyLine.of(record, request, token)}
-    return page(request, "team/api_keys.html", shown, 201, **only_html)
+    data = {"tokens": _lines(request), "errors": {}, "made": ApiKeyLine.of(record, request, token)}
+    return page(request, "team/api_keys.html", data, 201, **only_html)
 
 
 def may_revoke(request: HttpRequest, record: ApiToken) -> bool:
@@ -127,8 +127,8 @@ def may_revoke(request: HttpRequest, record: ApiToken) -> bool:
 
 
 def _lines(request: HttpRequest) -> list[ApiKeyLine]:
-    found = newest_api_keys(access(request), request.user, MAX_LISTED)
-    return [ApiKeyLine.of(record, request) for record in found]
+    records = newest_api_keys(access(request), request.user, MAX_LISTED)
+    return [ApiKeyLine.of(record, request) for record in records]
 
 
 @require_POST

@@ -61,18 +61,20 @@ def index(request: HttpRequest, token: str) -> HttpResponse:
         raise Http404("There is no such invitation. It may be cut short: copy the whole address.")
     if fault := invitation_fault(record):
         return error_page(request, 410, "This invitation is over", fault)
-    known = is_logged_in(request)
+    has_account = is_logged_in(request)
     form: UserCreationForm[User] | None = (
-        None if known else UserCreationForm(request.POST if request.method == "POST" else None)
+        None if has_account else UserCreationForm(request.POST if request.method == "POST" else None)
     )
     if request.method == "POST":
         answer = _join(request, record, form)
         if answer is not None:
             return answer
-    errors = {} if form is None else {name: [str(one) for one in found] for name, found in form.errors.items()}
-    name = request.user.get_username() if known else ""
-    shown = JoinPage(record.project.name, record.role, record.expires_at, name, errors)
-    response = page(request, "team/join.html", shown, 422 if errors else 200, form=form)
+    errors = (
+        {} if form is None else {name: [str(error) for error in errors_of] for name, errors_of in form.errors.items()}
+    )
+    name = request.user.get_username() if has_account else ""
+    data = JoinPage(record.project.name, record.role, record.expires_at, name, errors)
+    response = page(request, "team/join.html", data, 422 if errors else 200, form=form)
     response["Referrer-Policy"] = "no-referrer"
     return response
 

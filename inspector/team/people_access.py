@@ -25,9 +25,9 @@ def of_project(least: Role) -> Callable[[View], View]:
     def decorate(view: View) -> View:
         @wraps(view)
         def wrapped(request: HttpRequest, code: str, *args: Any, **kwargs: Any) -> HttpResponse:
-            found = find_project(code)
-            role = access(request).role_in(found.pk) if found is not None else None
-            project: Project = found_or_404(found if role is not None else None, "project", code)
+            target = find_project(code)
+            role = access(request).role_in(target.pk) if target is not None else None
+            project: Project = found_or_404(target if role is not None else None, "project", code)
             if not access(request).may(project.pk, least):
                 raise too_low(project, role or Role.VIEWER, least)
             return view(request, project, *args, **kwargs)

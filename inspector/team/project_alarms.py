@@ -61,13 +61,19 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
         if not errors and not wants_json(request):
             messages.success(request, "The webhook is set." if request.POST.get("webhook") else "Nobody is told.")
             return redirect("project-alarms", project.code)
-    held = alarms_of_project(project)
-    failing = held.error if held is not None and held.n_failures else ""
-    shown = ProjectAlarmsPage(
-        project.code, project.name, [LimitLine.of(one, True) for one in limits_of_project(project)],
-        held.webhook if held is not None else "", webhook_key(held) if held is not None and held.webhook else None,
-        held.delivered_at if held is not None else None, failing,
-        held.next_try_at if held is not None and failing else None, list(settings.WEBHOOK_HOSTS), errors,
+    delivery = alarms_of_project(project)
+    failing = delivery.error if delivery is not None and delivery.n_failures else ""
+    data = ProjectAlarmsPage(
+        project.code,
+        project.name,
+        [LimitLine.of(limit, True) for limit in limits_of_project(project)],
+        delivery.webhook if delivery is not None else "",
+        webhook_key(delivery) if delivery is not None and delivery.webhook else None,
+        delivery.delivered_at if delivery is not None else None,
+        failing,
+        delivery.next_try_at if delivery is not None and failing else None,
+        list(settings.WEBHOOK_HOSTS),
+        errors,
     )
-    typed = request.POST.get("webhook", "") if errors else shown.webhook
-    return page(request, "team/alarms.html", shown, 422 if errors else 200, typed=typed)
+    typed = request.POST.get("webhook", "") if errors else data.webhook
+    return page(request, "team/alarms.html", data, 422 if errors else 200, typed=typed)

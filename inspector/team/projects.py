@@ -133,9 +133,9 @@ def index(request: HttpRequest) -> HttpResponse:
     """The projects; a POST of an admin of the server makes one."""
     form = NameForm(request.POST) if request.method == "POST" else NameForm()
     if request.method == "POST":
-        made = _make(request, form)
-        if isinstance(made, HttpResponse):
-            return made
+        response = _make(request, form)
+        if isinstance(response, HttpResponse):
+            return response
     return _list(request, form, 422 if form.errors else 200)
 
 
@@ -153,20 +153,20 @@ def _make(request: HttpRequest, form: NameForm) -> Any:
 
 
 def _list(request: HttpRequest, form: NameForm, status: int) -> HttpResponse:
-    held = access(request)
+    reader = access(request)
     lines = [
-        ProjectLine(one.code, one.name, str(held.role_in(one.pk)), one.n_members)  # type: ignore[attr-defined]
-        for one in listed_projects(held)
+        ProjectLine(project.code, project.name, str(reader.role_in(project.pk)), project.n_members)  # type: ignore[attr-defined]
+        for project in listed_projects(reader)
     ]
-    shown = {"projects": lines, "may_make": held.is_server_admin, "errors": form.sentences()}
-    return page(request, "team/projects.html", shown, status, form=form)
+    data = {"projects": lines, "may_make": reader.is_server_admin, "errors": form.sentences()}
+    return page(request, "team/projects.html", data, status, form=form)
 
 
 def _page(request: HttpRequest, project: Project, **more: Any) -> ProjectPage:
     role = access(request).role_in(project.pk)
     members = [AccountLine.of_member(member) for member in members_of(project)]
-    invitations = [InvitationLine.of(one) for one in newest_invitations(project)] if role == Role.ADMIN else []
-    muted = [MutedValues.of(one, True, one.run) for one in rules_of_project(project)]
+    invitations = [InvitationLine.of(record) for record in newest_invitations(project)] if role == Role.ADMIN else []
+    muted = [MutedValues.of(record, True, record.run) for record in rules_of_project(project)]
     return ProjectPage(project.code, project.name, str(role), members, invitations, muted, **more)
 
 
@@ -215,25 +215,25 @@ def delete(request: HttpRequest, project: Project) -> HttpResponse:
 def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
     """Give a member the role that the form names, or remove the member when it names `none`."""
     user = find_account(pk)
-    if user is None or not any(one.user_id == pk for one in members_of(project)):
+    if user is None or not any(membership.user_id == pk for membership in members_of(project)):
         raise Http404("This project has no such member. The list may be old: load the page again.")
-    wanted = request.POST.get("role", "")
-    if wanted not in (*Role.values, "none"):
+    role = request.POST.get("role", "")
+    if role not in (*Role.values, "none"):
         return error_page(request, 422, "Nothing was changed", "Choose one of the roles, or Remove.")
     try:
-        if wanted == "none":
+        if role == "none":
             services.remove_member(project, user)
         else:
-            services.set_role(project, user, Role(wanted))
+            services.set_role(project, user, Role(role))
     except Refusal as refusal:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     name = user.get_username()
-    if wanted == "none":
+    if role == "none":
         activity_log.record(Action.MEMBER_REMOVED, project, detail=name)
         messages.success(request, f"{name} is no longer in this project.")
     else:
-        activity_log.record(Action.ROLE_CHANGED, project, detail=f"{name} is {wanted}")
-        messages.success(request, f"{name} has the role {wanted} now.")
+        activity_log.record(Action.ROLE_CHANGED, project, detail=f"{name} is {role}")
+        messages.success(request, f"{name} has the role {role} now.")
     # Who took the role from themselves may not see this project any more.
     return redirect("projects") if user.pk == request.user.pk else redirect("project", project.code)
 
@@ -246,8 +246,8 @@ def invite(request: HttpRequest, project: Project) -> HttpResponse:
     form = InviteForm(request.POST)
     if not form.is_valid():
         return _draw(request, _page(request, project, errors=form.sentences()), 422, form)
-    wanted = form.cleaned_data
-    record, token = services.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
+    fields = form.cleaned_data
+    record, token = services.invite(project, Role(fields["role"]), request.user, fields["days"], fields["note"])
     activity_log.record(Action.INVITED, record, detail=f"role {record.role}")
     link = request.build_absolute_uri(f"/join/{token}")
     return _draw(request, _page(request, project, made=InvitationLine.of(record, link)), 201)
@@ -257,7 +257,7 @@ def invite(request: HttpRequest, project: Project) -> HttpResponse:
 @of_project(Role.ADMIN)
 def revoke_invitation(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
     """From now on the invitation lets nobody in."""
-    record = next((one for one in newest_invitations(project) if one.pk == pk), None)
+    record = next((invitation for invitation in newest_invitations(project) if invitation.pk == pk), None)
     if record is None:
         raise Http404("This project has no such invitation.")
     services.revoke_invitation(record)

@@ -103,8 +103,8 @@ def begin(request: HttpRequest) -> HttpResponse:
     """Go to the provider. `?link=KEY`: links the account that is logged in here with the one at the provider."""
     request.session[NEXT] = next_page(request)
     request.session.pop(LINKS, None)
-    if named := request.GET.get("link", ""):
-        if not is_logged_in(request) or not constant_time_compare(named, link_key(request)):
+    if key := request.GET.get("link", ""):
+        if not is_logged_in(request) or not constant_time_compare(key, link_key(request)):
             sentence = "Nothing was linked. Log in, go to Your account, and press Link there."
             return error_page(request, 403, "The page that led here is old, or not of this server", sentence)
         request.session[LINKS] = request.user.pk
@@ -124,8 +124,8 @@ def callback(request: HttpRequest) -> HttpResponse:
     target, links = request.session.pop(NEXT, settings.LOGIN_REDIRECT_URL), request.session.pop(LINKS, None)
     try:
         client = _client()
-        named = request.GET.get("iss")
-        if named is not None and named.rstrip("/") != settings.OIDC_ISSUER:
+        issuer = request.GET.get("iss")
+        if issuer is not None and issuer.rstrip("/") != settings.OIDC_ISSUER:
             raise _ProviderRefused("the answer names another issuer")
         token = client.authorize_access_token(request)
         claims: Mapping[str, Any] | None = token.get("userinfo")

@@ -34,16 +34,16 @@ def target_of(link: ShareLink) -> tuple[str, str, str]:
 
 def view_words(link: ShareLink) -> str:
     """What a link shows of its target, such as ``side by side, step 3``; empty = its page as it opens by itself."""
-    said = []
+    words = []
     for name, values in QueryDict(link.query).lists():
         value = values[-1]
         if name == "page":
-            said += [tab.here for tab in TABS if tab.slug == value and tab.here]
+            words += [tab.here for tab in TABS if tab.slug == value and tab.here]
         elif name == "open":
-            said.append(f"{len(values)} fold{'s' * (len(values) != 1)} open")
+            words.append(f"{len(values)} fold{'s' * (len(values) != 1)} open")
         elif name not in ("place", "w", "top", "after") and value:
-            said.append(_words(name, value))
-    return ", ".join(said)
+            words.append(_words(name, value))
+    return ", ".join(words)
 
 
 def _words(name: str, value: str) -> str:

@@ -128,21 +128,21 @@ def _create(request: HttpRequest) -> HttpResponse:
     form = ShareForm(request.POST)
     if not form.is_valid():
         return page(request, "shares/refused.html", {"errors": form.sentences()}, 422, form=form)
-    wanted = form.cleaned_data
-    found = FIND[wanted["target"]](wanted["code"])
-    target = found_or_404(visible(request, found), wanted["target"], wanted["code"])
+    fields = form.cleaned_data
+    candidate = FIND[fields["target"]](fields["code"])
+    target = found_or_404(visible(request, candidate), fields["target"], fields["code"])
     require(request, target, Role.MEMBER)
-    query, window = wanted["query"].lstrip("?"), None
-    if wanted["only"] and isinstance(target, StoredTrajectory) and is_active(target):
+    query, window = fields["query"].lstrip("?"), None
+    if fields["only"] and isinstance(target, StoredTrajectory) and is_active(target):
         sentence = "This trajectory still grows, and its rows may change. Share some of its tokens when it has ended."
         return page(request, "shares/refused.html", {"errors": {"only": [sentence]}}, 422, form=form)
-    if wanted["only"]:
+    if fields["only"]:
         window = marked_window(target, QueryDict(query)) if isinstance(target, StoredTrajectory) else None
         if window is None:
             sentence = f"Mark the tokens on the page of a trajectory first, at most {MAX_SHARED_TOKENS:,} of one row."
             return page(request, "shares/refused.html", {"errors": {"only": [sentence]}}, 422, form=form)
     link, token = create_share(
-        request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
+        request.user, target, query=query, note=fields["note"], days=fields["days"], window=window
     )
     activity_log.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
     address = request.build_absolute_uri(f"/s/{token}")

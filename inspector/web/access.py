@@ -78,8 +78,8 @@ def role_of(request: HttpRequest) -> Role | None:
     """The role in the project of the object that the page is about; on other pages the highest role in any project."""
     if hasattr(request, "role"):
         return request.role  # type: ignore[no-any-return]
-    held = access(request)
-    return Role.ADMIN if held.is_server_admin else max(held.roles.values(), key=RANK.__getitem__, default=None)
+    reader = access(request)
+    return Role.ADMIN if reader.is_server_admin else max(reader.roles.values(), key=RANK.__getitem__, default=None)
 
 
 def may_write(request: HttpRequest) -> bool:
@@ -90,9 +90,9 @@ def may_write(request: HttpRequest) -> bool:
 
 def may_delete(request: HttpRequest, target: Run | TemplateCheck) -> bool:
     """Whether the user may delete an object: an admin of its project, or a member who made it."""
-    held = access(request)
-    made = is_logged_in(request) and target.created_by_id == request.user.pk
-    return held.may(target.project_id, Role.MEMBER if made else Role.ADMIN)
+    reader = access(request)
+    is_maker = is_logged_in(request) and target.created_by_id == request.user.pk
+    return reader.may(target.project_id, Role.MEMBER if is_maker else Role.ADMIN)
 
 
 def too_low(project: Project, role: Role, least: Role) -> PermissionDenied:
@@ -105,24 +105,24 @@ def too_low(project: Project, role: Role, least: Role) -> PermissionDenied:
 
 def require(request: HttpRequest, target: Shared, least: Role) -> None:
     """Raises ``PermissionDenied`` with a sentence unless the role in the project of an object is at least ``least``."""
-    held, key = access(request), project_of(target)
-    if not held.may(key, least):
+    reader, key = access(request), project_of(target)
+    if not reader.may(key, least):
         project = (target.run if isinstance(target, StoredTrajectory) else target).project
-        raise too_low(project, held.role_in(key) or Role.VIEWER, least)
+        raise too_low(project, reader.role_in(key) or Role.VIEWER, least)
 
 
 def visible_projects(request: HttpRequest, least: Role = Role.VIEWER) -> list[Project]:
     """The projects in which the user has at least the role, by name. One query for a request."""
-    held = access(request)
+    reader = access(request)
     if not hasattr(request, "projects"):
-        request.projects = held.projects()  # type: ignore[attr-defined]
-    return [project for project in request.projects if held.may(project.pk, least)]  # type: ignore[attr-defined]
+        request.projects = reader.projects()  # type: ignore[attr-defined]
+    return [project for project in request.projects if reader.may(project.pk, least)]  # type: ignore[attr-defined]
 
 
 def sees_several_projects(request: HttpRequest) -> bool:
     """Whether pages have to name projects. At most one query."""
-    held = access(request)
-    return len(visible_projects(request)) > 1 if held.is_server_admin else len(held.roles) > 1
+    reader = access(request)
+    return len(visible_projects(request)) > 1 if reader.is_server_admin else len(reader.roles) > 1
 
 
 def project_name(request: HttpRequest, key: int | None) -> str | None:
@@ -158,19 +158,19 @@ def chosen_project(request: HttpRequest, least: Role = Role.MEMBER, preferred: P
     """
     offered = visible_projects(request, least)
     by_code = {project.code: project for project in offered}
-    named = (request.POST.get("project") or request.GET.get("project") or "")[:64]
-    if named and named not in by_code:
-        hidden = next((one for one in visible_projects(request) if one.code == named), None)
+    code = (request.POST.get("project") or request.GET.get("project") or "")[:64]
+    if code and code not in by_code:
+        hidden = next((candidate for candidate in visible_projects(request) if candidate.code == code), None)
         if hidden is None:
-            raise Http404(f"There is no project with the code {named}. Leave it out, or choose one of the list.")
+            raise Http404(f"There is no project with the code {code}. Leave it out, or choose one of the list.")
         raise too_low(hidden, access(request).role_in(hidden.pk) or Role.VIEWER, least)
     if not offered:
         raise PermissionDenied(
             f"You have the role {least} in no project. Ask an admin of a project, or an administrator of this server, "
             "for it."
         )
-    wanted = named or (preferred.code if preferred else "") or str(request.session.get(PROJECT_KEY, ""))
-    chosen = by_code.get(wanted, offered[0])
+    chosen_code = code or (preferred.code if preferred else "") or str(request.session.get(PROJECT_KEY, ""))
+    chosen = by_code.get(chosen_code, offered[0])
     if request.method == "POST" and len(offered) > 1 and request.session.get(PROJECT_KEY) != chosen.code:
         request.session[PROJECT_KEY] = chosen.code
     return ProjectChoice(chosen, offered)
@@ -182,16 +182,16 @@ def form_project(request: HttpRequest, preferred: Project | None = None) -> Proj
     The project that filters the list is the form's too, where the user may make something in it.
     """
     offered = visible_projects(request, Role.MEMBER)
-    named = request.GET.get("project", "")
-    if not offered or (named and all(one.code != named for one in offered)):
+    code = request.GET.get("project", "")
+    if not offered or (code and all(project.code != code for project in offered)):
         return None
     return chosen_project(request, preferred=preferred)
 
 
 def remember_grant(request: HttpRequest, link: ShareLink) -> None:
     """Keep a link in the session of this browser. The session keeps the newest ``MAX_GRANTS`` links."""
-    held = [pk for pk in request.session.get(SESSION_KEY, []) if pk != link.pk]
-    request.session[SESSION_KEY] = [*held, link.pk][-MAX_GRANTS:]
+    keys = [pk for pk in request.session.get(SESSION_KEY, []) if pk != link.pk]
+    request.session[SESSION_KEY] = [*keys, link.pk][-MAX_GRANTS:]
 
 
 def is_live(link: ShareLink) -> bool:
@@ -201,8 +201,8 @@ def is_live(link: ShareLink) -> bool:
 
 def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
     """The live link of this browser that opens the target, and whether the browser has any link to it. One query."""
-    held = request.session.get(SESSION_KEY, [])
-    links = shares_of(target, held) if held else []
+    keys = request.session.get(SESSION_KEY, [])
+    links = shares_of(target, keys) if keys else []
     return next((link for link in links if is_live(link)), None), bool(links)
 
 

@@ -16,12 +16,12 @@ def api_key_of(request: HttpRequest, token: str) -> ApiToken:
 
     Raises :class:`ApiProblem` 401 with the reason, or 429 when wrong tokens came from the address too often.
     """
-    found = find_api_key(token.strip())
-    if found is None:
+    record = find_api_key(token.strip())
+    if record is None:
         # A right token always passes: programs of one address must not lock each other out.
         if guessed_too_often(request, "token", again=True):
             raise ApiProblem(429, "Too many wrong API keys came from this address. Try again in five minutes.")
         raise ApiProblem(401, api_key_fault(token.strip()))
-    request.user = found.created_by  # the lines of the logs name who asks
-    request.access = access_of_api_key(found)  # type: ignore[attr-defined]
-    return found
+    request.user = record.created_by  # the lines of the logs name who asks
+    request.access = access_of_api_key(record)  # type: ignore[attr-defined]
+    return record

@@ -156,23 +156,23 @@ class ImportForm(PlainForm):
 
     def __init__(self, project: Project, data: Any = None, files: Any = None) -> None:
         super().__init__(data, files)
-        self.registered = {f"id:{one.pk}": one for one in tokenizers_of(project)}
+        self.registered = {f"id:{item.pk}": item for item in tokenizers_of(project)}
         tokenizer, chosen = self.fields["tokenizer"], self.fields["format"]
         assert isinstance(tokenizer, forms.ChoiceField) and isinstance(chosen, forms.ChoiceField)
         tokenizer.choices = [
             (RECORDED, "The one the files name, if it is registered"),
             (NO_TOKENIZER, "None: show ids"),
-            *((key, one.name) for key, one in self.registered.items()),
+            *((key, item.name) for key, item in self.registered.items()),
         ]
-        chosen.choices = [("auto", "Recognise it"), *((one.name, one.title) for one in FORMATS.values())]
+        chosen.choices = [("auto", "Recognise it"), *((item.name, item.title) for item in FORMATS.values())]
 
     def clean(self) -> dict[str, Any]:
-        found: dict[str, Any] = super().clean() or {}
+        cleaned: dict[str, Any] = super().clean() or {}
         try:
-            found["rule"] = checked_rule(found.get("training_step"), found.get("training_step_from", ""))
+            cleaned["rule"] = checked_rule(cleaned.get("training_step"), cleaned.get("training_step_from", ""))
         except ValueError as error:
             self.add_error("training_step_from", str(error))
-        return found
+        return cleaned
 
     @property
     def files_field(self) -> forms.BoundField:
@@ -217,12 +217,12 @@ class TokenizerForm(PlainForm):
         cleaned = super().clean() or {}
         if self.errors:
             return cleaned
-        named = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
-        if not named:
+        sources = [name for name in ("folder", "upload", "hub_id") if cleaned.get(name)]
+        if not sources:
             raise forms.ValidationError(
                 "Choose a file to upload, or name a tokenizer in another field; there is nothing to register yet."
             )
-        if len(named) > 1:
+        if len(sources) > 1:
             raise forms.ValidationError("Use one way at a time: a folder, an upload, or a hub id.")
         if cleaned.get("hub_id") and not cleaned.get("revision"):
             self.add_error(

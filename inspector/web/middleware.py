@@ -30,9 +30,9 @@ class ClientAddressMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if settings.PROXIES:
-            named = [part.strip() for part in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")]
+            hops = [part.strip() for part in request.META.get("HTTP_X_FORWARDED_FOR", "").split(",")]
             with suppress(IndexError, ValueError):
-                request.META["REMOTE_ADDR"] = str(ip_address(named[-settings.PROXIES]))
+                request.META["REMOTE_ADDR"] = str(ip_address(hops[-settings.PROXIES]))
         return self.get_response(request)
 
 

@@ -118,11 +118,11 @@ def some_fields(cls: type, name: str, about: str, fields: str) -> Any:
     sources = {field.partition("=")[0]: field.rpartition("=")[2] for field in fields.split()}
 
     def of(value: Any) -> Any:
-        return made(*(getattr(value, source) for source in sources.values()))
+        return schema(*(getattr(value, source) for source in sources.values()))
 
     typed = [(field, Annotated[hints[source], Field(description=texts[source])]) for field, source in sources.items()]
-    made = dataclasses.make_dataclass(name, typed, frozen=True, namespace={"__doc__": about, "of": staticmethod(of)})
-    return made
+    schema = dataclasses.make_dataclass(name, typed, frozen=True, namespace={"__doc__": about, "of": staticmethod(of)})
+    return schema
 
 
 def json_page(data: Page | Mapping[str, Any], status: int = 200) -> JsonResponse:

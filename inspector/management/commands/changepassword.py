@@ -12,7 +12,7 @@ from rollouts.store.people.activity_log import Action, Actor, acting, record
 
 class Command(changepassword.Command):
     def handle(self, *arguments: Any, **options: Any) -> str | None:
-        said = super().handle(*arguments, **options)
+        message = super().handle(*arguments, **options)
         with acting(lambda: Actor(detail="command")):
             record(Action.PASSWORD_CHANGED, detail=options["username"] or getpass.getuser())
-        return said
+        return message

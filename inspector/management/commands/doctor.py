@@ -42,24 +42,31 @@ class Command(TerminalCommand):
             here = describe("this command", "command")
         except (DatabaseError, StorageDown, OSError) as error:
             raise CommandError(f"This machine cannot use what the machines share. {error}") from error
-        machines, found = [here], list[Difference]()
+        machines, all_differences = [here], list[Difference]()
         try:
             connection = connect()
             machines += list_machines(connection)
-            found += differences(machines)
-            found += self._unserved({queue for one in list_workers(connection) if one.is_alive for queue in one.queues})
+            all_differences += differences(machines)
+            all_differences += self._unserved(
+                {queue for machine in list_workers(connection) if machine.is_alive for queue in machine.queues}
+            )
         except redis.RedisError as error:
-            found.append(Difference(f"Redis does not answer ({type(error).__name__}). Look at REDIS_URL.", True))
+            all_differences.append(
+                Difference(f"Redis does not answer ({type(error).__name__}). Look at REDIS_URL.", True)
+            )
         if options["json"]:
-            body = {"machines": [asdict(one) for one in machines], "differences": [asdict(one) for one in found]}
+            body = {
+                "machines": [asdict(machine) for machine in machines],
+                "differences": [asdict(machine) for machine in all_differences],
+            }
             self.stdout.write(json.dumps(body))
         else:
-            self._say(machines, found)
-        if harmful := sum(one.is_harmful for one in found):
+            self._say(machines, all_differences)
+        if harmful := sum(machine.is_harmful for machine in all_differences):
             raise CommandError(f"{harmful} of these do harm." if harmful > 1 else "One of these does harm.")
 
     def _unserved(self, served: set[str]) -> list[Difference]:
-        found = [
+        unserved = [
             Difference(
                 f"No worker of this Redis serves the queue {queue}. Start one; docs/operations.md says how.", True
             )
@@ -69,16 +76,17 @@ class Command(TerminalCommand):
         under_way = sum(n for (_, state), n in workload().jobs.items() if state == "running")
         if not served and under_way:
             sentence = f"{under_way} jobs are under way in this database, and this Redis knows no worker."
-            found.append(Difference(f"{sentence} Give all machines the same REDIS_URL, or start a worker.", True))
-        return found
+            unserved.append(Difference(f"{sentence} Give all machines the same REDIS_URL, or start a worker.", True))
+        return unserved
 
     def _say(self, machines: list[Machine], found: list[Difference]) -> None:
-        for one in machines:
-            clock = "" if one.clock_seconds is None else f", clock {one.clock_seconds:+.1f} s"
+        for machine in machines:
+            queues = f", queues {', '.join(machine.queues)}" if machine.queues else ""
+            clock = "" if machine.clock_seconds is None else f", clock {machine.clock_seconds:+.1f} s"
             self.stdout.write(
-                f"{one.name}: {one.role} on {one.host}, program {one.code}, Python {one.python}, "
-                f"database {one.database} ({one.database_kind}), files {one.files}, "
-                f"{one.free_bytes >> 30} GB free{clock}{', queues ' + ', '.join(one.queues) if one.queues else ''}"
+                f"{machine.name}: {machine.role} on {machine.host}, program {machine.code}, Python {machine.python}, "
+                f"database {machine.database} ({machine.database_kind}), files {machine.files}, "
+                f"{machine.free_bytes >> 30} GB free{clock}{queues}"
             )
         for difference in found:
             self.stdout.write(f"{'Harmful' if difference.is_harmful else 'Note'}: {difference.sentence}")

@@ -38,23 +38,25 @@ class Command(TerminalCommand):
         trajectory = find_trajectory(options["trajectory"])
         if trajectory is None:
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
-        asked = {name: options[name] for name in ("row", "finding", "view", "lens") if options[name] is not None}
-        held = [] if options["no_comments"] else comments_of(trajectory)
-        made = offline_file(trajectory, asked, [CommentValues.to_read(one) for one in held])
+        view_options = {name: options[name] for name in ("row", "finding", "view", "lens") if options[name] is not None}
+        comments = [] if options["no_comments"] else comments_of(trajectory)
+        offline = offline_file(trajectory, view_options, [CommentValues.to_read(item) for item in comments])
         target = Path(options["output"])
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            n_bytes = draft.write_bytes(made.html.encode())
+            n_bytes = draft.write_bytes(offline.html.encode())
             os.replace(draft, target)
         except OSError as error:
             raise CommandError(f"{target} cannot be written: {error.strerror}.") from error
         finally:
             draft.unlink(missing_ok=True)
         if options["json"]:
-            rows = [asdict(part) for part in made.rows]
-            found = {"trajectory": trajectory.code, "file": str(target), "bytes": n_bytes, "rows": rows}
-            self.stdout.write(json.dumps({**found, "findings": made.findings, "complete": made.is_whole}))
+            rows = [asdict(part) for part in offline.rows]
+            summary = {"trajectory": trajectory.code, "file": str(target), "bytes": n_bytes, "rows": rows}
+            self.stdout.write(json.dumps({**summary, "findings": offline.findings, "complete": offline.is_whole}))
             return
-        parts = "; ".join(f"row {one.row}, tokens {one.start:,}-{one.stop:,} of {one.n_tokens:,}" for one in made.rows)
-        more = "" if made.is_whole else " The file does not hold all of the trajectory, and says so."
+        parts = "; ".join(
+            f"row {item.row}, tokens {item.start:,}-{item.stop:,} of {item.n_tokens:,}" for item in offline.rows
+        )
+        more = "" if offline.is_whole else " The file does not hold all of the trajectory, and says so."
         self.stdout.write(f"{n_bytes:,} bytes written to {target}: {parts or 'no tokens'}.{more}")

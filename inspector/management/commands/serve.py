@@ -57,8 +57,8 @@ class Command(BaseCommand):
         try:
             lock.take()
         except AlreadyRunning as running:
-            named = running.pid and not settings.TEAM_MODE
-            link = f" Log in with {running.url}/login?token={make_token()} ." if named else ""
+            known_name = running.pid and not settings.TEAM_MODE
+            link = f" Log in with {running.url}/login?token={make_token()} ." if known_name else ""
             raise CommandError(
                 f"{running}{link} To run a second server, give it a data folder of its own: INSPECTOR_DATA=./data2."
             ) from None

@@ -32,8 +32,8 @@ def ask_for_job(
         job, is_new = ask_job(run, kind, options, request.user)
         refused, status = (send(job) if is_new else ""), 503
     if wants_json(request):
-        told = {"error": refused} if refused or job is None else {"job": JobValues.of(job, run)}
-        return json_page({"run": run.code, **told}, status if refused else 202)
+        body = {"error": refused} if refused or job is None else {"job": JobValues.of(job, run)}
+        return json_page({"run": run.code, **body}, status if refused else 202)
     if refused:
         messages.error(request, refused, extra_tags="error")
     return redirect(back)

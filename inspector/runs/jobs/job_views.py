@@ -50,12 +50,12 @@ _places = threading.BoundedSemaphore(MAX_EXPORTS)
 @writes_run
 def diagnose(request: HttpRequest, run: Run) -> HttpResponse:
     """Take the tokenizer that is named, if any, and send a worker to diagnose every finished trajectory again."""
-    named = request.POST.get("tokenizer", "").replace("\0", "")
-    tokenizer = tokenizer_named(run.project_id, named) if named else None
+    name = request.POST.get("tokenizer", "").replace("\0", "")
+    tokenizer = tokenizer_named(run.project_id, name) if name else None
     if is_active(run):
         return _told(request, run, "This run still works. It is diagnosed as it goes; wait, or cancel it first.", 409)
-    if named and tokenizer is None:
-        return _told(request, run, f"There is no tokenizer “{named[:80]}”. Register it first.", 422)
+    if name and tokenizer is None:
+        return _told(request, run, f"There is no tokenizer “{name[:80]}”. Register it first.", 422)
     job, send = ask_job(
         run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
     )
@@ -108,10 +108,10 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 
 
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
-    wanted = ListQuery.read(params, reader)
-    if wanted.notices:
-        raise Refusal(wanted.notices[0])
-    return wanted.chosen() or None
+    query = ListQuery.read(params, reader)
+    if query.notices:
+        raise Refusal(query.notices[0])
+    return query.chosen() or None
 
 
 def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) -> str:
@@ -140,18 +140,18 @@ def fits_a_request(run: Run, wanted: Wanted) -> bool:
 def export(request: HttpRequest, run: Run) -> Any:
     """The finished trajectories as a file. A row that the format cannot take is refused with its finding."""
     try:
-        wanted = wanted_of(request.GET, reader_of(request))
+        options = wanted_of(request.GET, reader_of(request))
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)
     if has_partial_file(run):
         sentence = "A file of this run is being read, and only a part of it is stored. Wait until the import has ended."
         return error_page(request, 409, "This run is being imported", sentence, run.code)
-    if not fits_a_request(run, wanted):
+    if not fits_a_request(run, options):
         return error_page(
             request, 413, "Only a worker writes this",
             "An export that is large, replays a strategy or leaves trajectories out is written by a worker. Log in and "
             "press Export on the page of the run. "
-            f"On the server: manage.py export_rollouts {run.code} --format {wanted.format} --output FILE",
+            f"On the server: manage.py export_rollouts {run.code} --format {options.format} --output FILE",
             run.code,
         )
     if not _places.acquire(blocking=False):
@@ -162,7 +162,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     # The whole file first, because a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
-        exporting.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
+        exporting.write_run(run, filter_trajectories(run, options.filters), options, file)
     except Refusal as refusal:
         file.close()
         sentence = worded(str(refusal), refusal.remedy, WORDS)
@@ -170,8 +170,8 @@ def export(request: HttpRequest, run: Run) -> Any:
     finally:
         _places.release()
     file.seek(0)
-    activity_log.record(Action.DOWNLOADED, run, detail=wanted.format)
-    return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
+    activity_log.record(Action.DOWNLOADED, run, detail=options.format)
+    return FileResponse(file, as_attachment=True, filename=file_name(run, options))
 
 
 def file_name(run: Run, wanted: Wanted) -> str:
@@ -184,17 +184,17 @@ def file_name(run: Run, wanted: Wanted) -> str:
 def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
     """What a request may write is downloaded at once; a worker writes the rest to a file that the page then offers."""
     try:
-        wanted = wanted_of(request.POST, reader_of(request))
+        options = wanted_of(request.POST, reader_of(request))
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)
     if is_active(run):
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
-    if fits_a_request(run, wanted) and not wants_json(request):
-        return redirect(_address(run, wanted, request.POST, reader_of(request)))
-    job, send = ask_job(run, exporting.KIND.slug, wanted.as_options(), request.user)
+    if fits_a_request(run, options) and not wants_json(request):
+        return redirect(_address(run, options, request.POST, reader_of(request)))
+    job, send = ask_job(run, exporting.KIND.slug, options.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
-        return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
+        return _told(request, run, sentence, 200 if job.options == options.as_options() else 409, job)
     if sentence := send_job(job):
         return _told(request, run, sentence, 503)
     return _told(request, run, "A worker writes the file; its progress, and then the file, stand below.", 202, job)
@@ -210,11 +210,11 @@ def replay(request: HttpRequest, run: Run) -> HttpResponse:
 @writes_run
 def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
-    held = found_or_404(find_job(run.code, job, *listed_kinds()), "job", job)
-    jobs.cancel_job(held)
+    stored_job = found_or_404(find_job(run.code, job, *listed_kinds()), "job", job)
+    jobs.cancel_job(stored_job)
     if wants_json(request):
-        return json_page(JobValues.of(held, run))
-    name, mark, place = kind_of(held).page.partition("#")
+        return json_page(JobValues.of(stored_job, run))
+    name, mark, place = kind_of(stored_job).page.partition("#")
     return redirect(f"{reverse(name, args=[run.code])}{mark}{place}")
 
 
@@ -222,10 +222,10 @@ def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
 @reads_run
 def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     """The file of an export, until it expires."""
-    held = find_job(run.code, job, exporting.KIND.slug)
-    if held is None:
+    stored_job = find_job(run.code, job, exporting.KIND.slug)
+    if stored_job is None:
         raise Http404(f"This run has no export with the code {job}.")
-    file = offered_file(held, run)
+    file = offered_file(stored_job, run)
     if file is None:
         return error_page(
             request, 410, "This file is not offered",

@@ -23,10 +23,10 @@ def work_card(run: Run, writer: bool) -> dict[str, Any]:
             "whole trajectories": [(name, title_of(name)) for name in WRITERS if not is_rows(name)],
             "training rows": [(name, title_of(name)) for name in WRITERS if is_rows(name)],
         },
-        "strategies": {slug: one.about for slug, one in STRATEGIES.items()} if can_replay else {},
+        "strategies": {slug: spec.about for slug, spec in STRATEGIES.items()} if can_replay else {},
         "version": VERSION,
         "outdated": run.diagnosis_version is not None and run.diagnosis_version < VERSION,
-        "models": {name: one.engine for name, one in served_models().items()} if writer else {},
+        "models": {name: spec.engine for name, spec in served_models().items()} if writer else {},
         "engines": scoring_engines() if writer else [],
         "tokenizers": tokenizer_names(run.project_id, MAX_TOKENIZERS) if writer else [],
     }

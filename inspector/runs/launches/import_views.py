@@ -31,11 +31,11 @@ def new(request: HttpRequest) -> HttpResponse:
     run = start_import(form, request, where.chosen) if request.method == "POST" else None
     if run is not None:
         return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
-    names = [one.name for one in form.registered.values()]
-    shown = NewRunPage(
+    names = [tokenizer.name for tokenizer in form.registered.values()]
+    data = NewRunPage(
         where.chosen.code, form.sentences(), tokenizers=names, upload_max_bytes=settings.UPLOAD_MAX_BYTES
     )
-    return page(request, "imports/new.html", shown, 422 if form.errors else 200, form=form, where=where)
+    return page(request, "imports/new.html", data, 422 if form.errors else 200, form=form, where=where)
 
 
 def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:

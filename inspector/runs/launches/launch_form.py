@@ -86,7 +86,7 @@ class NewRunForm(PlainForm):
         self._defaults |= {"stop": "", "template_kwargs": ""}
         super().__init__(data, files, initial={**self._defaults, **(initial or {})})
         for name, choices in (
-            ("model", [(one, one) for one in served_models()]),
+            ("model", [(model, model) for model in served_models()]),
             ("strategy", _strategies()),
             ("environment", _environments()),
             ("compare", [(mode, f"{mode.replace('_', ' ')}: {words}") for mode, words in COMPARE.items()]),
@@ -101,7 +101,7 @@ class NewRunForm(PlainForm):
 
     def _offer_templates(self) -> None:
         newest = newest_chat_templates(self.project, MAX_TEMPLATES)
-        offered = {one.chat_template_id: one.label for one in newest}
+        offered = {template.chat_template_id: template.label for template in newest}
         chosen = {str(self[name].value() or "")[:64].replace("\0", "") for name in TEMPLATES}
         offered |= chat_template_labels(self.project, chosen - {""} - offered.keys())
         choices = [(key, f"{label or 'without a name'} ({key[:8]})") for key, label in offered.items()]
@@ -121,13 +121,13 @@ class NewRunForm(PlainForm):
     @staticmethod
     def alternatives_explained() -> list[tuple[str, str]]:
         """For each served model, how many alternatives its engine returns, and whether it knows the entropy."""
-        found = []
+        sentences = []
         for name, model in served_models().items():
             spec = engine_spec(model.engine)
             most = f"At most {spec.most_alternatives} for each token" if spec.most_alternatives else "None"
             entropy = ", and the entropy." if spec.knows_entropy else "; the entropy is not known."
-            found.append((name, most + (entropy if spec.most_alternatives else ".")))
-        return found
+            sentences.append((name, most + (entropy if spec.most_alternatives else ".")))
+        return sentences
 
     def opens_templates(self) -> bool:
         """Whether the part about chat templates has values or errors, and so is shown open."""
@@ -141,8 +141,8 @@ class NewRunForm(PlainForm):
 
     def _folded(self) -> list[str]:
         """The fields under "Change something"."""
-        shown = {"model", "strategy", "environment", "prompts", "template_kwargs"}
-        return [name for name in self.fields if name not in shown and not name.startswith(TEMPLATES)]
+        unfolded = {"model", "strategy", "environment", "prompts", "template_kwargs"}
+        return [name for name in self.fields if name not in unfolded and not name.startswith(TEMPLATES)]
 
     def clean_prompts_file(self) -> list[Prompt]:
         upload = self.cleaned_data.get("prompts_file")
@@ -236,20 +236,20 @@ def filled_in(access: Access, project: Project, query: Mapping[str, str]) -> tup
     """
     initial: dict[str, Any] = {}
     notices: list[str] = []
-    asked = {name: query.get(name, "")[:64].replace("\0", "") for name in ("again", *TEMPLATES, "repaired")}
-    if asked["again"]:
-        run = find_run(code=asked["again"], kind=Run.Kind.LAUNCH)
+    params = {name: query.get(name, "")[:64].replace("\0", "") for name in ("again", *TEMPLATES, "repaired")}
+    if params["again"]:
+        run = find_run(code=params["again"], kind=Run.Kind.LAUNCH)
         if run is None or access.role_in(run.project_id) is None:
             notices.append("There is no launched run with this code, so the form has its usual values.")
         else:
             initial, notices = _of_run(run, project)
     for name in TEMPLATES:
-        if asked[name]:
-            found = _template(access, project, name, asked[name], asked["repaired"])
-            if found is None:
+        if params[name]:
+            template = _template(access, project, name, params[name], params["repaired"])
+            if template is None:
                 notices.append("There is no such chat template here. Choose one of the list, or paste it.")
             else:
-                initial |= found
+                initial |= template
                 notices.append("A chat template is chosen below.")
     return initial, notices
 
@@ -257,7 +257,7 @@ def filled_in(access: Access, project: Project, query: Mapping[str, str]) -> tup
 def _of_run(run: Run, project: Project) -> tuple[dict[str, Any], list[str]]:
     initial = {key: value for key, value in run.settings.items() if key in NewRunForm.base_fields}
     stops = initial.get("stop") or []
-    initial["stop"] = "\n".join(str(one).replace("\n", "\\n").replace("\t", "\\t") for one in stops)
+    initial["stop"] = "\n".join(str(stop).replace("\n", "\\n").replace("\t", "\\t") for stop in stops)
     initial["template_kwargs"] = initial.get("template_kwargs") or ""
     initial["name"] = run.name
     own = run.tokenizer.chat_template_id if run.tokenizer else None

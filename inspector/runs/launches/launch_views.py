@@ -43,13 +43,13 @@ def new(request: HttpRequest) -> HttpResponse:
     else:
         initial, notices = filled_in(access(request), where.chosen, request.GET)
         form = NewRunForm(where.chosen, initial=initial)
-    shown = NewRunPage(where.chosen.code, form.sentences(), _describe(form), notices)
+    data = NewRunPage(where.chosen.code, form.sentences(), _describe(form), notices)
     only_html = {
         "strategies": form.strategies_explained(),
         "seeds": form.seeds_explained(),
         "alternatives": form.alternatives_explained(),
     }
-    return page(request, "runs/new.html", shown, 422 if form.errors else 200, form=form, where=where, **only_html)
+    return page(request, "runs/new.html", data, 422 if form.errors else 200, form=form, where=where, **only_html)
 
 
 @require_POST
@@ -60,9 +60,12 @@ def demo(request: HttpRequest) -> HttpResponse:
         if "compare" in request.POST:
             runs = [
                 launch.launch(
-                    one, name=f"Same seed: {one.strategy.replace('_', ' ')}", user=request.user, project=project
+                    settings,
+                    name=f"Same seed: {settings.strategy.replace('_', ' ')}",
+                    user=request.user,
+                    project=project,
                 )
-                for one in COMPARED
+                for settings in COMPARED
             ]
             return redirect(f"{reverse('run-compare')}?{urlencode([('run', run.code) for run in runs])}")
         return redirect("run", launch.launch(LaunchSettings(), user=request.user, project=project).code)
@@ -97,7 +100,11 @@ def _describe(form: NewRunForm) -> dict[str, Any]:
             "default": form.get_initial_for_field(field, name),
             "help": str(field.help_text),
             **({"choices": _keys(field.choices)} if isinstance(field, ChoiceField) else {}),
-            **({"choices_help": {slug: one.about for slug, one in STRATEGIES.items()}} if name == "strategy" else {}),
+            **(
+                {"choices_help": {slug: strategy.about for slug, strategy in STRATEGIES.items()}}
+                if name == "strategy"
+                else {}
+            ),
         }
         for name, field in form.fields.items()
     }

@@ -118,6 +118,6 @@ def _delivery(alarm: Alarm, held: ProjectAlarms | None) -> str:
 
 def alarm_values(request: HttpRequest, run: Run) -> list[AlarmValues]:
     """The alarms of a run. Two queries at most."""
-    found = alarms_of(run)
-    held = alarms_of_project(run.project) if found and run.project and reader_of(request) is not None else None
-    return [AlarmValues.of(one, run, held) for one in found]
+    alarms = alarms_of(run)
+    told_project = alarms_of_project(run.project) if alarms and run.project and reader_of(request) is not None else None
+    return [AlarmValues.of(alarm, run, told_project) for alarm in alarms]

@@ -56,13 +56,13 @@ def _page(
     request: HttpRequest, run: Run, errors: Mapping[str, list[str]], typed: Mapping[str, str], status: int = 200
 ) -> HttpResponse:
     is_member = reader_of(request) is not None
-    shown = AlarmsPage(
-        RunValues.of(run), alarm_values(request, run), [LimitLine.of(one, is_member) for one in limits_in(run)],
+    data = AlarmsPage(
+        RunValues.of(run), alarm_values(request, run), [LimitLine.of(figure, is_member) for figure in limits_in(run)],
         count_alarm_steps(run), dict(errors),
     )
     return page(
-        request, "runs/alarms.html", shown, status, typed=typed,
-        figures=[(one.value, TITLES[one]) for one in AlarmFigure],
+        request, "runs/alarms.html", data, status, typed=typed,
+        figures=[(figure.value, TITLES[figure]) for figure in AlarmFigure],
         kinds=[(slug, kind.title) for slug, kind in KINDS.items()], project=run.project, first_steps=FIRST_STEPS,
         min_trajectories=MIN_TRAJECTORIES, min_groups=MIN_GROUPS, min_gap=MIN_GAP,
         is_admin=access(request).may(run.project_id, Role.ADMIN) and may_write(request),
@@ -99,7 +99,7 @@ def drop_alarm(request: HttpRequest, pk: int) -> HttpResponse:
     if wants_json(request):
         return json_page({"dropped": rule.figure})
     messages.success(request, "The limit was taken back. A worker checks the stored figures again in a few seconds.")
-    asked = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
-    if asked is None or asked.project_id != rule.project_id:
+    run = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
+    if run is None or run.project_id != rule.project_id:
         return redirect("project-alarms", rule.project.code)
-    return redirect("run-alarms", asked.code)
+    return redirect("run-alarms", run.code)

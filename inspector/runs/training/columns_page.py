@@ -136,8 +136,8 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
             return HttpResponse(headers={"HX-Refresh": "true"})  # the list of columns has changed
         part = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
         return render(request, "runs/_jobs.html", part)
-    found = columns_of(run)
-    lines = _lines(run, found)
+    stored = columns_of(run)
+    lines = _lines(run, stored)
     names = {line.name for line in lines if line.whole}
     sampler, trainer = (request.GET.get(name, "")[:80] for name in ("sampler", "trainer"))
     compared, problem = None, ""
@@ -147,14 +147,14 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
             compared = ColumnGap.of(gap_of_columns(run, sampler, trainer))
             if not compared.tokens:
                 problem = "No token under the loss mask has a value in both columns."
-    shown = ColumnsPage(
+    data = ColumnsPage(
         run=RunValues.of(run), columns=lines, jobs=[JobValues.of(job, run) for job in jobs],
-        jobs_live=live, models={name: one.engine for name, one in served_models().items()},
+        jobs_live=live, models={name: engine.engine for name, engine in served_models().items()},
         engines=scoring_engines(), sampler=sampler, trainer=trainer, compared=compared, problem=problem,
     )
     titles = {line.name: line.title for line in lines}
     return page(
-        request, "runs/columns.html", shown, choices=[line for line in lines if line.whole],
+        request, "runs/columns.html", data, choices=[line for line in lines if line.whole],
         compared_titles=(titles.get(sampler, ""), titles.get(trainer, "")),
     )
 
@@ -217,14 +217,14 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
 @writes_run
 def delete_scores(request: HttpRequest, run: Run, column: str) -> HttpResponse:
     """Remove a column that an engine made."""
-    held = find_scored_column(run, column)
-    if held is None:
+    scored = find_scored_column(run, column)
+    if scored is None:
         return _told(request, run, f"This run has no scored column with the code {column[:16]}.", 404)
     if any(map(is_active, latest_jobs(run, rescore.KIND.slug))):
         return _told(request, run, "This run is being scored. Wait until that has ended, or cancel it first.", 409)
-    delete_column(held)
-    record(Action.SCORES_DELETED, run, detail=f"{held}, column {held.code}")
-    return _told(request, run, f"The column of {held} was deleted. Score again to make a new one.", 200)
+    delete_column(scored)
+    record(Action.SCORES_DELETED, run, detail=f"{scored}, column {scored.code}")
+    return _told(request, run, f"The column of {scored} was deleted. Score again to make a new one.", 200)
 
 
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:

@@ -32,8 +32,12 @@ def gap_causes(run: Run, named: Sequence[NamedCause]) -> list[GapCauseValues]:
     here = reverse("run", args=[run.code])
     return [
         GapCauseValues(
-            one.cause, CAUSES[one.cause].title if one.cause in CAUSES else one.cause, one.from_step,
-            reverse("run-gap", args=[run.code]) if one.from_step is None else f"{here}?training_min={one.from_step}",
+            cause.cause,
+            CAUSES[cause.cause].title if cause.cause in CAUSES else cause.cause,
+            cause.from_step,
+            reverse("run-gap", args=[run.code])
+            if cause.from_step is None
+            else f"{here}?training_min={cause.from_step}",
         )
-        for one in named
+        for cause in named
     ]

@@ -47,9 +47,9 @@ class GapPage(Page):
 
 def gap_of(run: Run) -> GapPage:
     """The stored report of a run, or why there is none. At most two queries."""
-    asked = latest_jobs(run, KIND.slug)
-    latest = asked[0] if asked else None
-    done = next((job for job in asked if job.status == Job.Status.DONE), None)
+    jobs = latest_jobs(run, KIND.slug)
+    latest = jobs[0] if jobs else None
+    done = next((job for job in jobs if job.status == Job.Status.DONE), None)
     report = dict(done.report) if done is not None and done.report else None
     key = report.pop("key") if report else ""
     return GapPage(
@@ -66,25 +66,27 @@ def gap_of(run: Run) -> GapPage:
 @reads_run
 def gap(request: HttpRequest, run: Run) -> HttpResponse:
     """The page of the stored report and of the weights in the loss. At most four queries beside the run's own."""
-    shown, weights = gap_of(run), weights_of(run, request.GET)
-    report = shown.report
+    data, weights = gap_of(run), weights_of(run, request.GET)
+    report = data.report
     html: dict[str, Any] = {
         "writer": may_write(request),
         "section": section_of(weights, run),
-        "can_ask": may_write(request) and not shown.live and not shown.why_not,
+        "can_ask": may_write(request) and not data.live and not data.why_not,
     }
     if report is not None:
         here = reverse("run", args=[run.code])
         html |= {
-            "causes": [_cause(one, here) for one in report["causes"]],
+            "causes": [_cause(entry, here) for entry in report["causes"]],
             "undecided": [(CAUSES[name].title, sentence) for name, sentence in report["undecided"].items()],
-            "tables": [(name.capitalize(), [_line(one) for one in lines]) for name, lines in report["parts"].items()],
-            "tokens": [_token(one) for one in report["worst"]],
+            "tables": [
+                (name.capitalize(), [_line(entry) for entry in lines]) for name, lines in report["parts"].items()
+            ],
+            "tokens": [_token(entry) for entry in report["worst"]],
             "compared": report["compared"] if report["compared"][1] else None,
-            "has_text": any("text" in one for one in report["worst"]),
-            "ids": [{**_line(one), "shown": visible_text(one.get("text", ""))} for one in report["ids"]],
+            "has_text": any("text" in entry for entry in report["worst"]),
+            "ids": [{**_line(entry), "shown": visible_text(entry.get("text", ""))} for entry in report["ids"]],
         }
-    return page(request, "runs/gap.html", {**fields_of(shown), "weights": weights}, **html)
+    return page(request, "runs/gap.html", {**fields_of(data), "weights": weights}, **html)
 
 
 def _cause(one: Mapping[str, Any], here: str) -> dict[str, Any]:
@@ -109,9 +111,9 @@ def _token(one: Mapping[str, Any]) -> dict[str, Any]:
 @writes_run
 def ask(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker to read the gap of a run, between the two columns that the form names."""
-    asked = {name: request.POST.get(name, "").replace("\0", "")[:80] for name in ("sampler", "trainer")}
-    named = {name: held for name, held in asked.items() if held}
+    params = {name: request.POST.get(name, "").replace("\0", "")[:80] for name in ("sampler", "trainer")}
+    columns = {name: column for name, column in params.items() if column}
     back = reverse("run-gap", args=[run.code])
     if is_active(run):
-        return ask_for_job(request, run, KIND.slug, named, back, STILL_WORKS)
-    return ask_for_job(request, run, KIND.slug, named, back, why_no_columns(run, **named), 422)
+        return ask_for_job(request, run, KIND.slug, columns, back, STILL_WORKS)
+    return ask_for_job(request, run, KIND.slug, columns, back, why_no_columns(run, **columns), 422)

@@ -46,7 +46,10 @@ def overlay(names: Sequence[str], runs: Sequence[Sequence[TrainingStepLine]]) ->
     of_step = [{line.training_step: line for line in lines} for lines in runs]
     charts = []
     for id, title, text, path in _figures(runs):
-        values = [[value_at(held[step], path) if step in held else None for step in steps] for held in of_step]
+        values = [
+            [value_at(lines_by_step[step], path) if step in lines_by_step else None for step in steps]
+            for lines_by_step in of_step
+        ]
         if any(value is not None for line in values for value in line):
             charts.append(OverlaidChart(id, title, text, difference(quoted, steps, values), values))
     return Overlay(labels, steps, charts)
@@ -54,30 +57,31 @@ def overlay(names: Sequence[str], runs: Sequence[Sequence[TrainingStepLine]]) ->
 
 def difference(names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float | None]]) -> str:
     """What differs between the lines of a chart, in one or two sentences. Lines are compared where all have a value."""
-    known = [n for n, line in enumerate(values) if any(value is not None for value in line)]
-    lacking = [names[n] for n in range(len(names)) if n not in known]
-    rest = f" Not known of {_listed(lacking)}." if lacking else ""
-    if len(known) < 2:
-        return f"Only {names[known[0]]} has this figure." if known else "No run has this figure."
-    shared = [i for i in range(len(steps)) if all(values[n][i] is not None for n in known)]
+    known_runs = [n for n, line in enumerate(values) if any(value is not None for value in line)]
+    lacking = [names[n] for n in range(len(names)) if n not in known_runs]
+    lack_words = f" Not known of {_listed(lacking)}." if lacking else ""
+    if len(known_runs) < 2:
+        return f"Only {names[known_runs[0]]} has this figure." if known_runs else "No run has this figure."
+    shared = [i for i in range(len(steps)) if all(values[n][i] is not None for n in known_runs)]
     if not shared:
-        return f"{_listed([names[n] for n in known])} have no training step in common at which this is known.{rest}"
-    held = {n: [float(values[n][i] or 0.0) for i in shared] for n in known}
+        among = _listed([names[n] for n in known_runs])
+        return f"{among} have no training step in common at which this is known.{lack_words}"
+    values_of_run = {n: [float(values[n][i] or 0.0) for i in shared] for n in known_runs}
     where = "the one step that they share" if len(shared) == 1 else f"the {len(shared):,} steps that they share"
-    if all(line == held[known[0]] for line in held.values()):
-        return f"The same at {where}.{rest}"
-    means = {n: sum(line) / len(line) for n, line in held.items()}
-    high, low = max(known, key=lambda n: means[n]), min(known, key=lambda n: means[n])
+    if all(line == values_of_run[known_runs[0]] for line in values_of_run.values()):
+        return f"The same at {where}.{lack_words}"
+    means = {n: sum(line) / len(line) for n, line in values_of_run.items()}
+    high, low = max(known_runs, key=lambda n: means[n]), min(known_runs, key=lambda n: means[n])
     if high == low:  # equal means of lines that differ
-        high, low = known[0], known[1]
-    apart = [a - b for a, b in zip(held[high], held[low], strict=True)]
+        high, low = known_runs[0], known_runs[1]
+    apart = [a - b for a, b in zip(values_of_run[high], values_of_run[low], strict=True)]
     at = max(range(len(shared)), key=lambda i: abs(apart[i]))
-    said = (
+    words = (
         f"Over {where}, the mean is {decimal(means[high])} in {names[high]} and {decimal(means[low])} in {names[low]}; "
-        f"they are furthest apart at step {steps[shared[at]]:,}, {decimal(held[high][at])} against "
-        f"{decimal(held[low][at])}."
+        f"they are furthest apart at step {steps[shared[at]]:,}, {decimal(values_of_run[high][at])} against "
+        f"{decimal(values_of_run[low][at])}."
     )
-    return said + _since(names[high], [steps[i] for i in shared], apart) + rest
+    return words + _since(names[high], [steps[i] for i in shared], apart) + lack_words
 
 
 def _since(name: str, steps: Sequence[int], apart: Sequence[float]) -> str:
@@ -97,7 +101,7 @@ def table(shown: Overlay, chart: OverlaidChart) -> list[tuple[int, list[float | 
 
 def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str, str, str]]:
     """Id, title, text and path of each figure: those of *Over training*, then the most frequent kinds of findings."""
-    found = [
+    figures = [
         (
             f"{chart.id}-{n}",
             chart.title if len(chart.series) == 1 or chart.title.lower().startswith(name) else f"{chart.title}: {name}",
@@ -107,7 +111,7 @@ def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str,
         for chart in CHARTS
         for n, (name, path) in enumerate(chart.series)
     ]
-    return found + [
+    return figures + [
         (f"kind-{n}", f"Finding: {finding_title(kind)}", KINDS_TEXT, f"findings.{kind}/trajectories")
         for n, kind in enumerate(frequent_kinds(runs)[0])
     ]
@@ -115,13 +119,13 @@ def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str,
 
 def _told_apart(names: Sequence[str]) -> list[str]:
     """The names, with a number where two runs are called alike."""
-    found: list[str] = []
+    labels: list[str] = []
     for name in names:
         label, n = name, 2
-        while label in found:
+        while label in labels:
             label, n = f"{name} ({n})", n + 1
-        found.append(label)
-    return found
+        labels.append(label)
+    return labels
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -62,14 +62,14 @@ CHARTS = (
 def charts_of(lines: Sequence[FiguresLine]) -> list[TrainingChart]:
     """The charts that have something to show, with one of the most frequent kinds of findings."""
     kinds, n_kinds = frequent_kinds([lines])
-    found = [replace(one, series=told) for one in CHARTS if (told := _told(one, lines))]
+    charts = [replace(chart, series=series_of) for chart in CHARTS if (series_of := _told(chart, lines))]
     if kinds:
         text = KINDS_TEXT
         if n_kinds > MAX_KINDS:
             text += f" The {MAX_KINDS} most frequent of {n_kinds} kinds."
         series = tuple((finding_title(kind), f"findings.{kind}/trajectories") for kind in kinds)
-        found.insert(1, TrainingChart("kinds", "Findings by kind", text, series))
-    return found
+        charts.insert(1, TrainingChart("kinds", "Findings by kind", text, series))
+    return charts
 
 
 def frequent_kinds(runs: Sequence[Sequence[FiguresLine]]) -> tuple[list[str], int]:
@@ -94,13 +94,13 @@ def value_at(line: FiguresLine, path: str) -> float | None:
     """
     top, _, bottom = path.partition("/")
     name, _, field = top.partition(".")
-    found = getattr(line, name)
+    value = getattr(line, name)
     if field:
-        found = None if found is None else found.get(field, 0 if name == "findings" else None)
-    if found is None or not bottom:
-        return found  # type: ignore[no-any-return]
+        value = None if value is None else value.get(field, 0 if name == "findings" else None)
+    if value is None or not bottom:
+        return value  # type: ignore[no-any-return]
     of = getattr(line, bottom)
-    return found / of if of else None
+    return value / of if of else None
 
 
 def spaced(n: int) -> list[int]:

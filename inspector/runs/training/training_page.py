@@ -82,25 +82,38 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
         for text, number in zip(texts, (least, most), strict=True)
         if text and number is None
     ]
-    found = over_training(run, least, most)
+    figures = over_training(run, least, most)
     without = without_training_step(run)
-    shown = TrainingPage(
-        RunValues.of(run), found.steps, found.began, without, least, most, sorted(muted_in(run)),
-        notices=notices + axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]),
+    data = TrainingPage(
+        RunValues.of(run),
+        figures.steps,
+        figures.began,
+        without,
+        least,
+        most,
+        sorted(muted_in(run)),
+        notices=notices
+        + axis_sentences([AxisStep(step.training_step, step.first, step.last) for step in figures.steps]),
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
     )
     return page(
-        request, "runs/training.html", shown, **_drawn(found.steps, [f"{one.training_step:,}" for one in found.steps]),
-        rows=_rows(found.steps, here), beginnings=_beginnings(shown, here, worst_severities(run)), list_url=here,
-        is_narrowed=least is not None or most is not None, has_versions=has_versions(run),
-        others=runs_beside(run, MAX_OTHERS) if found.steps and reader_of(request) and not wants_json(request) else [],
+        request,
+        "runs/training.html",
+        data,
+        **_drawn(figures.steps, [f"{step.training_step:,}" for step in figures.steps]),
+        rows=_rows(figures.steps, here),
+        beginnings=_beginnings(data, here, worst_severities(run)),
+        list_url=here,
+        is_narrowed=least is not None or most is not None,
+        has_versions=has_versions(run),
+        others=runs_beside(run, MAX_OTHERS) if figures.steps and reader_of(request) and not wants_json(request) else [],
     )
 
 
 def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
     lines = over_versions(run)
     without = max(run.n_trajectories - sum(line.trajectories for line in lines), 0)
-    shown = TrainingPage(
+    data = TrainingPage(
         RunValues.of(run), [], {}, without, None, None, sorted(muted_in(run)), by="version", versions=lines,
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
     )
@@ -118,7 +131,7 @@ def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
         for kind, place in first.items()
     ]
     return page(
-        request, "runs/training.html", shown, **_drawn(lines, [line.version for line in lines]), rows=rows,
+        request, "runs/training.html", data, **_drawn(lines, [line.version for line in lines]), rows=rows,
         beginnings=sorted(beginnings, key=_gravest_first), list_url=here, has_versions=True,
     )
 
@@ -140,21 +153,21 @@ def _address_of(line: PolicyVersionLine, here: str, **also: str) -> str:
 def _rows(steps: list[TrainingStepLine], here: str) -> list[tuple[TrainingStepLine, int, str]]:
     """The last steps, with their numbers and the addresses of their trajectories."""
     return [
-        (one, one.training_step, f"{here}?training_min={one.training_step}&training_max={one.training_step}")
-        for one in steps[-MAX_ROWS:]
+        (step, step.training_step, f"{here}?training_min={step.training_step}&training_max={step.training_step}")
+        for step in steps[-MAX_ROWS:]
     ]
 
 
 def _beginnings(shown: TrainingPage, here: str, worst: Mapping[str, str]) -> list[dict[str, Any]]:
     of_step = {line.training_step: line for line in shown.steps}
-    found = []
+    beginnings = []
     for kind, step in shown.began.items():
         if kind == NOT_DECIDABLE:
             continue
         n = of_step[step].findings[kind] if step in of_step else 0
         url = f"{here}?finding={kind}&training_min={step}&training_max={step}"
-        found.append(_beginning(kind, step, f"training step {step:,}", n, url, worst))
-    return sorted(found, key=_gravest_first)
+        beginnings.append(_beginning(kind, step, f"training step {step:,}", n, url, worst))
+    return sorted(beginnings, key=_gravest_first)
 
 
 def _beginning(kind: str, place: int, where: str, n: int, url: str, worst: Mapping[str, str]) -> dict[str, Any]:
