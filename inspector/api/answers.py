@@ -48,7 +48,7 @@ def the_check(request: HttpRequest, code: str) -> TemplateCheck:
 
 
 @dataclass(frozen=True)
-class Items(Page, Generic[T]):
+class AnswerItems(Page, Generic[T]):
     """A list that is answered at once."""
 
     items: list[T]
@@ -56,7 +56,7 @@ class Items(Page, Generic[T]):
 
 
 @dataclass(frozen=True)
-class Part(Page, Generic[T]):
+class AnswerPart(Page, Generic[T]):
     """Part of a list."""
 
     items: list[T]
@@ -65,7 +65,7 @@ class Part(Page, Generic[T]):
     """What ``cursor`` takes for the following part; null on the last."""
 
     @classmethod
-    def of(cls, part: CursorPart[U], line: Callable[[U], T]) -> Part[T]:
+    def of(cls, part: CursorPart[U], line: Callable[[U], T]) -> AnswerPart[T]:
         """The lines of a part of the store."""
         return cls([line(item) for item in part.items], part.next or None)
 

@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from ninja import Query, Router
 
-from inspector.api.answers import Part, answer, fresh, the_check, with_etag
+from inspector.api.answers import AnswerPart, answer, fresh, the_check, with_etag
 from inspector.api.callers import project_for
 from inspector.api.documented import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
@@ -115,10 +115,10 @@ WholeCheck: Any = some_fields(
 )
 
 
-@router.get("/checks", response=Part[CheckLine], openapi_extra=extra(422))
+@router.get("/checks", response=AnswerPart[CheckLine], openapi_extra=extra(422))
 def list_checks(request: HttpRequest, asked: Query[PartAsked]) -> HttpResponse:
     """The template checks of the caller's projects, newest first."""
-    return answer(Part.of(visible_checks(access(request), asked.cursor, asked.limit), _line))
+    return answer(AnswerPart.of(visible_checks(access(request), asked.cursor, asked.limit), _line))
 
 
 def _line(check: TemplateCheck) -> Any:

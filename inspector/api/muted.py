@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
-from inspector.api.answers import Items, answer, found, the_run
+from inspector.api.answers import AnswerItems, answer, found, the_run
 from inspector.api.documented import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require, too_low
@@ -28,10 +28,10 @@ class MuteAsked(Body):
     """How far it reaches: `run`, `template` (the runs with the chat template of this run) or `project`."""
 
 
-@router.get("/runs/{code}/muted", response=Items[MutedValues], openapi_extra=extra())
+@router.get("/runs/{code}/muted", response=AnswerItems[MutedValues], openapi_extra=extra())
 def list_muted(request: HttpRequest, code: str) -> HttpResponse:
     """The kinds of findings that are muted in a run."""
-    return answer(Items(muted_values(request, the_run(request, code))))
+    return answer(AnswerItems(muted_values(request, the_run(request, code))))
 
 
 @router.post("/runs/{code}/muted", response={201: MutedValues}, openapi_extra=extra(422))

@@ -9,7 +9,7 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
-from inspector.api.answers import Part, answer, fresh, the_run
+from inspector.api.answers import AnswerPart, answer, fresh, the_run
 from inspector.api.documented import PartAsked, RunKind, extra
 from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
 from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
@@ -88,11 +88,11 @@ class ComparisonAsked(Schema):
     """The last training step of the charts."""
 
 
-@router.get("/runs", response=Part[RunOfProject], openapi_extra=extra(422))
+@router.get("/runs", response=AnswerPart[RunOfProject], openapi_extra=extra(422))
 def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
     """The runs of the caller's projects, newest first."""
     filters = RunFilters(asked.text, asked.status, asked.kind, asked.project)
-    return answer(Part.of(visible_runs(access(request), filters, asked.cursor, asked.limit), run_line))
+    return answer(AnswerPart.of(visible_runs(access(request), filters, asked.cursor, asked.limit), run_line))
 
 
 @router.post(
@@ -153,7 +153,7 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
     return fresh_json(summary_of(the_run(request, code)))
 
 
-@router.get("/runs/{code}/trajectories", response=Part[TrajectoryLine], openapi_extra=extra(422))
+@router.get("/runs/{code}/trajectories", response=AnswerPart[TrajectoryLine], openapi_extra=extra(422))
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
     """The trajectories of a run, with the filters and orders of its page."""
     run, query = the_run(request, code), asked.as_query(reader_of(request))
@@ -162,7 +162,7 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
         raise ApiProblem(422, sentence, {"cursor": [sentence]})
     part = trajectory_list.list_trajectories(run, query, query.sort, query.after, asked.limit)
     lines = list_part(run, query, part, reader_of(request))
-    return answer(Part([TrajectoryLine.of(line) for line in lines["trajectories"]], lines["next"]))
+    return answer(AnswerPart([TrajectoryLine.of(line) for line in lines["trajectories"]], lines["next"]))
 
 
 @router.post(
@@ -179,12 +179,12 @@ def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     return problem(pushed.status, sentence, **more)
 
 
-@router.get("/runs/{code}/findings", response=Part[FindingValues], openapi_extra=extra(422))
+@router.get("/runs/{code}/findings", response=AnswerPart[FindingValues], openapi_extra=extra(422))
 def list_findings_of_run(request: HttpRequest, code: str, asked: Query[FindingsAsked]) -> HttpResponse:
     """The findings of a run, in the order of storing."""
     run = the_run(request, code)
     columns = {"kind": asked.kind, "severity": asked.severity}
-    return answer(Part.of(
+    return answer(AnswerPart.of(
         findings_of_run(run, columns, asked.cursor, asked.limit),
         lambda finding: FindingValues.of(finding, finding.trajectory.code, muted=muted_in(run)),
     ))
@@ -197,12 +197,12 @@ def compare_runs(request: HttpRequest, asked: Query[ComparisonAsked]) -> HttpRes
     return answer(compared(runs, asked.training_min, asked.training_max))
 
 
-@router.get("/runs/{code}/jobs", response=Part[JobAnswer], openapi_extra=extra(422))
+@router.get("/runs/{code}/jobs", response=AnswerPart[JobAnswer], openapi_extra=extra(422))
 def list_jobs_of_run(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponse:
     """The background work of a run, newest first."""
     run = the_run(request, code)
     columns = {"run__code": run.code}
-    return answer(Part.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
+    return answer(AnswerPart.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
 
 
 def fresh_json(value: Any) -> HttpResponse:

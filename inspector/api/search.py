@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import Field
 
-from inspector.api.answers import Part, answer, the_run
+from inspector.api.answers import AnswerPart, answer, the_run
 from inspector.api.documented import LongText, PartAsked, extra
 from inspector.api.run_answers import RunOfProject, run_line
 from inspector.api.trajectory_answers import FoundTrajectory
@@ -74,13 +74,13 @@ def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
     if asked.by:
         return answer(_places(request, asked))
     cursor = asked.cursor if asked.kind else ""
-    runs, trajectories = Part[RunOfProject]([], None), Part[FoundTrajectory]([], None)
+    runs, trajectories = AnswerPart[RunOfProject]([], None), AnswerPart[FoundTrajectory]([], None)
     if asked.kind != "trajectories":
         filters = RunFilters(text=asked.text)
-        runs = Part.of(visible_runs(access(request), filters, cursor, asked.limit), run_line)
+        runs = AnswerPart.of(visible_runs(access(request), filters, cursor, asked.limit), run_line)
     if asked.kind != "runs":
         by_name = visible_trajectories(access(request), asked.text, cursor, asked.limit)
-        trajectories = Part.of(by_name, lambda one: FoundTrajectory.of(TrajectoryValues.of(one, one.run)))
+        trajectories = AnswerPart.of(by_name, lambda one: FoundTrajectory.of(TrajectoryValues.of(one, one.run)))
     return answer(SearchPart(runs.items, trajectories.items, runs.next, trajectories.next, [], None, []))
 
 

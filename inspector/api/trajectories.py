@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
-from inspector.api.answers import Items, Part, answer, conditional, found, the_trajectory
+from inspector.api.answers import AnswerItems, AnswerPart, answer, conditional, found, the_trajectory
 from inspector.api.documented import NOT_CHANGED, PartAsked, extra
 from inspector.api.run_answers import JobAnswer, job_answer
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
@@ -73,7 +73,7 @@ def get_trajectory(request: HttpRequest, code: str) -> HttpResponseBase:
     return conditional(request, trajectory, lambda: json_page(TrajectoryAnswer.of(values)))
 
 
-@router.get("/trajectories/{code}/steps", response=Part[StepValues], openapi_extra=KEPT)
+@router.get("/trajectories/{code}/steps", response=AnswerPart[StepValues], openapi_extra=KEPT)
 def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> HttpResponseBase:
     """The engine calls of a trajectory, in their order, without tokens."""
     trajectory = the_trajectory(request, code)
@@ -82,7 +82,7 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
     def build() -> HttpResponseBase:
         steps = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
         items, more = [_step(step) for step in steps[: asked.limit]], len(steps) > asked.limit
-        return json_page(Part(items, cursor_of("steps", first + asked.limit) if more else None))
+        return json_page(AnswerPart(items, cursor_of("steps", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build)
 
@@ -108,7 +108,7 @@ def get_step_tokens(request: HttpRequest, code: str, index: Index, asked: Query[
     )
 
 
-@router.get("/trajectories/{code}/rows", response=Items[RowValues], openapi_extra=KEPT)
+@router.get("/trajectories/{code}/rows", response=AnswerItems[RowValues], openapi_extra=KEPT)
 def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     """The training rows of a trajectory, without tokens. Of an unfinished one: the rows that its steps make so far."""
     trajectory = the_trajectory(request, code)
@@ -116,7 +116,7 @@ def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     def build() -> HttpResponseBase:
         rows, steps = parts.rows_and_steps(trajectory)
         columns = parts.column_names(trajectory) | beside.names_beside(rows, steps)
-        return json_page(Items([RowValues.of(row, columns) for row in rows]))
+        return json_page(AnswerItems([RowValues.of(row, columns) for row in rows]))
 
     return conditional(request, trajectory, build)
 
@@ -137,7 +137,7 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     return conditional(request, trajectory, build)
 
 
-@router.get("/trajectories/{code}/findings", response=Part[FindingValues], openapi_extra=KEPT)
+@router.get("/trajectories/{code}/findings", response=AnswerPart[FindingValues], openapi_extra=KEPT)
 def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajectoryAsked]) -> HttpResponseBase:
     """The findings of a trajectory, in reading order."""
     trajectory = the_trajectory(request, code)
@@ -148,7 +148,7 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
         numbered = enumerate(findings[: asked.limit], start=first + 1)
         items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
         more = len(findings) > asked.limit
-        return json_page(Part(items, cursor_of("numbers", first + asked.limit) if more else None))
+        return json_page(AnswerPart(items, cursor_of("numbers", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build, muted)
 
@@ -189,7 +189,7 @@ def get_strategies(request: HttpRequest, code: str) -> HttpResponseBase:
     return answer(_replay(_current(trajectory), trajectory))
 
 
-@router.get("/trajectories/{code}/strategies/{strategy}/rows", response=Items[RowValues], openapi_extra=extra(409))
+@router.get("/trajectories/{code}/strategies/{strategy}/rows", response=AnswerItems[RowValues], openapi_extra=extra(409))
 def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpResponseBase:
     """The rows that a strategy makes of a trajectory, without tokens."""
     trajectory = the_trajectory(request, code)
@@ -199,7 +199,7 @@ def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpRe
         RowValues(index, length, int(mask.sum()), False, [], [], True)
         for index, (length, mask) in enumerate(zip(rows.lengths, masks, strict=True))
     ]
-    return answer(Items(items))
+    return answer(AnswerItems(items))
 
 
 @router.get(

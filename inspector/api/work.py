@@ -11,7 +11,7 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import Part, answer, found, the_run
+from inspector.api.answers import AnswerPart, answer, found, the_run
 from inspector.api.callers import project_for
 from inspector.api.documented import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
@@ -239,11 +239,11 @@ def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 
-@router.get("/jobs", response=Part[JobAnswer], openapi_extra=extra(422), tags=["jobs"])
+@router.get("/jobs", response=AnswerPart[JobAnswer], openapi_extra=extra(422), tags=["jobs"])
 def list_jobs(request: HttpRequest, asked: Query[JobsAsked]) -> HttpResponse:
     """The background work of the caller's projects, newest first."""
     columns = {"status": asked.status, "kind": asked.kind, "run__code": asked.run}
-    return answer(Part.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
+    return answer(AnswerPart.of(visible_jobs(access(request), columns, asked.cursor, asked.limit), job_answer))
 
 
 @router.get("/jobs/{code}", response=JobAnswer, openapi_extra=extra(), tags=["jobs"])
