@@ -97,13 +97,8 @@ class CheckValues(Page):
     def of(cls, check: TemplateCheck, /, **more: Any) -> CheckValues:
         """A check whose tokenizer, template, job and project are loaded."""
         return from_columns(
-            cls,
-            check,
-            url=reverse("check", args=[check.code]),
-            project=check.project.code,
-            tokenizer=check.tokenizer.name if check.tokenizer else None,
-            chat_template=check.chat_template_id,
-            **more,
+            cls, check, url=reverse("check", args=[check.code]), project=check.project.code,
+            tokenizer=check.tokenizer.name if check.tokenizer else None, chat_template=check.chat_template_id, **more,
         )
 
 
@@ -160,13 +155,8 @@ def whole_check(check: TemplateCheck) -> Any:
     """The values of a check, from its report."""
     report: dict[str, Any] = check.report or {}
     return WholeCheck.of(CheckValues.of(
-        check,
-        question=check.question,
-        verdicts=report.get("verdicts", {}),
-        prefix_preserving=report.get("prefix_preserving"),
-        probes=report.get("checks", []),
-        repair=report.get("repair"),
-        repair_detail=report.get("repair_detail") or "",
-        marks=report.get("marks"),
+        check, question=check.question, verdicts=report.get("verdicts", {}),
+        prefix_preserving=report.get("prefix_preserving"), probes=report.get("checks", []), repair=report.get("repair"),
+        repair_detail=report.get("repair_detail") or "", marks=report.get("marks"),
         marks_detail=report.get("marks_detail") or "",
     ))

@@ -43,9 +43,7 @@ def whole_run(run: Run) -> Any:
 def job_answer(job: Job) -> Any:
     """A job whose subject is loaded."""
     return JobAnswer.of(JobValues.with_subject(
-        job,
-        WORDS,
-        run=job.run.code if job.run else None,
+        job, WORDS, run=job.run.code if job.run else None,
         trajectory=job.subject.code if isinstance(job.subject, StoredTrajectory) else None,
         check=job.template_check.code if job.template_check else None,
         file=reverse("api:job_file", kwargs={"code": job.code}) if is_offered(job) else None,

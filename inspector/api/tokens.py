@@ -77,10 +77,7 @@ def window_of(asked: TokensAsked, n_tokens: int, is_arrow: bool) -> tuple[int, i
 
 
 def of_window(
-    request: HttpRequest,
-    trajectory: StoredTrajectory,
-    row: RowSummary,
-    steps: Sequence[StepSummary],
+    request: HttpRequest, trajectory: StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
     asked: TokensAsked,
 ) -> Columns:
     """A window of a row, stored or not; ``steps``: all of the trajectory. At most three queries."""
@@ -158,14 +155,9 @@ def _plain(columns: Columns, wanted: list[str]) -> TokenColumns:
     slugs = [origin.slug for origin in Origin]
     origin, step = listed("origin"), listed("step")
     return TokenColumns(
-        trajectory=columns.trajectory,
-        start=columns.start,
-        stop=columns.stop,
-        n_tokens=columns.n_tokens,
-        next=columns.stop if columns.stop < columns.n_tokens else None,
-        ids=listed("ids"),
-        loss_mask=listed("loss_mask"),
-        logprobs=listed("logprobs"),
+        trajectory=columns.trajectory, start=columns.start, stop=columns.stop, n_tokens=columns.n_tokens,
+        next=columns.stop if columns.stop < columns.n_tokens else None, ids=listed("ids"),
+        loss_mask=listed("loss_mask"), logprobs=listed("logprobs"),
         origin=None if origin is None else [slugs[value] for value in origin],
         step=None if step is None else [None if value < 0 else value for value in step],
         columns={name: values.tolist() for name, values in columns.of_trainer.items() if name in wanted},

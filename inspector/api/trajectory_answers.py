@@ -183,15 +183,8 @@ class FindingValues(Page):
     ) -> FindingValues:
         """A finding of the trajectory with that code. ``muted``: the kinds that are muted in its run."""
         return from_columns(
-            cls,
-            finding,
-            trajectory=trajectory,
-            number=number,
-            title=finding_title(finding.kind),
-            step=finding.step_index,
-            row=finding.row_index,
-            places=places_of(finding),
-            muted=finding.kind in muted,
+            cls, finding, trajectory=trajectory, number=number, title=finding_title(finding.kind),
+            step=finding.step_index, row=finding.row_index, places=places_of(finding), muted=finding.kind in muted,
         )
 
 

@@ -102,10 +102,7 @@ class TemplateCheckForm(PlainForm):
     """A tokenizer of a project, a template (its own, pasted or uploaded), and the other arguments of a render."""
 
     tokenizer: forms.ModelChoiceField = forms.ModelChoiceField(
-        None,
-        required=False,
-        to_field_name="name",
-        empty_label="None: compare characters",
+        None, required=False, to_field_name="name", empty_label="None: compare characters",
         help_text="Without one, renders are compared character by character, and token-level faults stay unseen.",
     )
     tokenizer_file = forms.FileField(
@@ -118,31 +115,20 @@ class TemplateCheckForm(PlainForm):
     )
     revision = forms.CharField(max_length=100, required=False, help_text="A commit, a tag, or a branch such as main.")
     chat_template = forms.CharField(
-        required=False,
-        strip=False,
-        label="Chat template",
-        widget=code_area(10),
+        required=False, strip=False, label="Chat template", widget=code_area(10),
         help_text="Jinja text. Leave it empty to check the tokenizer's own template.",
     )
     chat_template_file = TemplateFileField(
-        MAX_TEMPLATE_BYTES,
-        must_render=False,
-        label="Chat template as a file",
+        MAX_TEMPLATE_BYTES, must_render=False, label="Chat template as a file",
         help_text="A .jinja file, instead of the text below.",
     )
     label = forms.CharField(required=False, widget=forms.HiddenInput)
     tools = JsonField(
-        list,
-        '[{"type": "function", "function": {"name": "f", "parameters": {}}}]',
-        label="Tools",
-        widget=code_area(3),
+        list, '[{"type": "function", "function": {"name": "f", "parameters": {}}}]', label="Tools", widget=code_area(3),
         help_text="Function schemas as JSON. Optional.",
     )
     kwargs = JsonField(
-        dict,
-        '{"enable_thinking": false}',
-        label="Template arguments",
-        widget=code_area(3),
+        dict, '{"enable_thinking": false}', label="Template arguments", widget=code_area(3),
         help_text="Passed to every render, as JSON. Optional.",
     )
     conversation = JsonField(

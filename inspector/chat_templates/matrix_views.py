@@ -43,13 +43,8 @@ def matrix(request: HttpRequest) -> HttpResponse:
         for word, letter in template_matrix.LETTERS.items()
     ]
     return page(
-        request,
-        "chat_templates/matrix.html",
-        matrix_page,
-        groups=template_matrix.rows(matrix_page),
-        legend=legend,
-        csv_url=f"{reverse('templates-csv')}?{request.GET.urlencode()}",
-        projects=projects_to_filter(request),
+        request, "chat_templates/matrix.html", matrix_page, groups=template_matrix.rows(matrix_page), legend=legend,
+        csv_url=f"{reverse('templates-csv')}?{request.GET.urlencode()}", projects=projects_to_filter(request),
     )
 
 

@@ -60,11 +60,7 @@ def choices(project: Project, chosen: Sequence[str]) -> list[dict[str, str]]:
 
 
 def compare(
-    project: Project,
-    templates: list[dict[str, str]],
-    a: ChatTemplate,
-    b: ChatTemplate,
-    tokenizer: Tokenizer | None,
+    project: Project, templates: list[dict[str, str]], a: ChatTemplate, b: ChatTemplate, tokenizer: Tokenizer | None,
 ) -> ComparedPage:
     """Two templates of a project side by side. ``templates``: those that can be chosen, both among them. One query."""
     names = {template["sha256"]: template["label"] for template in templates}
@@ -79,17 +75,12 @@ def compare(
         for template in checks_of_sides
     )
     return ComparedPage(
-        project=project.code,
-        templates=templates,
-        a=_compared(a, names[a.sha256], checks_of_sides[0]),
-        b=_compared(b, names[b.sha256], checks_of_sides[1]),
-        same=a.text == b.text,
-        diff="\n".join(lines),
+        project=project.code, templates=templates, a=_compared(a, names[a.sha256], checks_of_sides[0]),
+        b=_compared(b, names[b.sha256], checks_of_sides[1]), same=a.text == b.text, diff="\n".join(lines),
         tokenizer=tokenizer.name if tokenizer else None,
         missing=[template.sha256 for template, check in zip((a, b), checks_of_sides, strict=True) if is_missing(check)],
         under_way=any(check is not None and is_active(check) for check in checks_of_sides),
-        ready=bool(first and second),
-        probes=_probes(first, second) if first and second else [],
+        ready=bool(first and second), probes=_probes(first, second) if first and second else [],
     )
 
 

@@ -130,11 +130,8 @@ def matrix(access: Access, params: QueryDict, names_projects: bool) -> MatrixPag
 def _column(tokenizer: Tokenizer, check: TemplateCheck | None, names_projects: bool) -> TokenizerValues:
     cells = (check.cells or {}) if check else {}
     return TokenizerValues.of(
-        tokenizer,
-        tokenizer.project.name if names_projects else None,
-        code=check.code if check else None,
-        status="missing" if check is None or is_missing(check) else check.status,
-        error=check.error if check else "",
+        tokenizer, tokenizer.project.name if names_projects else None, code=check.code if check else None,
+        status="missing" if check is None or is_missing(check) else check.status, error=check.error if check else "",
         prefix_preserving=cells.get("prefix_preserving"),
         cells={probe: word_of(cell) for probe, cell in cells.get("probes", {}).items()},
     )

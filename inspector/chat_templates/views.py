@@ -143,13 +143,7 @@ def ask_check(
         form.add_error("chat_template", str(error))
         return None
     check, to_do = template_checks.ask(
-        tokenizer,
-        chat_template,
-        fields["tools"],
-        fields["kwargs"],
-        request.user,
-        fields["conversation"],
-        repair,
+        tokenizer, chat_template, fields["tools"], fields["kwargs"], request.user, fields["conversation"], repair,
         project,
     )
     if to_do:

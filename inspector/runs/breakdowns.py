@@ -52,14 +52,8 @@ def finding_choices(summary: RunSummary, wanted: ListQuery, muted: Collection[st
             notes.append(f"{plural(one_row, 'token')} would be lost in one row")
         choices.append(
             Choice(
-                kind,
-                count,
-                most,
-                wanted.query(finding="" if wanted.kind == kind else kind),
-                wanted.kind == kind,
-                tuple(notes),
-                next(iter(severities), ""),
-                kind in muted,
+                kind, count, most, wanted.query(finding="" if wanted.kind == kind else kind), wanted.kind == kind,
+                tuple(notes), next(iter(severities), ""), kind in muted,
             )
         )
 
@@ -112,10 +106,7 @@ def stop_choices(summary: RunSummary, wanted: ListQuery) -> list[Choice]:
     ends = sorted((end for end in ends if end[2]), key=lambda end: -end[2])
     return [
         Choice(
-            name,
-            count,
-            ends[0][2],
-            wanted.query(**{parameter: "" if chosen == name else name}) if name else "",
+            name, count, ends[0][2], wanted.query(**{parameter: "" if chosen == name else name}) if name else "",
             bool(name) and chosen == name,
         )
         for parameter, name, count, chosen in ends

@@ -212,14 +212,8 @@ def _one(run: Run) -> ComparedRun:
     totals, summary = totals_of(run), summary_of(run)
     worst = {kind: min(severities, key=_gravity) for kind, severities in summary.finding_severities.items()}
     return ComparedRun(
-        RunValues.of(run),
-        totals.trained,
-        totals.lost,
-        totals.foreign,
-        summary.finding_trajectories,
-        worst,
-        sorted(kind for kind in muted_in(run) if kind in summary.finding_trajectories),
-        *_templates(run),
+        RunValues.of(run), totals.trained, totals.lost, totals.foreign, summary.finding_trajectories, worst,
+        sorted(kind for kind in muted_in(run) if kind in summary.finding_trajectories), *_templates(run),
     )
 
 

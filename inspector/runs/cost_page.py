@@ -112,14 +112,10 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
 
 def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> KindLine:
     return KindLine(
-        **asdict(one),
-        title=finding_title(one.kind),
-        share=one.trajectories / total if total else 0.0,
+        **asdict(one), title=finding_title(one.kind), share=one.trajectories / total if total else 0.0,
         percent=f"{100 * one.trajectories / total:.1f} %" if total else "",
         lost_percent=_percent(one.trained_tokens_lost, sampled),
-        wrong_percent=_percent(one.trained_tokens_wrong, sampled),
-        url=f"{here}?finding={one.kind}",
-        muted=muted,
+        wrong_percent=_percent(one.trained_tokens_wrong, sampled), url=f"{here}?finding={one.kind}", muted=muted,
     )
 
 

@@ -107,11 +107,7 @@ def index(request: HttpRequest) -> HttpResponse:
             return redirect("gallery")
     data = _page(run)
     return page(
-        request,
-        "gallery.html",
-        data,
-        groups=_by_axis(data.entries),
-        where=form_project(request),
+        request, "gallery.html", data, groups=_by_axis(data.entries), where=form_project(request),
         n_training=len(TRAINING_RUNS),
     )
 

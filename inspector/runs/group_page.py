@@ -140,21 +140,11 @@ def _page(
         for pk, stream in streams.items()
     }
     data = GroupPage(
-        run=RunValues.of(run),
-        group=key,
+        run=RunValues.of(run), group=key,
         prompt_line=next((trajectory.prompt_line for trajectory in found if trajectory.prompt_line), ""),
-        trajectories=stats.n,
-        scored=stats.n_rewards,
-        reward_mean=stats.mean,
-        reward_min=stats.low,
-        reward_max=stats.high,
-        zero_variance=is_flat(stats, is_active(run)),
-        advantages=source,
-        reference=reference.code,
-        whole=whole,
-        siblings=siblings,
-        muted=sorted(muted_in(run)),
-        notices=notices,
+        trajectories=stats.n, scored=stats.n_rewards, reward_mean=stats.mean, reward_min=stats.low,
+        reward_max=stats.high, zero_variance=is_flat(stats, is_active(run)), advantages=source,
+        reference=reference.code, whole=whole, siblings=siblings, muted=sorted(muted_in(run)), notices=notices,
     )
     lines = [
         (sibling, bars.get(trajectory.pk), _can_compare(trajectory))

@@ -121,11 +121,7 @@ def _listed(run: Run, wanted: ListQuery) -> ListQuery:
 
 
 def place_part(
-    run: Run,
-    wanted: ListQuery,
-    found: ListPart,
-    queued: int,
-    summary: RunSummary | None = None,
+    run: Run, wanted: ListQuery, found: ListPart, queued: int, summary: RunSummary | None = None,
 ) -> dict[str, Any]:
     """How many trajectories pass the filter, and the place of the first line among them, from 1.
 
@@ -168,11 +164,7 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
     query, tokenizer = wanted.query(), run.tokenizer.name if run.tokenizer else None
     lines = [
         TrajectoryValues.of(
-            item,
-            run,
-            query,
-            tokenizer=tokenizer,
-            kinds=kinds.get(item.pk, {}),
+            item, run, query, tokenizer=tokenizer, kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
             comments=None if comments is None else comments.get(item.pk, CommentCount()).n,
             open_comments=None if comments is None else comments.get(item.pk, CommentCount()).n_open,

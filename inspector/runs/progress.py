@@ -131,16 +131,12 @@ def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progres
     # The first few do not count, because their time includes loading the model or the tokenizer.
     has_pace = active and done and total / 20 <= done <= total
     return Progress(
-        active=active,
-        unit="trajectories" if launch else "bytes",
-        done=done,
-        total=total,
+        active=active, unit="trajectories" if launch else "bytes", done=done, total=total,
         elapsed_seconds=round(elapsed, 1),
         tokens_per_second=round((run.n_sampled if launch else run.n_tokens) / elapsed, 1) if elapsed > 0.5 else None,
         remaining_seconds=round(elapsed / done * (total - done), 1) if has_pace else None,
         waiting=waiting_sentence(run, now) if active else "",
         partial=IN_PARTS if is_read_in_parts(run) else PARTIAL if has_partial_file(run) else "",
-        starting=launch and run.status == Run.Status.RUNNING and not run.n_steps,
-        running=running,
+        starting=launch and run.status == Run.Status.RUNNING and not run.n_steps, running=running,
         queued=max(run.n_trajectories - finished - running, 0) if launch and active else 0,
     )

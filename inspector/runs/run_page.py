@@ -89,21 +89,14 @@ def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpRespons
     list_part, jobs = parts.list_page(run, wanted), latest_jobs(run, *listed_kinds())
     rejections = list_rejections(run, MAX_REJECTIONS)
     data = RunPage(
-        run=ShownRun.of(run, project=project_name(request, run.project_id)),
-        progress=shell["progress"],
-        refusal=refusal(run),
-        summary=shell["summary"],
+        run=ShownRun.of(run, project=project_name(request, run.project_id)), progress=shell["progress"],
+        refusal=refusal(run), summary=shell["summary"],
         rejections=[{"file": line.file, "line": line.line, "reason": line.reason} for line in rejections],
-        tokenizer_note=tokenizer_note(run, shell["summary"]),
-        tags=tags_of([run]).get(run.pk, []),
-        jobs=[JobValues.of(job, run) for job in jobs],
-        jobs_live=any(is_active(job) for job in jobs),
-        filter={**dict(wanted.pairs()), "sort": wanted.sort},
-        queued=shell["progress"].queued,
-        notices=wanted.notices,
+        tokenizer_note=tokenizer_note(run, shell["summary"]), tags=tags_of([run]).get(run.pk, []),
+        jobs=[JobValues.of(job, run) for job in jobs], jobs_live=any(is_active(job) for job in jobs),
+        filter={**dict(wanted.pairs()), "sort": wanted.sort}, queued=shell["progress"].queued, notices=wanted.notices,
         muted=[rule for rule in muted_values(request, run) if rule.kind in run.finding_counts],
-        alarms=alarm_values(request, run),
-        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
+        alarms=alarm_values(request, run), gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
         **parts.list_part(run, wanted, list_part, reader_of(request)),
         **parts.place_part(run, wanted, list_part, shell["progress"].queued, shell["summary"]),
     )

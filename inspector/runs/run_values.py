@@ -153,14 +153,11 @@ class ShownRun(RunValues):
     def of(cls, run: Run, /, **more: Any) -> Self:
         """Tokenizer and owner are read one by one: at most two queries."""
         return super().of(
-            run,
-            tokenizer=run.tokenizer.name if run.tokenizer else None,
-            chat_template=run.chat_template_id,
+            run, tokenizer=run.tokenizer.name if run.tokenizer else None, chat_template=run.chat_template_id,
             rows_chat_template=run.rows_chat_template_id,
             seed_note=engine_spec(run.engine).seed_note if run.kind == Run.Kind.LAUNCH else "",
             tool_calls_note=run.settings.get("tool_calls_note", ""),
             created_by=run.created_by.get_username() if run.makers_shown and run.created_by else None,
             lacks=lacks_of(run.format),
-            settings={key: value for key, value in run.settings.items() if key not in BOOKKEEPING},
-            **more,
+            settings={key: value for key, value in run.settings.items() if key not in BOOKKEEPING}, **more,
         )

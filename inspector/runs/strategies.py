@@ -41,10 +41,8 @@ def strategies_of(run: Run) -> RunStrategies:
     done = next((job for job in jobs if job.status == Job.Status.DONE), None)
     report = done.report if done is not None else None
     return RunStrategies(
-        job=JobValues.of(latest, run) if latest is not None else None,
-        live=latest is not None and is_active(latest),
-        why_not=_why_not(run),
-        recorded=report["recorded"] if report else None,
+        job=JobValues.of(latest, run) if latest is not None else None, live=latest is not None and is_active(latest),
+        why_not=_why_not(run), recorded=report["recorded"] if report else None,
         lines=[_line(line, report["recorded"]["tokens"], run) for line in report["strategies"]] if report else [],
         stale=report is not None and report["key"] != run_replays.run_key(run),
         made_at=done.finished_at if done is not None else None,

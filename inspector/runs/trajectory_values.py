@@ -101,14 +101,9 @@ class TrajectoryValues(Page):
         """A trajectory of that run. ``query``: the end of its address. No query."""
         checks = trajectory.checks
         return from_columns(
-            cls,
-            trajectory,
-            run=run.code,
-            run_name=run.name,
-            url=reverse("trajectory", args=[trajectory.code]) + query,
+            cls, trajectory, run=run.code, run_name=run.name, url=reverse("trajectory", args=[trajectory.code]) + query,
             rows_per_call=per_call(trajectory.n_rows, trajectory.n_steps),
-            not_checked=None if checks is None else sum(isinstance(state, list) for state in checks.values()),
-            **more,
+            not_checked=None if checks is None else sum(isinstance(state, list) for state in checks.values()), **more,
         )
 
 

@@ -62,13 +62,8 @@ def index(request: HttpRequest) -> HttpResponse:
     data = RunsPage(
         runs=[
             listed_run(
-                run,
-                severities.get(run.pk, {}),
-                tags.get(run.pk, []),
-                project_name(request, run.project_id),
-                muted[run.pk],
-                alarms.get(run.pk, 0),
-                causes.get(run.pk, []),
+                run, severities.get(run.pk, {}), tags.get(run.pk, []), project_name(request, run.project_id),
+                muted[run.pk], alarms.get(run.pk, 0), causes.get(run.pk, []),
             )
             for run in runs
         ],

@@ -59,9 +59,7 @@ def index(request: HttpRequest) -> HttpResponse:
         problem = f"Redis does not answer ({type(error).__name__}), so nobody knows who works. Look at REDIS_URL."
     launches = unfinished_launches(access(request), MAX_UNFINISHED)
     data = WorkersPage(
-        problem,
-        differences=differing,
-        workers=[_worker(worker) for worker in workers],
+        problem, differences=differing, workers=[_worker(worker) for worker in workers],
         queues=[_queue(name, waiting, workers) for name, waiting in lengths.items()],
         waiting=waiting_jobs(access(request)),
         runs=[{name: getattr(run, name) for name in RUN_COLUMNS} for run in launches],

@@ -169,11 +169,7 @@ def filters_of(request: HttpRequest) -> ListQuery:
 
 
 def search_page(
-    request: HttpRequest,
-    question: SearchQuestion,
-    run: Run | None,
-    cursor: str = "",
-    limit: int = RESULTS,
+    request: HttpRequest, question: SearchQuestion, run: Run | None, cursor: str = "", limit: int = RESULTS,
     project: str = "",
 ) -> tuple[SearchPage, SearchedPart]:
     """A part of a search of what the caller may see.

@@ -84,21 +84,12 @@ class Difference:
 def describe(name: str, role: str, queues: Sequence[str] = ()) -> Machine:
     """This process. Raises what the database and the file storage raise."""
     return Machine(
-        name=name,
-        role=role,
-        host=socket.gethostname(),
-        code=code_version(),
-        python=platform.python_version(),
+        name=name, role=role, host=socket.gethostname(), code=code_version(), python=platform.python_version(),
         packages=_packages(),
         secret=hmac.new(settings.SECRET_KEY.encode(), b"rollout-inspector", "sha256").hexdigest()[:12],
-        database=database_identity(),
-        database_kind=database.vendor,
-        files=_storage_identity(),
-        files_of=storage_mark.owner(),
-        clock_seconds=clock_offset(),
-        free_bytes=shutil.disk_usage(settings.INSPECTOR_DATA).free,
-        queues=list(queues),
-        seen_at=time.time(),
+        database=database_identity(), database_kind=database.vendor, files=_storage_identity(),
+        files_of=storage_mark.owner(), clock_seconds=clock_offset(),
+        free_bytes=shutil.disk_usage(settings.INSPECTOR_DATA).free, queues=list(queues), seen_at=time.time(),
     )
 
 

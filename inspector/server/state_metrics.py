@@ -66,9 +66,7 @@ def _kept_figures() -> Stored:
 def _work(work: Workload) -> Iterator[GaugeMetricFamily]:
     yield _family("jobs", "Jobs that wait or are under way.", ["kind", "state"], work.jobs)
     yield _family(
-        "job_oldest_waiting_seconds",
-        "How long the oldest waiting job has waited; 0 = none waits.",
-        ["kind"],
+        "job_oldest_waiting_seconds", "How long the oldest waiting job has waited; 0 = none waits.", ["kind"],
         {(kind,): work.job_seconds.get(kind, 0.0) for kind in JOB_KINDS},
     )
     yield _family("runs", "Runs that wait or are under way.", ["kind", "state"], work.runs)

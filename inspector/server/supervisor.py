@@ -61,13 +61,8 @@ class Child:
 
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
-                list(self.command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.env},
-                start_new_session=True,
-                pass_fds=tuple(self.pass_fds),
+                list(self.command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, **self.env}, start_new_session=True, pass_fds=tuple(self.pass_fds),
                 preexec_fn=tie_to_parent,
             )
         self.started_at, self.start_at = time.monotonic(), None

@@ -110,14 +110,9 @@ class Describer:
 
         now = time.time()
         return WorkerState(
-            name=self.name,
-            queues=self.queues,
-            pid=os.getpid(),
-            slots=self.slots,
-            active=sorted(request.name for request in list(celery_state.active_requests)),
-            started_at=self._started,
-            seen_at=now,
-            engines=self._engines(now),
+            name=self.name, queues=self.queues, pid=os.getpid(), slots=self.slots,
+            active=sorted(request.name for request in list(celery_state.active_requests)), started_at=self._started,
+            seen_at=now, engines=self._engines(now),
         )
 
     def _engines(self, now: float) -> list[EngineState]:

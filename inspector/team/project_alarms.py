@@ -64,16 +64,11 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
     delivery = alarms_of_project(project)
     failing = delivery.error if delivery is not None and delivery.n_failures else ""
     data = ProjectAlarmsPage(
-        project.code,
-        project.name,
-        [LimitLine.of(limit, True) for limit in limits_of_project(project)],
+        project.code, project.name, [LimitLine.of(limit, True) for limit in limits_of_project(project)],
         delivery.webhook if delivery is not None else "",
         webhook_key(delivery) if delivery is not None and delivery.webhook else None,
-        delivery.delivered_at if delivery is not None else None,
-        failing,
-        delivery.next_try_at if delivery is not None and failing else None,
-        list(settings.WEBHOOK_HOSTS),
-        errors,
+        delivery.delivered_at if delivery is not None else None, failing,
+        delivery.next_try_at if delivery is not None and failing else None, list(settings.WEBHOOK_HOSTS), errors,
     )
     typed = request.POST.get("webhook", "") if errors else data.webhook
     return page(request, "team/alarms.html", data, 422 if errors else 200, typed=typed)

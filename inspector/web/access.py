@@ -214,9 +214,7 @@ def no_permission(request: HttpRequest, view: View) -> HttpResponse:
 def share_is_over(request: HttpRequest) -> HttpResponse:
     """Answers 410: the link worked once."""
     return error_page(
-        request,
-        410,
-        "This link has expired or was revoked",
+        request, 410, "This link has expired or was revoked",
         "It ends too when the person who made it leaves the project. Ask for a new one.",
     )
 

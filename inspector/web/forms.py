@@ -139,17 +139,11 @@ class ImportForm(PlainForm):
         max_length=200, required=False, label="Run name", help_text="Optional; else the first file's name."
     )
     training_step = forms.IntegerField(
-        required=False,
-        min_value=0,
-        max_value=MAX_STEP,
-        label="Training step",
+        required=False, min_value=0, max_value=MAX_STEP, label="Training step",
         help_text="Optional: of all these files. Else a field of each record tells it, or the name of its file.",
     )
     training_step_from = forms.CharField(
-        max_length=MAX_PATTERN,
-        required=False,
-        strip=False,
-        label="Training step in the file names",
+        max_length=MAX_PATTERN, required=False, strip=False, label="Training step in the file names",
         widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
         help_text="Optional: a regular expression with one group that finds it, such as epoch_([0-9]+).",
     )
@@ -185,9 +179,7 @@ class TokenizerForm(PlainForm):
 
     name = forms.CharField(max_length=200, required=False, help_text="Optional; else the folder's or file's.")
     folder = forms.CharField(
-        max_length=1000,
-        required=False,
-        label="Folder on the server",
+        max_length=1000, required=False, label="Folder on the server",
         help_text="The whole path of a folder with tokenizer.json, below a folder of INSPECTOR_TOKENIZER_FOLDERS.",
         widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
     )

@@ -162,9 +162,7 @@ class Command(BaseCommand):
             command = redis_command(redis_socket, data / "redis")
             supervisor.start(
                 Child(
-                    "The embedded Redis",
-                    command,
-                    logs / "redis.log",
+                    "The embedded Redis", command, logs / "redis.log",
                     before_start=lambda: redis_socket.unlink(missing_ok=True),
                 )
             )
@@ -172,12 +170,8 @@ class Command(BaseCommand):
         web = [python, "-m", "gunicorn", "-c", "python:inspector.server.gunicorn_conf", "inspector.wsgi:application"]
         supervisor.start(
             Child(
-                "The web server",
-                [*web, "--bind", f"fd://{listener.fileno()}"],
-                logs / "web.log",
-                env=shared,
-                pass_fds=[listener.fileno()],
-                orphan_signal=signal.SIGTERM,
+                "The web server", [*web, "--bind", f"fd://{listener.fileno()}"], logs / "web.log", env=shared,
+                pass_fds=[listener.fileno()], orphan_signal=signal.SIGTERM,
             )
         )
         if not with_workers:

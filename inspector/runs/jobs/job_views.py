@@ -97,13 +97,10 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
     if (numbers["pad_to"] or 0) > exporting.MAX_PADDING:
         raise Refusal(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
     return Wanted(
-        format=params.get("format", "") or "own_jsonl",
-        strategy=params.get("strategy", ""),
+        format=params.get("format", "") or "own_jsonl", strategy=params.get("strategy", ""),
         force=bool(params.get("force")) or params.get("faulty") == "force",
-        leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out",
-        pad_to=numbers["pad_to"],
-        pad_id=numbers["pad_id"] or 0,
-        only=_only(params, reader) if params.get("which") == "list" else None,
+        leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out", pad_to=numbers["pad_to"],
+        pad_id=numbers["pad_id"] or 0, only=_only(params, reader) if params.get("which") == "list" else None,
     )
 
 

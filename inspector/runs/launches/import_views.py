@@ -54,9 +54,7 @@ def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Ru
     run = create_run(
         Run.Kind.IMPORT,
         cleaned["name"].strip() or names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else ""),
-        user=request.user,
-        project=project,
-        tokenizer=tokenizer,
+        user=request.user, project=project, tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
     imports.take_uploads(

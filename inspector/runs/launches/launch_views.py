@@ -60,9 +60,7 @@ def demo(request: HttpRequest) -> HttpResponse:
         if "compare" in request.POST:
             runs = [
                 launch.launch(
-                    settings,
-                    name=f"Same seed: {settings.strategy.replace('_', ' ')}",
-                    user=request.user,
+                    settings, name=f"Same seed: {settings.strategy.replace('_', ' ')}", user=request.user,
                     project=project,
                 )
                 for settings in COMPARED
@@ -82,10 +80,7 @@ def _launch(form: NewRunForm, request: HttpRequest, project: Project) -> Run | N
     try:
         cleaned = form.cleaned_data
         return launch.launch(
-            form.launch_settings(),
-            name=cleaned["name"].strip(),
-            user=request.user,
-            prompts=cleaned["prompts_file"],
+            form.launch_settings(), name=cleaned["name"].strip(), user=request.user, prompts=cleaned["prompts_file"],
             project=project,
         )
     except launch.LaunchRefused as refusal:

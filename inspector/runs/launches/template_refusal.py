@@ -46,12 +46,9 @@ def refusal(run: Run) -> TemplateRefusal | None:
     name = "rows_chat_template" if of_rows else "chat_template"
     query = {"again": run.code, name: check.code if check else "", "repaired": "repair"}
     return TemplateRefusal(
-        kind=finding.kind,
-        evidence=finding.evidence,
-        of_rows=of_rows,
+        kind=finding.kind, evidence=finding.evidence, of_rows=of_rows,
         check_url=reverse("check", args=[check.code]) if check else "",
-        ask_url=f"{reverse('templates')}?run={run.code}" + "&rows=1" * of_rows,
-        repair=repair,
+        ask_url=f"{reverse('templates')}?run={run.code}" + "&rows=1" * of_rows, repair=repair,
         again_url=f"{reverse('run-new')}?{urlencode(query)}" if repair == "found" else "",
     )
 

@@ -53,12 +53,9 @@ def gap_of(run: Run) -> GapPage:
     report = dict(done.report) if done is not None and done.report else None
     key = report.pop("key") if report else ""
     return GapPage(
-        run=RunValues.of(run),
-        job=JobLine.of(JobValues.of(latest, run)) if latest is not None else None,
-        live=latest is not None and is_active(latest),
-        why_not=why_no_gap(run) if report is None else "",
-        stale=report is not None and key != gap_key(run),
-        made_at=done.finished_at if done is not None else None,
+        run=RunValues.of(run), job=JobLine.of(JobValues.of(latest, run)) if latest is not None else None,
+        live=latest is not None and is_active(latest), why_not=why_no_gap(run) if report is None else "",
+        stale=report is not None and key != gap_key(run), made_at=done.finished_at if done is not None else None,
         report=report,
     )
 

@@ -97,15 +97,10 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
     )
     return page(
-        request,
-        "runs/training.html",
-        data,
-        **_drawn(figures.steps, [f"{step.training_step:,}" for step in figures.steps]),
-        rows=_rows(figures.steps, here),
-        beginnings=_beginnings(data, here, worst_severities(run)),
-        list_url=here,
-        is_narrowed=least is not None or most is not None,
-        has_versions=has_versions(run),
+        request, "runs/training.html", data,
+        **_drawn(figures.steps, [f"{step.training_step:,}" for step in figures.steps]), rows=_rows(figures.steps, here),
+        beginnings=_beginnings(data, here, worst_severities(run)), list_url=here,
+        is_narrowed=least is not None or most is not None, has_versions=has_versions(run),
         others=runs_beside(run, MAX_OTHERS) if figures.steps and reader_of(request) and not wants_json(request) else [],
     )
 
