@@ -189,7 +189,9 @@ def get_strategies(request: HttpRequest, code: str) -> HttpResponseBase:
     return answer(_replay(_current(trajectory), trajectory))
 
 
-@router.get("/trajectories/{code}/strategies/{strategy}/rows", response=AnswerItems[RowValues], openapi_extra=extra(409))
+@router.get(
+    "/trajectories/{code}/strategies/{strategy}/rows", response=AnswerItems[RowValues], openapi_extra=extra(409)
+)
 def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpResponseBase:
     """The rows that a strategy makes of a trajectory, without tokens."""
     trajectory = the_trajectory(request, code)

@@ -13,7 +13,7 @@ from inspector.runs.jobs.job_values import JobValues
 from inspector.web.twins import json_page, wants_json
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Run
+from rollouts.store.models import Job, Run
 
 STILL_WORKS = "This run still works. Wait until it has ended, or cancel it first."
 
@@ -36,4 +36,18 @@ def ask_for_job(
         return json_page({"run": run.code, **body}, status if refused else 202)
     if refused:
         messages.error(request, refused, extra_tags="error")
+    return redirect(back)
+
+
+def tell(
+    request: HttpRequest, run: Run, sentence: str, status: int, back: str, job: Job | None = None
+) -> HttpResponse:
+    """Say what came of a wish, on the page ``back``; to a program with the status, and with the job where one began."""
+    if wants_json(request):
+        body: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}
+        return json_page(body | ({"job": JobValues.of(job, run)} if job is not None else {}), status)
+    if status < 400:
+        messages.success(request, sentence)
+    else:
+        messages.error(request, sentence, extra_tags="error")
     return redirect(back)

@@ -7,14 +7,13 @@ import threading
 from typing import IO, Any
 from urllib.parse import urlencode
 
-from django.contrib import messages
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from inspector.runs.filters import ListQuery
-from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job
+from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job, tell
 from inspector.runs.jobs.job_values import JobValues, listed_kinds
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.remedies import WORDS
@@ -73,14 +72,7 @@ def _so_far(job: Job) -> str:
 
 
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
-    if wants_json(request):
-        body = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": JobValues.of(job, run)} if job is not None else {}), status)
-    if status < 400:
-        messages.success(request, sentence)
-    else:
-        messages.error(request, sentence, extra_tags="error")
-    return redirect(f"{reverse('run', args=[run.code])}#work")
+    return tell(request, run, sentence, status, f"{reverse('run', args=[run.code])}#work", job)
 
 
 def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
@@ -185,7 +177,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)
     if is_active(run):
-        return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
+        return _told(request, run, STILL_WORKS, 409)
     if fits_a_request(run, options) and not wants_json(request):
         return redirect(_address(run, options, request.POST, reader_of(request)))
     job, send = ask_job(run, exporting.KIND.slug, options.as_options(), request.user)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import render
 from django.urls import reverse
 
+from inspector.runs.jobs.ask_for_job import STILL_WORKS, tell
 from inspector.runs.jobs.job_values import JobValues
 from inspector.runs.run_values import RunValues
 from inspector.web.access import reads_run, writes_run
-from inspector.web.twins import Page, is_fragment, json_page, page, wants_json
+from inspector.web.twins import Page, is_fragment, page
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import rescore
@@ -198,7 +197,7 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker of a model to score the run."""
     model, engine = (request.POST.get(name, "").replace("\0", "")[:100] for name in ("model", "engine"))
     if is_active(run):
-        return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
+        return _told(request, run, STILL_WORKS, 409)
     typed = request.POST.get("temperature", "").strip().replace(",", ".")[:20] or "1"
     try:
         temperature = float(typed)
@@ -228,11 +227,4 @@ def delete_scores(request: HttpRequest, run: Run, column: str) -> HttpResponse:
 
 
 def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job | None = None) -> HttpResponse:
-    if wants_json(request):
-        body: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}
-        return json_page(body | ({"job": JobValues.of(job, run)} if job is not None else {}), status)
-    if status < 400:
-        messages.success(request, sentence)
-    else:
-        messages.error(request, sentence, extra_tags="error")
-    return redirect(reverse("run-columns", args=[run.code]))
+    return tell(request, run, sentence, status, reverse("run-columns", args=[run.code]), job)
