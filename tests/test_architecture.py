@@ -15,7 +15,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.formats",)),
     (0, ("rollout_inspector.guard",)),
     (0, ("rollout_inspector.commands",)),
-    (1, ("rollouts.adapters", "rollouts.apps", "rollouts.client", "rollouts.guard", "rollouts.store")),
+    (1, ("rollouts.apps", "rollouts.store")),
     (1, ("rollouts.models",)),
     (2, ("rollouts.sampling",)),
     (2, ("rollouts.gallery",)),
