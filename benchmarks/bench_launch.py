@@ -23,6 +23,7 @@ from django.db import connection
 
 from benchmarks.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
 from benchmarks.processes import family, processor_seconds, sums
+from rollouts.jobs.engine_owners import engine_of, live_trajectories
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
 from rollouts.store.models import Run, StoredFinding, StoredTrajectory
 from rollouts.store.runs.run_writes import cancel_run
@@ -55,7 +56,7 @@ def test_throughput_against_a_bare_loop(engine: str, request: pytest.FixtureRequ
         request.getfixturevalue("vllm_available")
     launched(engine, 16, 1)  # loads the engine and fills every cache
     model = served_models()["demo"]
-    owner, live = work.engine_of(model, engine), work.live_trajectories(model, engine)
+    owner, live = engine_of(model, engine), live_trajectories(model, engine)
 
     def spent() -> tuple[float, float]:
         return owner.call(waited_for_a_core).result(), owner.call(computed).result()
@@ -97,7 +98,7 @@ def test_seconds_until_a_cancelled_runs_requests_are_dropped(engine: str, reques
     if engine == "vllm":
         request.getfixturevalue("vllm_available")
     launched(engine, 4, 1)
-    owner = work.engine_of(served_models()["demo"], engine)
+    owner = engine_of(served_models()["demo"], engine)
     seconds = []
     for n in range(CANCELS):
         run = launch(LaunchSettings(engine=engine, prompts=PROMPTS, group=GROUP, seed=100 + n), enqueue=False)

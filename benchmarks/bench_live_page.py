@@ -32,6 +32,7 @@ from django.test import Client
 
 from benchmarks.engine_calls import computed, forget, waited_for_a_core
 from benchmarks.processes import family, processor_seconds, sums
+from rollouts.jobs.engine_owners import engine_of
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
 from rollouts.store.models import Run
 from rollouts.worker import run_rollouts as work
@@ -207,7 +208,7 @@ def test_throughput_with_open_pages(
     client = Client()
     client.force_login(make_member("ada", password="a long password"))
     cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
-    owner = work.engine_of(served_models()["demo"], engine)
+    owner = engine_of(served_models()["demo"], engine)
 
     def spent() -> Spent:
         server = sums(processor_seconds, family(web_pid, "web")).total()

@@ -149,7 +149,7 @@ def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             for at in range(0, len(lines), part):
                 source = Source.of_bytes(gzip.compress(b"".join(lines[at : at + part])))
                 take_push(Run.objects.get(pk=run.pk), source, "nemo_rl", f"{n}-{at}-")
-                job = take_job(Job.objects.get(run=run, kind=Job.Kind.DIAGNOSE_PUSHED, status=Job.Status.QUEUED).pk)
+                job = take_job(Job.objects.get(run=run, kind="diagnose_pushed", status=Job.Status.QUEUED).pk)
                 assert job is not None
                 do_pushed_job(job, lambda **_: None)
 

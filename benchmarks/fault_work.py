@@ -22,7 +22,7 @@ from rollouts.jobs.sending import send
 from rollouts.store import files
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.tokenizers import load_tokenizer, register_chat_template
 from rollouts.store.people.users import local_user
 from rollouts.store.runs.run_writes import create_run
@@ -188,7 +188,7 @@ class Pushed(RunWork):
         if self.error:
             self._begin()
             return
-        job, is_new = ask_job(self.run, Job.Kind.DIAGNOSE_PUSHED)
+        job, is_new = ask_job(self.run, "diagnose_pushed")
         if is_new:
             send(job)
 
@@ -221,7 +221,7 @@ class Exported(JobWork):
     source: Run
 
     def ask(self, n: int) -> None:
-        self.job, is_new = ask_job(self.source, Job.Kind.EXPORT, exporting.Wanted().as_options())
+        self.job, is_new = ask_job(self.source, "export", exporting.Wanted().as_options())
         assert is_new
         send(self.job)
 
@@ -265,7 +265,7 @@ KINDS: tuple[type[Work], ...] = (Launched, Imported, Pushed, Exported, Checked)
 
 def token_for_pushes() -> str:
     """A token of the local user."""
-    return create_api_token(local_user(), "faults")[1]
+    return create_api_key(local_user(), "faults")[1]
 
 
 def gym_files(folder: Path, size: int) -> dict[str, bytes]:

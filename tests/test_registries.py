@@ -31,6 +31,7 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.appending import ToolDelta
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollouts.jobs import engine_owners
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.jobs.exports import reproduce_rows
 from rollouts.jobs.exports.reproduce import script
@@ -99,8 +100,7 @@ def test_an_engine_of_the_registry_is_offered_checked_and_built(fake_engine: Eng
         "temperature": "Fake takes 0 (always the likeliest token) or a temperature from 0.5 to 1.5."
     }
     assert "fake" in LaunchSettings(model="tiny", engine="nobody's").problems()["engine"]
-    work = importlib.import_module("rollouts.worker.run_rollouts")
-    owner = work.new_owner(ServedModel("tiny", "fake", ""), "fake")
+    owner = engine_owners.new_owner(ServedModel("tiny", "fake", ""), "fake")
     assert isinstance(owner, EngineThread)
     owner.close()
     engine = build_engine("fake", "")

@@ -28,6 +28,7 @@ from inspector.web.twins import Page
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
+from rollouts.jobs.pushing import Pushed
 from rollouts.store.runs.runs import RewardBin, RunSummary
 
 MAX_BODY_BYTES = 4 << 20
@@ -48,6 +49,7 @@ class BoundedParser(Parser):
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart, LeavingPlace, Summary,
+    Pushed,
 )
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 
@@ -132,9 +134,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if isinstance(cause := error.__cause__, ApiProblem):
         return problem(cause.status, cause.sentence, cause.errors)
     if isinstance(error, AuthenticationError):
-        return problem(
-            401, "Log in, or send an API token as `Authorization: Bearer TOKEN`; the page /tokens makes one."
-        )
+        return problem(401, "Log in, or send an API key as `Authorization: Bearer TOKEN`; the page /tokens makes one.")
     if isinstance(error, Throttled):
         return problem(429, "These are too many requests. `Retry-After` says after how many seconds to go on.")
     if error.status_code == 400:

@@ -9,12 +9,13 @@ from ninja import Router
 from pydantic import Field
 
 from inspector.api.answers import answer, found, the_trajectory
-from inspector.api.documented import Body, Count, extra
+from inspector.api.documented import Body, extra
 from inspector.trajectories.comment_views import CommentsPage
 from inspector.trajectories.discussion import CommentValues, discussion_of
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from rollouts.store.models import Comment, Role, StoredTrajectory
+from rollouts.store.parameters import Count
 from rollouts.store.trajectories.comment_writes import (
     CommentMoved,
     CommentRefused,
@@ -60,7 +61,7 @@ def list_comments(request: HttpRequest, code: str) -> HttpResponse:
 
 @router.post("/trajectories/{code}/comments", response={201: CommentValues}, openapi_extra=extra(422))
 def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpResponse:
-    """Write a comment, as the maker of the API token."""
+    """Write a comment, as the maker of the API key."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
     if asked.start is None and (asked.row is not None or asked.stop is not None):

@@ -8,12 +8,13 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
 from inspector.api.answers import answer, found, the_run
-from inspector.api.documented import Body, Count, LongText, Text, extra
+from inspector.api.documented import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require, too_low
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
 from rollouts.store.models import Role
+from rollouts.store.parameters import Count, Text
 from rollouts.store.runs.muted import find_rule
 from rollouts.store.runs.muted_writes import MuteRefused, mute, unmute
 

@@ -9,15 +9,16 @@ from ninja import Query, Router
 from pydantic import Field
 
 from inspector.api.answers import answer, part_of, the_run
-from inspector.api.documented import LongText, PartAsked, Text, extra
+from inspector.api.documented import LongText, PartAsked, extra
 from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_line
 from inspector.search.search_page import SearchBusy, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from rollouts.jobs.search import PatternRefused, SearchQuestion
+from rollouts.store.parameters import Text
 from rollouts.store.people.visible_objects import visible_trajectories
 from rollouts.store.runs.runs import RunFilters, visible_runs
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 router = Router(tags=["search"])
 

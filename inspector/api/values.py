@@ -8,12 +8,12 @@ from typing import Any
 
 from django.urls import reverse
 
-from inspector.runs.jobs import is_offered, sentence_of, what_of
+from inspector.runs.jobs import sentence_of, what_of
 from inspector.runs.pages import RunValues, ShownRun
 from inspector.search.search_page import SearchResult
 from inspector.web.twins import Page, from_columns
+from rollouts.jobs.exports.exports import is_offered
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import LISTED
 from rollouts.store.models import Job, Run, StoredTrajectory
 
 
@@ -87,16 +87,15 @@ class JobValues(Page):
     @classmethod
     def of(cls, job: Job) -> JobValues:
         """A job whose subject is loaded."""
-        is_listed = job.kind in LISTED
         return from_columns(
             cls,
             job,
-            what=what_of(job) if is_listed else job.get_kind_display(),
+            what=what_of(job),
             active=is_active(job),
             run=job.run.code if job.run else None,
             trajectory=job.subject.code if isinstance(job.subject, StoredTrajectory) else None,
             check=job.template_check.code if job.template_check else None,
-            sentence=sentence_of(job) if is_listed else job.error or job.progress,
+            sentence=sentence_of(job),
             notes=list(job.notes),
             file=reverse("api:job_file", kwargs={"code": job.code}) if is_offered(job) else None,
             bytes=job.bytes_written,

@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from inspector.api.answers import answer, found, part_of, the_run
 from inspector.api.callers import project_for
-from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName, Text, extra, file_answer
-from inspector.api.runs import TrajectoriesChosen, needs_rest
+from inspector.api.documented import Body, JobKind, PartAsked, extra, file_answer
+from inspector.api.runs import needs_rest
 from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
 from inspector.runs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
@@ -22,18 +22,20 @@ from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
-from rollouts.jobs import launch
+from rollouts.jobs import diagnosis, gap_reports, launch
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.exports.exports import Wanted
-from rollouts.jobs.gap_reports import why_no_gap
 from rollouts.jobs.launch import LaunchSettings
+from rollouts.jobs.replays import run_replays
 from rollouts.jobs.sending import send as send_job
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run
+from rollouts.store.parameters import Count, StatusName, Text
 from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
 from rollouts.store.runs.run_writes import choose_tokenizer
+from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
 router = Router(tags=["work"])
 
@@ -73,8 +75,12 @@ class ImportAsked(Schema):
     """A regular expression with one group, the training step in the name of a file."""
 
 
-class ExportedAlone(Body, TrajectoriesChosen):
+class ExportedAlone(Body, FilterParameters):
     """The filter of the run's page: which trajectories are written. An empty value filters nothing."""
+
+    def chosen(self, reader: int | None) -> dict[str, Any]:
+        """The fields that filter. ``reader``: the key of the user who asks."""
+        return TrajectoryFilters(**self.model_dump(), reader=reader if self.seen else None).chosen()
 
 
 class ExportAsked(Body):
@@ -159,11 +165,11 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
     require(request, run, Role.MEMBER)
     needs_rest(run)
     try:
-        only = asked.only.as_filter(reader_of(request)).chosen() if asked.only else None
+        only = asked.only.chosen(reader_of(request)) if asked.only else None
         options = Wanted(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error
-    return _begin(request, run, Job.Kind.EXPORT, options)
+    return _begin(request, run, exporting.KIND.slug, options)
 
 
 @router.post("/runs/{code}/diagnose", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
@@ -176,7 +182,7 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
     if asked.tokenizer and tokenizer is None:
         sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
         raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
-    said = _begin(request, run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer else {})
+    said = _begin(request, run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer else {})
     if tokenizer is not None and said.status_code == 202 and tokenizer.pk != run.tokenizer_id:
         choose_tokenizer(run, tokenizer)
     return said
@@ -188,7 +194,7 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
     needs_rest(run)
-    return _begin(request, run, Job.Kind.REPLAY, {})
+    return _begin(request, run, run_replays.KIND.slug, {})
 
 
 @router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
@@ -203,9 +209,9 @@ def read_gap(request: HttpRequest, code: str) -> HttpResponse:
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
     needs_rest(run)
-    if sentence := why_no_gap(run):
+    if sentence := gap_reports.why_no_gap(run):
         raise ApiProblem(422, sentence)
-    return _begin(request, run, Job.Kind.GAP, {})
+    return _begin(request, run, gap_reports.KIND.slug, {})
 
 
 def _begin(request: HttpRequest, run: Run, kind: str, options: dict[str, Any]) -> HttpResponse:
@@ -254,7 +260,7 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
 def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     """The file of an export, while it is offered."""
     job = _job(request, code)
-    if job.kind != Job.Kind.EXPORT or job.run is None:
+    if job.kind != exporting.KIND.slug or job.run is None:
         raise ApiProblem(404, f"The job {job.code} is no export, so it has no file.")
     file = offered_file(job, job.run)
     if file is None:

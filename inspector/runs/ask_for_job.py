@@ -13,13 +13,13 @@ from inspector.runs.jobs import JobLine
 from inspector.web.twins import json_page, wants_json
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Run
 
 STILL_WORKS = "This run still works. Wait until it has ended, or cancel it first."
 
 
 def ask_for_job(
-    request: HttpRequest, run: Run, kind: Job.Kind, options: Mapping[str, Any], back: str, refused: str = "",
+    request: HttpRequest, run: Run, kind: str, options: Mapping[str, Any], back: str, refused: str = "",
     status: int = 409,
 ) -> HttpResponse:
     """Send a worker, and lead ``back`` to the page of the result; to a program 202 with the job.

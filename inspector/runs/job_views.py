@@ -14,26 +14,28 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
-from inspector.runs.filters import TrajectoryFilter
-from inspector.runs.jobs import JobLine, for_page, is_offered
+from inspector.runs.filters import ListQuery
+from inspector.runs.jobs import JobLine, for_page, listed_kinds
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollout_inspector.formats.writers.exports import ExportRefused
+from rollouts.jobs import diagnosis
 from rollouts.jobs.exports import exports as exporting
-from rollouts.jobs.exports.exports import Wanted
+from rollouts.jobs.exports.exports import Wanted, is_offered
+from rollouts.jobs.replays import run_replays
 from rollouts.jobs.sending import send as send_job
 from rollouts.store import files
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.job_lists import find_job
-from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.jobs.jobs import ask_job, kind_of
 from rollouts.store.models import Job, Run
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.runs.import_writes import has_partial_file
 from rollouts.store.runs.run_writes import choose_tokenizer
-from rollouts.store.trajectories.trajectory_list import filter_trajectories
+from rollouts.store.trajectory_filters import filter_trajectories
 
 MAX_TOKENS_IN_REQUEST = 500_000
 """The most tokens of a run that a request exports. A worker exports a larger run."""
@@ -54,7 +56,7 @@ def diagnose(request: HttpRequest, run: Run) -> HttpResponse:
     if named and tokenizer is None:
         return _told(request, run, f"There is no tokenizer “{named[:80]}”. Register it first.", 422)
     job, send = ask_job(
-        run, Job.Kind.DIAGNOSE, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
+        run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer is not None else {}, request.user
     )
     if not send:
         return _told(request, run, f"This run is being diagnosed already: {_so_far(job)}. Nothing was begun.", 200, job)
@@ -105,7 +107,7 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 
 
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
-    wanted = TrajectoryFilter.read(params, reader)
+    wanted = ListQuery.read(params, reader)
     if wanted.notices:
         raise ValueError(wanted.notices[0])
     return wanted.chosen() or None
@@ -115,7 +117,7 @@ def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) ->
     """The address of the file that a request writes."""
     query = {name: value for name, value in wanted.as_options().items() if name != "only"}
     if wanted.only:
-        query |= {"which": "list", **dict(TrajectoryFilter.read(params, reader).pairs())}
+        query |= {"which": "list", **dict(ListQuery.read(params, reader).pairs())}
     return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 
@@ -166,7 +168,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     finally:
         _places.release()
     file.seek(0)
-    audit.record(Action.DOWNLOADED, run, detail=wanted.format)
+    activity_log.record(Action.DOWNLOADED, run, detail=wanted.format)
     return FileResponse(file, as_attachment=True, filename=file_name(run, wanted))
 
 
@@ -187,7 +189,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
     if fits_a_request(run, wanted) and not wants_json(request):
         return redirect(_address(run, wanted, request.POST, reader_of(request)))
-    job, send = ask_job(run, Job.Kind.EXPORT, wanted.as_options(), request.user)
+    job, send = ask_job(run, exporting.KIND.slug, wanted.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
@@ -200,32 +202,25 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
 def replay(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker to replay every strategy over the finished trajectories of a run."""
     back = f"{reverse('run-cost', args=[run.code])}#strategies"
-    return ask_for_job(request, run, Job.Kind.REPLAY, {}, back, STILL_WORKS if is_active(run) else "")
+    return ask_for_job(request, run, run_replays.KIND.slug, {}, back, STILL_WORKS if is_active(run) else "")
 
 
 @writes_run
 def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
-    held = found_or_404(find_job(run.code, job), "job", job)
+    held = found_or_404(find_job(run.code, job, *listed_kinds()), "job", job)
     jobs.cancel_job(held)
     if wants_json(request):
         return json_page(JobLine.of(held, run))
-    if held.kind == Job.Kind.RESCORE:
-        return redirect(reverse("run-columns", args=[run.code]))
-    if held.kind == Job.Kind.GAP:
-        return redirect("run-gap", run.code)
-    if held.kind == Job.Kind.REPLAY:
-        return redirect(f"{reverse('run-cost', args=[run.code])}#strategies")
-    if held.kind == Job.Kind.LOSS_WEIGHTS:
-        return redirect(f"{reverse('run-gap', args=[run.code])}#weights")
-    return redirect(f"{reverse('run', args=[run.code])}#work")
+    name, mark, place = kind_of(held).page.partition("#")
+    return redirect(f"{reverse(name, args=[run.code])}{mark}{place}")
 
 
 @require_safe
 @reads_run
 def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     """The file of an export, until it expires."""
-    held = find_job(run.code, job, (Job.Kind.EXPORT,))
+    held = find_job(run.code, job, exporting.KIND.slug)
     if held is None:
         raise Http404(f"This run has no export with the code {job}.")
     file = offered_file(held, run)
@@ -246,5 +241,5 @@ def offered_file(job: Job, run: Run) -> FileResponse | None:
         file = files.open_file(exporting.key_of(job))
     except FileNotFoundError:
         return None
-    audit.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
+    activity_log.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
     return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**job.options)))

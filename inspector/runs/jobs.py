@@ -10,21 +10,24 @@ from django.urls import reverse
 from django.utils import timezone
 
 from inspector.web.twins import Page, from_columns
+from rollouts.jobs import diagnosis
+from rollouts.jobs.exports.exports import is_offered
 from rollouts.jobs.sending import queue_of
 from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.jobs import JOB_KINDS, kind_of
 from rollouts.store.models import Job, Run
 from rollouts.worker.jobs import MAX_ATTEMPTS
 
 
 def has_just_diagnosed(job: Job) -> bool:
     """The job diagnosed the run and ended in the last ten seconds, so the findings have changed."""
-    ended = job.kind == Job.Kind.DIAGNOSE and job.finished_at is not None
+    ended = job.kind == diagnosis.KIND.slug and job.finished_at is not None
     return ended and timezone.now() - (job.finished_at or job.created_at) < timedelta(seconds=10)
 
 
-def is_offered(job: Job) -> bool:
-    """The job is an export whose file can be downloaded."""
-    return job.status == Job.Status.DONE and job.expires_at is not None and job.expires_at > timezone.now()
+def listed_kinds() -> list[str]:
+    """The kinds of jobs that the page of a run lists. Its status tells of an import."""
+    return [slug for slug, kind in JOB_KINDS.items() if kind.done is not None]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class JobLine(Page):
     code: str
     """Names the job in addresses."""
     kind: str
-    """One of ``Job.Kind``."""
+    """What ``Job.kind`` stores."""
     what: str
     """The kind and its options in words."""
     status: str
@@ -98,37 +101,17 @@ _WORDS = {
 
 
 def what_of(job: Job) -> str:
-    if job.kind == Job.Kind.DIAGNOSE:
-        return "Diagnosed again"
-    if job.kind == Job.Kind.DIAGNOSE_PUSHED:
-        return "Diagnosis of what was pushed"
-    if job.kind == Job.Kind.REPLAY:
-        return "Replayed under every strategy"
-    if job.kind == Job.Kind.LOSS_WEIGHTS:
-        return "Weights in the loss" + (", also under every strategy" if job.options.get("strategies") else "")
-    if job.kind == Job.Kind.RESCORE:
-        at = f" at temperature {job.options['temperature']:g}" if "temperature" in job.options else ""
-        return f"Scored with {job.options['model']} on {job.options['engine']}{at}"
-    if job.kind == Job.Kind.GAP:
-        return "Causes of the gap between trainer and sampler"
-    options = job.options
-    parts = [f"Export as {options.get('format', 'own_jsonl').replace('_', ' ')}"]
-    if options.get("strategy"):
-        parts.append(f"rows of {options['strategy'].replace('_', ' ')}")
-    if options.get("pad_to"):
-        parts.append(f"padded to {options['pad_to']:,} with id {options.get('pad_id', 0)}")
-    if options.get("force"):
-        parts.append("faulty rows too")
-    if options.get("leave_out"):
-        parts.append("faulty trajectories left out")
-    if only := options.get("only"):
-        parts.append("only " + ", ".join(f"{name} {value}".replace("_", " ") for name, value in only.items()))
-    return ", ".join(parts)
+    """The kind of a job and its options in words."""
+    kind = kind_of(job)
+    return kind.title + kind.details(job.options)
 
 
 def sentence_of(job: Job) -> str:
     """The state of the job, and what to do when it does not go on."""
-    done = f"{job.n_done:,} of {job.n_total:,} trajectories"
+    kind = kind_of(job)
+    if kind.done is None:
+        return job.error or job.progress
+    done = f"{job.n_done:,} of {job.n_total:,} trajectories" if job.n_total else f"{job.n_done:,} trajectories"
     again = "Press the button again and it goes on where it was."
     if is_silent(job):
         if job.status == Job.Status.QUEUED:
@@ -139,37 +122,10 @@ def sentence_of(job: Job) -> str:
         return "It waits for a worker."
     if job.status == Job.Status.RUNNING and job.error:
         return f"It broke off: {job.error} It is tried again: this is try {job.attempt} of {MAX_ATTEMPTS}."
+    if job.status == Job.Status.RUNNING and job.n_total:
+        return f"{done} done ({job.progress})." if job.progress else f"{done} done."
     if job.status == Job.Status.RUNNING:
-        parts = f" ({job.progress})" if job.progress else ""
-        if job.kind == Job.Kind.RESCORE and not job.report:
-            return "The engine is started."
-        return f"{done} done{parts}." if job.n_total else "It has just begun."
+        return f"{job.progress[:1].upper()}{job.progress[1:]}." if job.progress else "It has just begun."
     if job.status == Job.Status.FAILED:
         return for_page(job.error) or "No reason was recorded; look into the worker’s log."
-    if job.kind == Job.Kind.DIAGNOSE:
-        if job.status == Job.Status.CANCELLED:
-            return f"Cancelled after {done}: these have new findings, the others keep the old ones."
-        return f"{job.n_done:,} trajectories diagnosed."
-    if job.kind == Job.Kind.REPLAY:
-        if job.status == Job.Status.CANCELLED:
-            return f"Cancelled after {done}; nothing is shown of it."
-        return f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."
-    if job.kind == Job.Kind.LOSS_WEIGHTS:
-        if job.status == Job.Status.CANCELLED:
-            return f"Cancelled after {done}; nothing is shown of it."
-        return f"{job.n_done:,} trajectories counted; the page Gap shows what each loss makes of their tokens."
-    if job.kind == Job.Kind.RESCORE:
-        if job.status == Job.Status.CANCELLED:
-            return f"Cancelled after {done}. The column is shown when all are scored: press Score again to go on."
-        return " ".join(job.notes[:1])
-    if job.kind == Job.Kind.GAP:
-        if job.status == Job.Status.CANCELLED:
-            return f"Cancelled after {done}; nothing is shown of it."
-        return f"{job.n_done:,} trajectories read; the page of the gap names the causes."
-    if job.kind == Job.Kind.DIAGNOSE_PUSHED:
-        return f"Cancelled after {job.n_done:,} trajectories. Diagnose again brings the findings of the others."
-    if job.status == Job.Status.CANCELLED:
-        return f"Cancelled after {done}; there is no file."
-    if not is_offered(job):
-        return "Its file has expired. Export it again."
-    return " ".join([f"{job.n_written:,} written.", *job.notes[:1]])
+    return kind.cancelled.format(done=done) if job.status == Job.Status.CANCELLED else kind.done(job)

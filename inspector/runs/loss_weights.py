@@ -62,7 +62,7 @@ class LossWeights(Page):
 
 def weights_of(run: Run, params: Mapping[str, str]) -> LossWeights:
     """The sums of the last job that has ended, under the ``rule`` and the ``mean`` of an address. Two queries."""
-    jobs = latest_jobs(run, (Job.Kind.LOSS_WEIGHTS,))
+    jobs = latest_jobs(run, "loss_weights")
     ended = (job for job in jobs if job.status == Job.Status.DONE and job.report)
     done = next((job for job in ended if (job.report or {}).get("version") == VERSION), None)
     report = dict(done.report or {}) if done is not None else None
@@ -156,4 +156,4 @@ def weigh(request: HttpRequest, run: Run) -> HttpResponse:
     """Send a worker to sum the weights of a run; with ``strategies``, also under the rows of every strategy."""
     options = {"strategies": True} if request.POST.get("strategies") else {}
     back = f"{reverse('run-gap', args=[run.code])}#weights"
-    return ask_for_job(request, run, Job.Kind.LOSS_WEIGHTS, options, back, _why_not(run))
+    return ask_for_job(request, run, "loss_weights", options, back, _why_not(run))

@@ -36,7 +36,7 @@ class RunStrategies:
 
 def strategies_of(run: Run) -> RunStrategies:
     """The newest replay, and the report of the last one that was finished. One query beside the run's own."""
-    asked = latest_jobs(run, (Job.Kind.REPLAY,))
+    asked = latest_jobs(run, run_replays.KIND.slug)
     latest = asked[0] if asked else None
     done = next((job for job in asked if job.status == Job.Status.DONE), None)
     report = done.report if done is not None else None

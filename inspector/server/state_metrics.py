@@ -18,8 +18,8 @@ from inspector.server.cached import keep, recall
 from inspector.server.health import served_queues
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.sending import DO_JOB, RUN_ROLLOUTS
+from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.jobs.workload import Stored, Workload, stored, workload
-from rollouts.store.models import Job
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def _work(work: Workload) -> Iterator[GaugeMetricFamily]:
         "job_oldest_waiting_seconds",
         "How long the oldest waiting job has waited; 0 = none waits.",
         ["kind"],
-        {(kind,): work.job_seconds.get(kind, 0.0) for kind in Job.Kind.values},
+        {(kind,): work.job_seconds.get(kind, 0.0) for kind in JOB_KINDS},
     )
     yield _family("runs", "Runs that wait or are under way.", ["kind", "state"], work.runs)
     waiting = {(kind,): seconds for kind, seconds in work.run_seconds.items()}

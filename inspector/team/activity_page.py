@@ -17,9 +17,10 @@ from django.views.decorators.http import require_safe
 
 from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, jsonable, page, whole_number
+from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.models import AuditEvent, Role
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.people import AuditFilter, audit_page, audit_rows
+from rollouts.store.people.people import ActivityFilter, activity_page, activity_rows
 
 EVENTS_PER_PAGE = 100
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -57,7 +58,7 @@ class EventLine(Page):
 
 
 @dataclass(frozen=True)
-class AuditPage(Page):
+class ActivityPage(Page):
     """The audit log, a page of it."""
 
     events: list[EventLine]
@@ -70,19 +71,26 @@ class AuditPage(Page):
     """What can be asked for as `?project=`: code -> name."""
 
 
-def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str, str]]:
+def _actions() -> list[str]:
+    """Everything that is written down, in the words of the log."""
+    activities = [kind.activity for kind in JOB_KINDS.values() if kind.activity]
+    return list(dict.fromkeys([*(action.value for action in Action), *activities]))
+
+
+def _asked(request: HttpRequest) -> tuple[ActivityFilter, dict[str, str], dict[str, str]]:
     """The filter of an address, the projects it may name, and its parameters. For admins of a project or the server."""
     held = access(request)
     projects = {one.code: one for one in held.projects(least=Role.ADMIN)}
     if not projects and not held.is_server_admin:
         raise PermissionDenied("The audit log is for admins of a project or of the server. Ask one of them.")
     asked = {name: request.GET.get(name, "")[:150] for name in ("action", "user", "project")}
-    if asked["action"] and asked["action"] not in set(Action):
+    if asked["action"] and asked["action"] not in _actions():
         raise Http404(f"No action is called “{asked['action'][:40]}”. Choose one of the list.")
     if asked["project"] and asked["project"] not in projects:
         raise Http404(f"There is no project with the code {asked['project'][:40]}.")
     key = projects[asked["project"]].pk if asked["project"] else None
-    return AuditFilter(asked["action"], asked["user"], key), {code: one.name for code, one in projects.items()}, asked
+    names = {code: project.name for code, project in projects.items()}
+    return ActivityFilter(asked["action"], asked["user"], key), names, asked
 
 
 @require_safe
@@ -90,13 +98,11 @@ def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str,
 def index(request: HttpRequest) -> HttpResponse:
     """A page of the log, newest first. `?action=`, `?user=` and `?project=` filter; `?before=` goes on."""
     wanted, projects, asked = _asked(request)
-    found = audit_page(access(request), wanted, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
+    found = activity_page(access(request), wanted, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
     shown, more = found[:EVENTS_PER_PAGE], len(found) > EVENTS_PER_PAGE
-    data = AuditPage(
-        [EventLine.of(one) for one in shown], shown[-1].pk if more else None, [one.value for one in Action], projects
-    )
+    data = ActivityPage([EventLine.of(one) for one in shown], shown[-1].pk if more else None, _actions(), projects)
     query = urlencode({name: value for name, value in asked.items() if value})
-    return page(request, "team/audit.html", data, asked=asked, query=query)
+    return page(request, "team/activity.html", data, asked=asked, query=query)
 
 
 def safe_cell(value: object) -> str:
@@ -112,16 +118,16 @@ class _Line:
         return text
 
 
-def _csv_lines(request: HttpRequest, wanted: AuditFilter) -> Iterator[str]:
+def _csv_lines(request: HttpRequest, wanted: ActivityFilter) -> Iterator[str]:
     writer = csv.writer(_Line())
     names = list(EventLine.__dataclass_fields__)
     yield writer.writerow(names)
-    for record in audit_rows(access(request), wanted):
+    for record in activity_rows(access(request), wanted):
         yield writer.writerow([safe_cell(value) for value in jsonable(EventLine.of(record)).values()])
 
 
-def _json_lines(request: HttpRequest, wanted: AuditFilter) -> Iterator[str]:
-    for record in audit_rows(access(request), wanted):
+def _json_lines(request: HttpRequest, wanted: ActivityFilter) -> Iterator[str]:
+    for record in activity_rows(access(request), wanted):
         yield json.dumps(jsonable(EventLine.of(record))) + "\n"
 
 

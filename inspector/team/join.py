@@ -22,7 +22,7 @@ from inspector.team.login import BACKEND
 from inspector.web.access import guessed_too_often, is_logged_in
 from inspector.web.twins import Page, error_page, page
 from rollouts.store.models import Invitation
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import PeopleRefused, invitation_fault, join
 from rollouts.store.people.people import find_invitation
@@ -102,7 +102,7 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
         return None
     if form is not None:
         start_session(request, user, backend=BACKEND)
-        audit.record(Action.ACCOUNT_MADE, record, user=user)
-    audit.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
+        activity_log.record(Action.ACCOUNT_MADE, record, user=user)
+    activity_log.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
     messages.success(request, f"You are in the project “{record.project.name}” now.")
     return redirect("runs")

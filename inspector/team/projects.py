@@ -19,7 +19,7 @@ from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.models import Invitation, Membership, Project, Role
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people import members as services
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import MAX_INVITATION_DAYS, MAX_NAME, PeopleRefused, invitation_fault
@@ -186,7 +186,7 @@ def _make(request: HttpRequest, form: NameForm) -> Any:
     except PeopleRefused as refusal:
         form.add_error("name", str(refusal))
         return None
-    audit.record(Action.PROJECT_MADE, project)
+    activity_log.record(Action.PROJECT_MADE, project)
     return json_page(_page(request, project), 201) if wants_json(request) else redirect("project", project.code)
 
 
@@ -230,7 +230,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
         services.rename_project(project, request.POST.get("name", ""))
     except PeopleRefused as refusal:
         return error_page(request, 422, "The project was not renamed", str(refusal))
-    audit.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
+    activity_log.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
     messages.success(request, f"The project is called “{project.name}” now.")
     return redirect("project", project.code)
 
@@ -243,7 +243,7 @@ def delete(request: HttpRequest, project: Project) -> HttpResponse:
         services.delete_project(project)
     except PeopleRefused as refusal:
         return error_page(request, 409, "The project was not deleted", str(refusal))
-    audit.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
+    activity_log.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
     messages.success(request, f"The project “{project.name}” was deleted.")
     return redirect("projects")
 
@@ -267,10 +267,10 @@ def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     name = user.get_username()
     if wanted == "none":
-        audit.record(Action.MEMBER_REMOVED, project, detail=name)
+        activity_log.record(Action.MEMBER_REMOVED, project, detail=name)
         messages.success(request, f"{name} is no longer in this project.")
     else:
-        audit.record(Action.ROLE_CHANGED, project, detail=f"{name} is {wanted}")
+        activity_log.record(Action.ROLE_CHANGED, project, detail=f"{name} is {wanted}")
         messages.success(request, f"{name} has the role {wanted} now.")
     # Who took the role from themselves may not see this project any more.
     return redirect("projects") if user.pk == request.user.pk else redirect("project", project.code)
@@ -286,7 +286,7 @@ def invite(request: HttpRequest, project: Project) -> HttpResponse:
         return _draw(request, _page(request, project, errors=form.sentences()), 422, form)
     wanted = form.cleaned_data
     record, token = services.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
-    audit.record(Action.INVITED, record, detail=f"role {record.role}")
+    activity_log.record(Action.INVITED, record, detail=f"role {record.role}")
     link = request.build_absolute_uri(f"/join/{token}")
     return _draw(request, _page(request, project, made=NewInvitation.of(record, link=link)), 201)
 
@@ -299,6 +299,6 @@ def revoke_invitation(request: HttpRequest, project: Project, pk: int) -> HttpRe
     if record is None:
         raise Http404("This project has no such invitation.")
     services.revoke_invitation(record)
-    audit.record(Action.INVITATION_REVOKED, record)
+    activity_log.record(Action.INVITATION_REVOKED, record)
     messages.success(request, f"The invitation {record.hint}… was revoked.")
     return redirect("project", project.code)

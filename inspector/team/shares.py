@@ -31,8 +31,7 @@ from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, ShareLink, StoredTrajectory
-from rollouts.store.people import activity_log as audit
-from rollouts.store.people import share_writes
+from rollouts.store.people import activity_log, share_writes
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.share_writes import count_opening, create_share, token_hash
 from rollouts.store.people.shares import find_share, maker_left, newest_shares
@@ -177,7 +176,7 @@ def _create(request: HttpRequest) -> HttpResponse:
     link, token = create_share(
         request.user, target, query=query, note=wanted["note"], days=wanted["days"], window=window
     )
-    audit.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
+    activity_log.record(Action.SHARED, link, detail=" ".join(target_of(link)[:2]))
     address = request.build_absolute_uri(f"/s/{token}")
     template = "shares/_made.html" if request.headers.get("HX-Request") == "true" else "shares/made.html"
     link.project = target.run.project if isinstance(target, StoredTrajectory) else target.project
@@ -225,7 +224,7 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
         return share_is_over(request)
     _, _, url = target_of(link)
     count_opening(link)
-    audit.record(Action.SHARE_OPENED, link)
+    activity_log.record(Action.SHARE_OPENED, link)
     if link.row_index is not None:
         response = shared_tokens(request, link)
     else:

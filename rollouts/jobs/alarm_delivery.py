@@ -15,7 +15,7 @@ from django.utils import timezone
 from rollout_inspector.diagnose.alarm_rules import AlarmFigure, Raised, alarm_sentence
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.sending import send
-from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import ACTIVE, Alarm, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarm_writes import (
     AlarmRefused,
@@ -48,12 +48,12 @@ def send_due() -> None:
     first: dict[int | None, Run] = {}
     for alarm in due[:1000]:
         first.setdefault(alarm.run.project_id, alarm.run)
-    jobs = Job.objects.filter(kind=Job.Kind.DELIVER_ALARMS)
+    jobs = Job.objects.filter(kind=KIND.slug)
     for project, run in first.items():
         if jobs.filter(run__project=project, status__in=ACTIVE).exists():
             continue  # one at a time, so that a webhook that hangs holds one worker
         jobs.filter(run=run).exclude(status__in=ACTIVE).delete()  # the alarms say what came of them
-        job, is_new = ask_job(run, Job.Kind.DELIVER_ALARMS)
+        job, is_new = ask_job(run, KIND.slug)
         if is_new:
             send(job)
 
@@ -159,3 +159,7 @@ async def _post(address: str, body: bytes, headers: dict[str, str]) -> str:
     if 300 <= status < 400:
         return f"The webhook answered {status}, a redirect, which is not followed. Write the address that it leads to."
     return f"The webhook answered {status}."
+
+
+KIND = JobKind("deliver_alarms", "Deliver Alarms", do_job)
+"""The webhook of a project is told of the alarms of a run."""

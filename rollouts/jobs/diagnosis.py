@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from django.db import transaction
@@ -19,10 +19,11 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.tokenizers.limited import TokenizerBusy
+from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.jobs.sending import send
 from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, ask_job, end_job
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage
 from rollouts.store.people.registered_tokenizers import find_chat_template
@@ -252,7 +253,7 @@ def fail_pushed_job(job: Job, sentence: str) -> None:
             note_pushed_diagnosed(run, batch[-1].pk)
             note_uncounted(run, before)
         if not job.error and _pushed(run).exists():
-            rest, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=job.created_by)
+            rest, _ = ask_job(run, PUSHED.slug, user=job.created_by)
     if rest is not None:
         send(rest)
 
@@ -268,3 +269,27 @@ def _run_of(job: Job) -> models.Run:
     if run is None:
         raise JobLost
     return run
+
+
+KIND = JobKind(
+    "diagnose",
+    "Diagnosed again",
+    do_job,
+    Sharing(cut, do_shard, join),
+    follow=ask_for_gap,
+    activity="diagnosis asked",
+    done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
+    cancelled="Cancelled after {done}: these have new findings, the others keep the old ones.",
+)
+"""Every finished trajectory of a run is diagnosed again."""
+
+PUSHED = JobKind(
+    "diagnose_pushed",
+    "Diagnosis of what was pushed",
+    do_pushed_job,
+    fail=fail_pushed_job,
+    follow=partial(ask_for_gap, grows=True),
+    done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
+    cancelled="Cancelled after {done}. Diagnose again brings the findings of the others.",
+)
+"""The trajectories that were pushed since the last diagnosis are diagnosed."""

@@ -19,7 +19,7 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.jobs.sending import DO_JOB, send_task
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
 from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.runs.gap import newest_report
@@ -132,7 +132,7 @@ def do_job(job: Job, beat: Beat) -> None:
     report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
-    run.jobs.filter(kind=Job.Kind.GAP, pk__lt=job.pk).delete()
+    run.jobs.filter(kind=KIND.slug, pk__lt=job.pk).delete()
 
 
 def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
@@ -148,7 +148,7 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
         little = grows and last.finished <= run.n_finished < GROWTH * last.finished
         if last.trainer or little or last.key == gap_key(run):
             return
-    job, is_new = ask_job(run, Job.Kind.GAP, user=user)
+    job, is_new = ask_job(run, KIND.slug, user=user)
     if is_new:
         send_task(DO_JOB, job.pk)
 
@@ -184,3 +184,14 @@ def _add_text(report: dict[str, Any], codec: LoadedTokenizer) -> None:
     pieces = codec.token_bytes(np.array([one["id"] for one in named], np.int32))
     for one, piece in zip(named, pieces, strict=True):
         one["text"] = storable_text(piece.decode("utf-8", "replace"))[:40]
+
+
+KIND = JobKind(
+    "gap",
+    "Causes of the gap between trainer and sampler",
+    do_job,
+    activity="gap asked",
+    page="run-gap",
+    done=lambda job: f"{job.n_done:,} trajectories read; the page of the gap names the causes.",
+)
+"""The gap between trainer and sampler is read over a run; ``report`` names the causes."""

@@ -29,7 +29,7 @@ from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
 from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
 from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.trajectories.groups import advantages_of_groups
@@ -221,4 +221,18 @@ def do_job(job: Job, beat: Beat) -> None:
         beat.now_and_then(n_done=n_done)
     if not end_job(job, Job.Status.DONE, report=weights.report(), n_done=n_done):
         raise JobLost
-    run.jobs.filter(kind=Job.Kind.LOSS_WEIGHTS, pk__lt=job.pk).update(report=None)
+    run.jobs.filter(kind=KIND.slug, pk__lt=job.pk).update(report=None)
+
+
+KIND = JobKind(
+    "loss_weights",
+    "Weights in the loss",
+    do_job,
+    activity="loss weights asked",
+    page="run-gap#weights",
+    details=lambda options: ", also under every strategy" if options.get("strategies") else "",
+    done=lambda job: (
+        f"{job.n_done:,} trajectories counted; the page Gap shows what each loss makes of their tokens."
+    ),
+)
+"""The weights of the tokens of a run under every loss are summed; ``report`` has the sums."""

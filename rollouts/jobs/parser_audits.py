@@ -28,7 +28,7 @@ from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import ParsersUnusable, VllmParsers
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
 from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import storable_text, without_paths
@@ -66,7 +66,7 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
     key = key_of(trajectory)
     with transaction.atomic():
         made, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
-        made.job, is_new = ask_job(made, Job.Kind.AUDIT_PARSERS, user=user)
+        made.job, is_new = ask_job(made, KIND.slug, user=user)
         if is_new:
             made.key, made.report = key, None
             made.save(update_fields=["key", "report"])
@@ -269,3 +269,7 @@ def _clipped(text: str) -> str:
 def _value(arguments: str) -> Any:
     """Arguments as a value. Text that nests deeply stays text, because nothing else could be done with the value."""
     return arguments if arguments.count("[") + arguments.count("{") > MAX_NESTED else parsed(arguments)
+
+
+KIND = JobKind("audit_parsers", "Audit Parsers", do_job, activity="parser audit asked")
+"""Every parser reads the reply of one step."""

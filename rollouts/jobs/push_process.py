@@ -101,8 +101,7 @@ def answer(asked: PushedBody) -> PushAnswer:
             raise
         return PushAnswer(507 if is_disk_full(error) else 503, {"error": f"{said_of(error)} Push again later."})
     said = {name: value for name, value in asdict(pushed).items() if value is not None}
-    is_too_large = said.pop("is_too_large")
-    return PushAnswer(413 if is_too_large else 400 if pushed.error else 200, said)
+    return PushAnswer(413 if pushed.is_too_large else 400 if pushed.error else 200, said)
 
 
 def _deleted(asked: PushedBody) -> PushAnswer:

@@ -13,7 +13,7 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Run
 from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.trajectories.pushed_trajectories import (
@@ -49,8 +49,8 @@ class Pushed:
     """Why nothing after some place could be read; None = everything was read."""
     notice: str | None = None
     """What the sender should know."""
-    is_too_large: bool = False
-    """Whether ``error`` tells of a limit."""
+    is_too_large = False
+    """Whether ``error`` tells of a limit. No part of the answer: its status says so."""
 
     def reject(self, run: Run, rejected: Sequence[Rejected]) -> None:
         """Count lines that could not be read, and keep their reasons with the run."""
@@ -98,7 +98,7 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
         )
     if pushed.trajectories:
         # The diagnosis needs a tokenizer and time, so a worker makes it.
-        job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED, user=run.created_by)
+        job, is_new = ask_job(run, "diagnose_pushed", user=run.created_by)
         if is_new and (sentence := send(job)):
             notices.append(
                 f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."

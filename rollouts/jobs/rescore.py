@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +15,14 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
+from rollouts.jobs.engine_owners import engine_of
 from rollouts.jobs.launch import ServedModel, served_models
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
 from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
 from rollouts.sampling.engines.scoring import Scorer, score_streams, stream_problem, temperature_problem
 from rollouts.sampling.engines.weights import weights_digest
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.outages import WorkerLeaves
 from rollouts.store.people.tokenizers import load_tokenizer
@@ -62,7 +63,7 @@ def ask(run: Run, model: str, engine: str = "", user: Any = None, temperature: f
         wanted["temperature"] = temperature
     if not run.n_finished:
         raise CannotRescore("This run has no finished trajectory, so there is nothing to score.")
-    job, is_new = ask_job(run, Job.Kind.RESCORE, wanted, user)
+    job, is_new = ask_job(run, KIND.slug, wanted, user)
     if not is_new and job.options != wanted:
         raise CannotRescore(
             f"This run is being scored with {job.options['model']} on {job.options['engine']}. Wait until that has "
@@ -91,7 +92,7 @@ def chosen(model: str, engine: str = "") -> tuple[ServedModel, str]:
     return served, engine
 
 
-def do_job(job: Job, beat: Beat, engine_of: EngineOf) -> None:
+def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     """Score the finished trajectories of a run that have no scores in the column of this model and engine."""
     run = Run.objects.select_related("tokenizer").filter(jobs=job.pk).first()
     if run is None:
@@ -101,7 +102,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf) -> None:
     except CannotRescore as error:
         raise JobFailed(str(error)) from error
     finished, temperature = finished_trajectories(run), float(job.options.get("temperature", 1.0))
-    beat(n_total=finished.count(), progress="the engine is started")
+    beat(progress="the engine is started")
     try:
         owner = engine_of(model, engine)
         scorer = _Scoring(owner, _wait(owner.call(Scorer.of), beat), temperature, beat, *_vocabulary(run, model))
@@ -110,7 +111,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf) -> None:
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
     column = begin_column(run, model.name, engine, scorer.limits.version, weights, job.created_by, temperature)
     n_before = n_done = count_scored(column)
-    beat(report={"column": column.code}, n_done=n_done, progress="")
+    beat(report={"column": column.code}, n_done=n_done, n_total=finished.count(), progress="")
     left_out: list[str] = []
     try:
         for batch in _batches(not_scored(column, finished)):
@@ -239,3 +240,23 @@ def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokeniz
     ids = np.arange(max(one.vocab_size for one in pair), dtype=np.int32)
     mine, theirs = (one.token_bytes(ids) for one in pair)
     return np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, []
+
+
+def _details(options: Mapping[str, Any]) -> str:
+    at = f" at temperature {options['temperature']:g}" if "temperature" in options else ""
+    return f" with {options['model']} on {options['engine']}{at}"
+
+
+KIND = JobKind(
+    "rescore",
+    "Scored",
+    do_job,
+    fail=fail,
+    of_engine=True,
+    activity="rescoring asked",
+    page="run-columns",
+    details=_details,
+    done=lambda job: " ".join(job.notes[:1]),
+    cancelled="Cancelled after {done}. The column is shown when all are scored: press Score again to go on.",
+)
+"""An engine scores the rows of a run; ``options`` name model and engine, and the temperature where it is not 1."""

@@ -61,7 +61,7 @@ def delete(run: Run, why: str = "") -> None:
     for job in run.jobs.filter(status__in=ACTIVE):
         take_job(job.pk, force=True)
         close_shards(job)
-    exports = list(run.jobs.filter(kind=Job.Kind.EXPORT).values_list("code", flat=True))
+    exports = list(run.jobs.filter(kind="export").values_list("code", flat=True))
     delete_run(run)
     record(Action.DELETED, run, detail=why)
     drop_uploads(run.code)
@@ -70,4 +70,4 @@ def delete(run: Run, why: str = "") -> None:
 
 def _import_of(run: Run) -> Job | None:
     """The job that reads files into a run, while it is under way."""
-    return run.jobs.filter(kind=Job.Kind.IMPORT, status__in=ACTIVE).first()
+    return run.jobs.filter(kind="import", status__in=ACTIVE).first()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from celery import current_app
 
-from rollouts.store.jobs.jobs import OF_ENGINES, end_job
+from rollouts.store.jobs.jobs import end_job, kind_of
 from rollouts.store.models import Job
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ def engine_queue(model: str) -> str:
 
 def queue_of(job: Job) -> str | None:
     """The queue of the workers that do a job; None = the default one."""
-    return engine_queue(job.options["model"]) if job.kind in OF_ENGINES else None
+    return engine_queue(job.options["model"]) if kind_of(job).of_engine else None
 
 
 def send_task(name: str, key: int, queue: str | None = None) -> str:

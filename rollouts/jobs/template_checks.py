@@ -18,7 +18,7 @@ from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.strategy_deltas import strategy_deltas
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import (
     DEFAULT_PROJECT,
     ChatTemplate,
@@ -97,7 +97,7 @@ def ask(
         )
         if not created and not is_stale(check):
             return check, repair and ask_for_repair(check, user)
-        check.job, is_new = ask_job(check, Job.Kind.CHECK_TEMPLATE, {"repair": repair}, user)
+        check.job, is_new = ask_job(check, CHECK.slug, {"repair": repair}, user)
         if is_new and not created:
             check.created_at = timezone.now()
             check.save(update_fields=["created_at"])
@@ -108,7 +108,7 @@ def ask_for_repair(check: TemplateCheck, user: Any = None) -> bool:
     """Ask for the search of a repair of an answered check. Returns whether a worker has to be sent for its job."""
     if not wants_repair(check):
         return False
-    check.job, is_new = ask_job(check, Job.Kind.REPAIR_TEMPLATE, user=user)
+    check.job, is_new = ask_job(check, REPAIR.slug, user=user)
     return is_new
 
 
@@ -192,3 +192,10 @@ def cells_of(report: Mapping[str, Any]) -> dict[str, Any]:
             for check in report["checks"]
         },
     }
+
+
+CHECK = JobKind("check_template", "Check Template", do_job, activity="template check asked")
+"""A template check is answered. With ``options["repair"]`` a repair is searched for afterwards."""
+
+REPAIR = JobKind("repair_template", "Repair Template", do_job, activity="template check asked")
+"""A repair is searched for a template check that was answered before without one."""

@@ -787,28 +787,7 @@ class Migration(migrations.Migration):
                         help_text="Of a shard: the job of which it is a part.", null=True, on_delete=CASCADE, related_name="shards", to="rollouts.job"
                     ),
                 ),
-                (
-                    "kind",
-                    models.CharField(
-                        choices=[
-                            ("diagnose", "Diagnose"),
-                            ("export", "Export"),
-                            ("replay", "Replay"),
-                            ("import", "Import"),
-                            ("move_tokens", "Move Tokens"),
-                            ("diagnose_pushed", "Diagnose Pushed"),
-                            ("replay_trajectory", "Replay Trajectory"),
-                            ("check_template", "Check Template"),
-                            ("repair_template", "Repair Template"),
-                            ("audit_parsers", "Audit Parsers"),
-                            ("loss_weights", "Loss Weights"),
-                            ("deliver_alarms", "Deliver Alarms"),
-                            ("rescore", "Rescore"),
-                            ("gap", "Gap"),
-                        ],
-                        max_length=20,
-                    ),
-                ),
+                ("kind", models.CharField(help_text="Slug of a ``rollouts.store.jobs.jobs.JobKind``.", max_length=20)),
                 (
                     "status",
                     models.CharField(

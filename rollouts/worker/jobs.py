@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from celery import shared_task, signals
 from django.conf import settings
 from django.db import connection
 
-from rollouts.jobs import (
-    alarm_delivery,
-    diagnosis,
-    gap_reports,
-    loss_weights,
-    parser_audits,
-    rescore,
-    template_checks,
-)
-from rollouts.jobs.exports import exports as exporting
-from rollouts.jobs.imports import import_join, import_shards, imports
-from rollouts.jobs.replays import replays, run_replays
+from rollouts.jobs import alarm_delivery
 from rollouts.jobs.sending import DO_JOB, queue_of, send_shards, send_task
-from rollouts.jobs.storage import token_moves
 from rollouts.jobs.storage import unused_files as leftovers
 from rollouts.store.jobs.job_lists import waiting_jobs
 from rollouts.store.jobs.job_queue import must_yield, next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
-    OF_ENGINES,
     TELL_SECONDS,
     Beat,
     JobFailed,
     JobLost,
+    Sharing,
     adopt_jobs,
     end_job,
+    engine_kinds,
+    kind_of,
     note_outage,
     return_job,
     touch_job,
@@ -47,7 +37,6 @@ from rollouts.store.outages import is_outage, said_of
 from rollouts.store.people.access import EVERYTHING
 from rollouts.store.runs.pushed_figures import COUNT_SECONDS, count_due
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat
-from rollouts.worker.run_rollouts import engine_of
 
 log = logging.getLogger(__name__)
 
@@ -61,60 +50,6 @@ MAX_ATTEMPTS = 5
 """A job may kill its workers. After so many lost workers, or so many outages, it fails; so does a shard that breaks off
 so often."""
 
-HANDLERS: dict[Job.Kind, Callable[[Job, Beat], None]] = {
-    Job.Kind.DIAGNOSE: diagnosis.do_job,
-    Job.Kind.EXPORT: exporting.do_job,
-    Job.Kind.REPLAY: run_replays.do_run_job,
-    Job.Kind.IMPORT: imports.do_job,
-    Job.Kind.DIAGNOSE_PUSHED: diagnosis.do_pushed_job,
-    Job.Kind.MOVE_TOKENS: token_moves.do_job,
-    Job.Kind.REPLAY_TRAJECTORY: replays.do_job,
-    Job.Kind.CHECK_TEMPLATE: template_checks.do_job,
-    Job.Kind.REPAIR_TEMPLATE: template_checks.do_job,
-    Job.Kind.AUDIT_PARSERS: parser_audits.do_job,
-    Job.Kind.LOSS_WEIGHTS: loss_weights.do_job,
-    Job.Kind.DELIVER_ALARMS: alarm_delivery.do_job,
-    Job.Kind.RESCORE: partial(rescore.do_job, engine_of=engine_of),
-    Job.Kind.GAP: gap_reports.do_job,
-}
-"""Kind of job -> its handler, which begins where an earlier worker stopped. A handler ends its job as done, if possible
-in the transaction of its last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
-
-
-class Sharing(NamedTuple):
-    """How a large job of a kind is shared out among workers."""
-
-    cut: Callable[[Job, Beat], Sequence[Mapping[str, Any]]]
-    """The options of each part, in order; empty = the job is small, and its handler does it in one."""
-    do: Callable[[Job, Beat], Mapping[str, Any]]
-    """Does a shard, from the start or from where an earlier worker stopped. Returns columns to store at its end."""
-    join: Callable[[Job, Beat], None]
-    """Puts together what the shards made, and ends the job. It may run again where an earlier worker was lost."""
-
-
-SHARINGS: dict[Job.Kind, Sharing] = {
-    Job.Kind.DIAGNOSE: Sharing(diagnosis.cut, diagnosis.do_shard, diagnosis.join),
-    Job.Kind.EXPORT: Sharing(exporting.cut, exporting.do_shard, exporting.join),
-    Job.Kind.REPLAY: Sharing(run_replays.cut, run_replays.do_shard, run_replays.join),
-    Job.Kind.IMPORT: Sharing(import_shards.cut, import_shards.do_shard, import_join.join),
-}
-"""Kind of job -> how its large jobs are shared out."""
-
-FAILURES: dict[Job.Kind, Callable[[Job, str], None]] = {
-    Job.Kind.IMPORT: import_join.fail,
-    Job.Kind.DIAGNOSE_PUSHED: diagnosis.fail_pushed_job,
-    Job.Kind.RESCORE: rescore.fail,
-}
-"""Kind of job -> what ends one that could not be done with a sentence, where more than the job ends."""
-
-
-FOLLOWERS: dict[Job.Kind, Callable[[Run, Any], None]] = {
-    Job.Kind.IMPORT: gap_reports.ask_for_gap,
-    Job.Kind.DIAGNOSE: gap_reports.ask_for_gap,
-    Job.Kind.DIAGNOSE_PUSHED: partial(gap_reports.ask_for_gap, grows=True),
-}
-"""Kind of job -> what is asked for the run when one is done, in the name of whoever asked for the job."""
-
 
 class _Yields(JobLost):
     """The worker of a shard goes back to the queue."""
@@ -126,7 +61,7 @@ def do_job(job_id: int) -> None:
 
     The task says that a job waits. Which job is done follows from what all users have under way.
     """
-    if Job.objects.filter(pk=job_id, kind__in=OF_ENGINES).exists():
+    if Job.objects.filter(pk=job_id, kind__in=engine_kinds()).exists():
         # The message went to the queue of a model, whose workers do no other jobs.
         if (job := take_engine_job(job_id)) is not None:
             work_on(job)
@@ -149,10 +84,11 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: boo
     """
     try:
         _work_on(job, tell, share)
-        if job.kind in FOLLOWERS and job.whole_id is None:
+        follow = kind_of(job).follow
+        if follow is not None and job.whole_id is None:
             run = Run.objects.filter(jobs__pk=job.pk, jobs__status=Job.Status.DONE).first()
             if run is not None:
-                FOLLOWERS[Job.Kind(job.kind)](run, job.created_by)
+                follow(run, job.created_by)
     except Exception as error:
         if not is_outage(error):
             raise
@@ -163,14 +99,15 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: boo
 
 
 def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
+    kind = kind_of(job)
     try:
         if job.attempt > MAX_ATTEMPTS:
             raise JobFailed(_too_many_attempts(job))
         with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
             if job.whole_id is not None:
                 _do_shard(job, tell)
-            elif not (job.kind in SHARINGS and _shared(job, SHARINGS[Job.Kind(job.kind)], Beat(job, tell), share)):
-                HANDLERS[Job.Kind(job.kind)](job, Beat(job, tell))
+            elif (sharing := kind.sharing) is None or not _shared(job, sharing, Beat(job, tell), share):
+                kind.handler(job, Beat(job, tell))
     except JobLost:
         if job.whole_id is None:
             # Nothing changes if another worker has the job, or is to have it because this one was silent.
@@ -217,8 +154,10 @@ def _do_shard(shard: Job, tell: Callable[[Job], object]) -> None:
             if must_yield(held, settings.JOBS_PER_USER):
                 raise _Yields
 
+    sharing = kind_of(shard).sharing
+    assert sharing is not None
     try:
-        found = SHARINGS[Job.Kind(shard.kind)].do(shard, Beat(shard, go_on))
+        found = sharing.do(shard, Beat(shard, go_on))
     except _Yields:
         # Not before the handler has left: the next worker may be there at once, with the same number of the attempt.
         release_shard(shard)
@@ -241,10 +180,8 @@ def _too_many_attempts(job: Job) -> str:
 def _fail(job: Job, sentence: str) -> None:
     if job.whole_id is not None:
         _end_shard(job, Job.Status.FAILED, sentence)
-    elif job.kind in FAILURES:
-        FAILURES[Job.Kind(job.kind)](job, sentence)
     else:
-        end_job(job, Job.Status.FAILED, sentence)
+        kind_of(job).fail(job, sentence)
 
 
 @signals.worker_ready.connect

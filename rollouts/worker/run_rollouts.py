@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -17,12 +16,10 @@ from celery.utils.nodenames import worker_direct
 from celery.worker.state import active_requests
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
-from rollouts.jobs import sending, template_checks
-from rollouts.jobs.launch import LaunchSettings, ServedModel, form_from, model_tokenizer, send, served_models
-from rollouts.sampling.engines import EngineError, Sampling, build_engine, engine_spec, reason
-from rollouts.sampling.engines.owner import EngineOwner
-from rollouts.sampling.engines.process import EngineProcess
-from rollouts.sampling.engines.worker import EngineThread
+from rollouts.jobs import engine_owners, sending, template_checks
+from rollouts.jobs.engine_owners import engine_of, live_trajectories
+from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send, served_models
+from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.store.jobs.activity import is_active
@@ -52,13 +49,7 @@ LEASE_SECONDS = 20.0
 """A lease that was not renewed for so long has run out: another worker may take the trajectory."""
 BEAT_SECONDS = 3.0
 """How often the heartbeat is written and the leases are renewed."""
-MAX_LIVE = 64
-"""Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""
-RESERVE = 1 / 4
-"""Share of trajectories under way beyond ``max_live``: while their environments answer, the engine's batch is full."""
 
-_engines: dict[tuple[str, str], EngineOwner] = {}
-_engines_lock = threading.Lock()
 _working: set[int] = set()
 """Keys of the runs that this worker works on."""
 _left: set[int] = set()
@@ -125,7 +116,7 @@ def _work_on(run: Run) -> bool:
 class _Work:
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.form: LaunchSettings = form_from(run.settings)
+        self.settings = LaunchSettings.of(run.settings)
         self.leased: dict[int, StoredTrajectory] = {}  # by primary key; under way in this worker
         self.refused = False  # True = a chat template is not prefix-preserving
         self._heartbeat = Heartbeat(f"run-{run.pk}", self._beat, BEAT_SECONDS, partial(is_cancelled, run))
@@ -147,7 +138,7 @@ class _Work:
         from rollout_inspector.text.replies.parsing import parser
         from rollouts.sampling.engines.vllm_engine import tool_call_reader
 
-        run, form = self.run, self.form
+        run, settings = self.run, self.settings
         model = served_models().get(run.model)
         if model is None:
             return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
@@ -156,16 +147,18 @@ class _Work:
         tokenizer = try_again(load, should_stop=self._is_to_stop)
         context = self.context = _context(run, tokenizer)
         sampling = Sampling(
-            temperature=form.temperature,
-            top_p=form.top_p,
-            top_k=form.top_k,
-            min_p=form.min_p,
-            max_tokens=form.max_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            max_tokens=settings.max_tokens,
             stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
-            stop=tuple(form.stop),
-            alternatives=form.alternatives,
+            stop=tuple(settings.stop),
+            alternatives=settings.alternatives,
         )
-        limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
+        limits = RolloutLimits(
+            sampling, settings.max_turns, settings.environment_seconds, live_trajectories(model, run.engine)
+        )
         try:
             if named := str(model.options.get("tool_call_parser", "")):
                 way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
@@ -190,7 +183,7 @@ class _Work:
                         recorder.done,
                         lambda: self._is_to_stop() or recorder.error is not None,
                     ),
-                    form.template_kwargs,
+                    settings.template_kwargs,
                     policy_version=run.model,
                     call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
                 )
@@ -275,56 +268,14 @@ def _task(trajectory: StoredTrajectory) -> Task:
     return Task(**json.loads(trajectory.task.body))
 
 
-# -- the engines of this worker ----------------------------------------------------------------------------------------
-
-
-def engine_of(model: ServedModel, engine: str) -> EngineOwner:
-    """The owner of this model's engine in this worker. The engine is built when it is first needed."""
-    with _engines_lock:
-        key = (model.name, engine)
-        if key not in _engines:
-            _engines[key] = new_owner(model, engine)
-        return _engines[key]
-
-
-def new_owner(model: ServedModel, engine: str) -> EngineOwner:
-    """An engine that computes gets a process, an engine that waits for a server gets a thread."""
-    path, options = model.engine_arguments(engine)
-    name = f"engine-{model.name}"
-    if engine_spec(engine).is_light:
-        return EngineThread(partial(build_engine, engine, path, **options), name)
-    return EngineProcess(partial(build_engine, engine, path, **{**options, "max_live": max_live(model)}), name)
-
-
-def max_live(model: ServedModel) -> int:
-    """How many completions of a model its engine samples at once."""
-    return int(model.options.get("max_live", MAX_LIVE))
-
-
-def live_trajectories(model: ServedModel, engine: str) -> int:
-    """How many trajectories of one run are under way at once in one worker."""
-    n = max_live(model)
-    # A server has its own batch, whose size this worker does not know.
-    return n if engine_spec(engine).is_light else n + math.ceil(n * RESERVE)
-
-
-def warm_engines() -> dict[tuple[str, str], int]:
-    """(model, engine name) of each engine that this worker keeps warm -> tokens that it has sampled."""
-    with _engines_lock:
-        return {key: owner.tokens for key, owner in _engines.items()}
+# -- the life of an engine worker --------------------------------------------------------------------------------------
 
 
 def close_engines() -> None:
     """Close every engine of this worker and every idle storage process."""
-    with _engines_lock:
-        owners = list(_engines.values())
-        _engines.clear()
-    for owner in owners:
-        owner.close()
+    engine_owners.close()
     close_idle()
 
-
-# -- the life of an engine worker --------------------------------------------------------------------------------------
 
 ADOPT_SECONDS = 5.0
 _registered: set[str] = set()

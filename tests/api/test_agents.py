@@ -127,7 +127,7 @@ def test_a_gap_has_its_figures_and_the_texts_of_tokens_on_request(token: str, ru
     report = gap_report(gap_runs.tokens_of(gap_runs.temperature(0)))
     for one in (*report["worst"], *report["ids"], *(cause["example"] for cause in report["causes"])):
         one["text"] = "obey me"
-    job, _ = ask_job(run, Job.Kind.GAP, {}, None)
+    job, _ = ask_job(run, "gap", {}, None)
     Job.objects.filter(pk=job.pk).update(status=Job.Status.DONE, report={**report, "key": "of another state"})
     server = agents.agent_server(live_server.url, token)
     figures, texts = ask(server, ("get_gap", {"run": run.code}), ("get_gap", {"run": run.code, "content": True}))
@@ -182,7 +182,7 @@ def test_over_http_each_caller_has_the_rights_of_their_own_token(token: str, run
 
     ours, wrong, *statuses = anyio.run(all_of_them)
     assert [one["code"] for one in read(ours)["runs"]] == [run.code]
-    assert "This API token is unknown or was revoked." in wrong
+    assert "This API key is unknown or was revoked." in wrong
     assert statuses == [401, 401, 421]
 
 

@@ -43,7 +43,7 @@ def test_a_run_and_its_summary(run: Run, ask: Ask) -> None:
 def test_the_gap_is_the_stored_report_or_says_why_there_is_none(run: Run, ask: Ask) -> None:
     none = ask(f"/runs/{run.code}/gap").json()
     assert none["report"] is None and none["why_not"].startswith("No row of this run") and none["job"] is None
-    job, _ = ask_job(run, Job.Kind.GAP, {}, None)
+    job, _ = ask_job(run, "gap", {}, None)
     report = {"tokens": 7, "causes": [], "key": "of another state"}
     Job.objects.filter(pk=job.pk).update(status=Job.Status.DONE, report=report)
     held = ask(f"/runs/{run.code}/gap").json()

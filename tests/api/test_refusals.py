@@ -46,7 +46,7 @@ def test_a_role_that_is_too_low(run: Run, ask: Ask, sent: list[int]) -> None:
 
 def test_a_hidden_project_is_as_one_that_does_not_exist(run: Run, ask: Ask, sent: list[int]) -> None:
     trajectory = run.trajectories.get(external_id="broken")
-    job, _ = ask_job(run, Job.Kind.EXPORT, {})
+    job, _ = ask_job(run, "export", {})
     addresses = [
         *[(f"/runs/{run.code}{path}", "get") for path in ("", "/summary", "/trajectories", "/findings", "/jobs")],
         *[(f"/runs/{run.code}/{path}", "post") for path in ("cancel", "resume", "replay", "exports", "diagnose")],
@@ -186,7 +186,7 @@ def test_the_push_addresses_are_the_old_ones(run: Run, ask: Ask, client: Client,
 def test_no_check_is_shown_to_others(run: Run, ask: Ask) -> None:
     assert run.chat_template is not None
     check = TemplateCheck.objects.create(code="abcdabcdabcd", chat_template=run.chat_template, project=run.project)
-    Job.objects.create(template_check=check, kind=Job.Kind.CHECK_TEMPLATE)
+    Job.objects.create(template_check=check, kind="check_template")
     assert ask(f"/checks/{check.code}").json()["status"] == "queued"
     assert len(ask("/checks").json()["items"]) == 1 == len(ask("/jobs").json()["items"])
     assert_problem(ask(f"/checks/{check.code}", "foreign"), 404)

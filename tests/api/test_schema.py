@@ -57,8 +57,8 @@ def codes(transactional_db: None, make: Maker, sent: list[int]) -> dict[str, str
     broken, findings = make.broken("broken")
     run = make.run([broken, make.conversation("whole")], [findings, []])
     check = TemplateCheck.objects.create(code="abcdabcdabcd", chat_template=make.record.chat_template)
-    Job.objects.create(template_check=check, kind=Job.Kind.CHECK_TEMPLATE)
-    job, _ = ask_job(run, Job.Kind.EXPORT, {})
+    Job.objects.create(template_check=check, kind="check_template")
+    job, _ = ask_job(run, "export", {})
     return {
         "runs": run.code,
         "trajectories": run.trajectories.get(external_id="broken").code,

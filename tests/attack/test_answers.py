@@ -12,7 +12,7 @@ from django.urls import URLPattern, URLResolver, get_resolver
 
 from rollouts.jobs import template_checks
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Run
 from rollouts.store.people.share_writes import create_share
 from rollouts.store.people.tokenizers import register_chat_template
 from rollouts.store.people.users import local_user
@@ -37,7 +37,7 @@ def places(tiny_tokenizer: Path) -> tuple[Run, dict[str, str]]:
     trajectory, (finding,) = make.broken("x")
     run = make.run([trajectory], [[finding]])
     template = register_chat_template("{{ messages }}")
-    job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"}, None)[0]
+    job = ask_job(run, "export", {"format": "own_jsonl"}, None)[0]
     check, _ = template_checks.ask(run.tokenizer, template, None, None, local_user(), None, False)
     return run, {
         "runs": run.code,

@@ -132,7 +132,7 @@ def test_a_worker_reads_no_pickle_from_its_queue(
 ) -> None:
     """M5: a message that holds a pickle is dropped unread, and the next job is done."""
     worker = celery_worker_process("default", threads=1)
-    job = ask_job(stored_run(2), Job.Kind.DIAGNOSE)[0]
+    job = ask_job(stored_run(2), "diagnose")[0]
     with current_app.connection_for_write() as broker:
         broker.Producer(serializer="pickle").publish(
             Touch(tmp_path / "trap"), exchange="default", routing_key="default"

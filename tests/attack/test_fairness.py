@@ -24,6 +24,7 @@ from rollouts.worker import jobs
 from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until
 from tests.samples.formats import GYM, changed, jsonl
+from tests.tasks.shard_work import change_kind
 
 
 def check_of(user: User, n: int) -> Job:
@@ -83,7 +84,7 @@ def test_a_job_that_had_to_wait_is_sent_for_when_another_ends(
 ) -> None:
     """M10: a task that found nothing to do is not missed later."""
     waiting = [import_of(mallory, n, tmp_path) for n in range(3)]
-    monkeypatch.setitem(jobs.HANDLERS, Job.Kind.IMPORT, lambda job, beat: end_job(job, Job.Status.DONE))
+    change_kind(monkeypatch, "import", handler=lambda job, beat: end_job(job, Job.Status.DONE))
     held = [take_next_job(2), take_next_job(2)]
     jobs.do_job(waiting[2].pk)
     assert sent == [] and Job.objects.get(pk=waiting[2].pk).status == "queued"
@@ -100,7 +101,7 @@ def test_workers_that_are_free_at_once_keep_the_limit(n_users: int) -> None:
     users = [User.objects.create(username=f"user{n}") for n in range(n_users)]
     for n in range(6):
         run = create_run(Run.Kind.IMPORT, "run", user=users[n % n_users])
-        ask_job(run, Job.Kind.DIAGNOSE, user=users[n % n_users])
+        ask_job(run, "diagnose", user=users[n % n_users])
     start, taken = threading.Barrier(6), []
 
     def take() -> None:

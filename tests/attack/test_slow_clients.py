@@ -25,7 +25,7 @@ from inspector.server.web_worker import awaits_body
 from rollouts.jobs.exports import exports as exporting
 from rollouts.store import files
 from rollouts.store.models import Job, Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.run_writes import create_run
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
@@ -89,13 +89,13 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         user = make_member("ada", password="a long password")
         run = create_run(Run.Kind.IMPORT, "run", user=user, status=Run.Status.DONE)
         job = Job.objects.create(
-            run=run, kind=Job.Kind.EXPORT, status="done", options={"format": "own_jsonl"}, created_by=user,
+            run=run, kind="export", status="done", options={"format": "own_jsonl"}, created_by=user,
             expires_at=timezone.now() + timedelta(days=1),
         )
         files.put(exporting.key_of(job), io.BytesIO(bytes(BIG)))
         member = Client()
         member.force_login(user)
-        _, token = create_api_token(user, "push")
+        _, token = create_api_key(user, "push")
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         port = listener.getsockname()[1]
         conf, log = tmp_path / "conf.py", tmp_path / "web.log"

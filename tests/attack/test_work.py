@@ -145,9 +145,9 @@ def work_on_runs(run: Run) -> list[Job]:
     add_new_trajectories(pushed, [trajectory(f"t{n}") for n in range(40)])
     check = template_checks.ask(None, register_chat_template(BROKEN))[0]
     return [
-        *(ask_job(run, kind)[0] for kind in (Job.Kind.REPLAY, Job.Kind.DIAGNOSE)),
-        ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0],
-        ask_job(pushed, Job.Kind.DIAGNOSE_PUSHED)[0],
+        *(ask_job(run, kind)[0] for kind in ("replay", "diagnose")),
+        ask_job(run, "export", {"format": "own_jsonl"})[0],
+        ask_job(pushed, "diagnose_pushed")[0],
         replays.ask(run.trajectories.get(index=0))[0].job,
         check.job,
     ]
@@ -392,7 +392,7 @@ def test_rejected_lines_are_counted_once_after_a_lost_worker(sent: list[int], mo
 
 def test_a_job_that_cannot_be_sent_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis and the worker may go together."""
-    job = ask_job(stored_run(1), Job.Kind.DIAGNOSE)[0]
+    job = ask_job(stored_run(1), "diagnose")[0]
     assert take_job(job.pk)
     faults.let_time_pass()
     answers = ["Redis does not answer.", ""]
@@ -406,7 +406,7 @@ def test_a_job_that_cannot_be_sent_is_looked_for_again(monkeypatch: pytest.Monke
 def test_the_files_of_exports_go_with_their_run(web: Client) -> None:
     """M7."""
     run = stored_run(2)
-    job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0]
+    job = ask_job(run, "export", {"format": "own_jsonl"})[0]
     jobs.do_job(job.pk)
     draft = exporting.drafts_folder() / f"{job.code}.0.part"  # of a worker that was killed
     draft.touch()
@@ -440,7 +440,7 @@ def test_a_pile_that_always_fails_does_not_block_later_ones(
     monkeypatch.setattr(diagnosis, "BATCH", 2)
     run = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory(name) for name in ("a", "killer", "c", "d", "e")])
-    job = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[0]
+    job = ask_job(run, "diagnose_pushed")[0]
     real = diagnosis.diagnosis_for
 
     def diagnose(value: Any, of: Run) -> Any:
@@ -465,7 +465,7 @@ def test_a_pile_that_always_fails_does_not_block_later_ones(
 def test_a_trajectory_whose_findings_cannot_be_stored_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory(name) for name in ("a", "b", "c")])
-    job = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[0]
+    job = ask_job(run, "diagnose_pushed")[0]
     real = replace_findings
 
     def store(of: Run, found: Any) -> None:
@@ -556,7 +556,7 @@ def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
     format_name: str, settings: Any, tmp_path: Path
 ) -> None:
     settings.INSPECTOR_DATA = tmp_path
-    job = ask_job(stored_run(2), Job.Kind.EXPORT, {"format": format_name})[0]
+    job = ask_job(stored_run(2), "export", {"format": format_name})[0]
     full = exporting.drafts_folder() / f"{job.code}.1.part"
     full.symlink_to("/dev/full")  # every write to it finds no room
     jobs.do_job(job.pk)

@@ -40,7 +40,7 @@ from rollouts.store.models import (
     StepTokens,
     StoredTrajectory,
 )
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.users import local_user
 from rollouts.store.runs.run_writes import create_run, delete_run
 from rollouts.store.token_arrays.stores import SegmentTokens
@@ -76,7 +76,7 @@ def filled(tiny_tokenizer: Path) -> Run:
     broken, found = make.broken("a")
     run = make.run([broken, own_row(40, advantages=np.linspace(-1, 1, 40, dtype=np.float32))], [found, []])
     make.run([chain("hostile", turns=4, broken_at=2)])
-    create_api_token(local_user(), "a trainer")
+    create_api_key(local_user(), "a trainer")
     trajectory = run.trajectories.order_by("index").first()
     replay = Replay.objects.create(trajectory=trajectory, key="k", report={"strategies": [{"é": None, "n": 1.5e-7}]})
     mask = np.arange(13) % 3 == 0
@@ -86,7 +86,7 @@ def filled(tiny_tokenizer: Path) -> Run:
     )
     column = ScoredColumn.objects.create(run=run, model="m", engine="e", gap={"n": 1})
     RowScores.objects.create(column=column, trajectory=trajectory, rows=[3, -5], values=[np.nan, -0.25, -1e-7])
-    Job.objects.create(run=run, kind=Job.Kind.EXPORT, status=Job.Status.DONE, report=None)
+    Job.objects.create(run=run, kind="export", status=Job.Status.DONE, report=None)
     files.put("exports/abc/run.jsonl", io.BytesIO(b'{"a": 1}\n' * 1000))
     files.put("machines/identity", io.BytesIO(b"of this storage"))
     return run
@@ -236,7 +236,7 @@ def test_a_file_that_goes_meanwhile_has_the_database_read_again(
     def lose(key: str, target: Any) -> Any:
         if not asked:
             files.delete("exports/abc/run.jsonl")
-            Job.objects.filter(kind=Job.Kind.EXPORT).delete()
+            Job.objects.filter(kind="export").delete()
         asked.append(key)
         return copy(key, target)
 

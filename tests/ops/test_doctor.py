@@ -135,7 +135,7 @@ def test_harm_is_status_one_and_says_what_to_do(here: Machine, live_redis: str) 
 
 def test_a_queue_without_a_worker_and_work_of_workers_elsewhere(live_redis: str) -> None:
     run = Run.objects.create(name="a", kind=Run.Kind.IMPORT)
-    Job.objects.create(run=run, kind=Job.Kind.EXPORT, status=Job.Status.RUNNING)
+    Job.objects.create(run=run, kind="export", status=Job.Status.RUNNING)
     said, error = doctor("--json")
     sentences = " ".join(one["sentence"] for one in json.loads(said)["differences"])
     assert "No worker of this Redis serves the queue default." in sentences and error == "3 of these do harm."

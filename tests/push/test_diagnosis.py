@@ -10,7 +10,7 @@ import pytest
 from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from rollouts.jobs import diagnosis
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Run
+from rollouts.store.models import Run
 from rollouts.store.people.tokenizers import register_tokenizer
 from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
@@ -26,7 +26,7 @@ def trajectory(name: str, broken: bool) -> Trajectory:
 
 
 def diagnose_pushed(run: Run) -> None:
-    job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    job, is_new = ask_job(run, "diagnose_pushed")
     assert is_new
     do_job(job.pk)
 

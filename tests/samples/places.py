@@ -19,7 +19,7 @@ from django.utils import timezone
 from inspector.celery import app
 from rollouts.jobs import template_checks
 from rollouts.store.models import ApiToken, Job, LoginSession, Project, Role, Run, ScoredColumn
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.members import invite
 from rollouts.store.people.share_writes import create_share
 from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
@@ -118,7 +118,7 @@ def _places(folder: Path) -> Places:
     run = make.run([broken], [findings], project=ours, tokenizer=tokenizer, chat_template=template, user=maker)
     Run.objects.filter(pk=run.pk).update(name=f"{SECRET} run")
     alive = timezone.now() + timedelta(hours=1)  # a silent job is asked for again, and this test may take minutes
-    job = Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=maker, heartbeat_at=alive)
+    job = Job.objects.create(run=run, kind="export", created_by=maker, heartbeat_at=alive)
     check, _ = template_checks.ask(tokenizer, template, user=maker, project=ours)
     links = {
         kind: create_share(maker, target, note=f"{SECRET} note")
@@ -133,7 +133,7 @@ def _places(folder: Path) -> Places:
     every = list(ApiToken.Scope.values)
     tokens |= {"of_viewer": _token(users["viewer"], ours, every), "of_foreign": _token(users["foreign"], theirs, every)}
     tokens["expired"] = _token(users["member"], ours, every, timezone.now() - timedelta(days=1))
-    record, _ = create_api_token(maker, f"{SECRET} program")
+    record, _ = create_api_key(maker, f"{SECRET} program")
     ApiToken.objects.filter(pk=record.pk).update(project=ours)
     comment = add_comment(run.trajectories.get(), maker, f"{SECRET} comment", (0, 1, 3))
     rule = mute(run, "unclassified", "run", f"{SECRET} reason", maker)
@@ -153,6 +153,6 @@ def _places(folder: Path) -> Places:
 
 
 def _token(user: Any, project: Project, scopes: list[str], expires_at: Any = None) -> str:
-    record, token = create_api_token(user, "test")
+    record, token = create_api_key(user, "test")
     ApiToken.objects.filter(pk=record.pk).update(project=project, scopes=scopes, expires_at=expires_at)
     return token

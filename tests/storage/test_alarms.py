@@ -224,7 +224,7 @@ def test_a_webhook_that_fails_is_asked_again_later_and_then_told_once(run: Run, 
     assert go_on(sent) is not None and len(hook.told) == 2
     held = ProjectAlarms.objects.get()
     assert (held.n_failures, held.error, alarm(run).n_tries) == (0, "", 2) and alarm(run).delivered_at
-    assert Job.objects.filter(kind=Job.Kind.DELIVER_ALARMS).count() == 1
+    assert Job.objects.filter(kind="deliver_alarms").count() == 1
 
 
 def test_a_redirect_is_not_followed(run: Run, hook: Hook, sent: list[Job]) -> None:

@@ -175,10 +175,10 @@ def asked_again(others: Others, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 def test_an_import_that_ends_and_is_asked_for_again(asked_again: Callable[..., list[Future[Any]]]) -> None:
     run = a_run("asked twice")
-    job = take_job(ask_job(run, models.Job.Kind.IMPORT, {"files": ["a"]})[0].pk)
+    job = take_job(ask_job(run, "import", {"files": ["a"]})[0].pk)
     assert job is not None
     models.Job.objects.filter(pk=job.pk).update(heartbeat_at=timezone.now() - timedelta(hours=1))
-    asked = asked_again(imports, run, models.Job.Kind.IMPORT, {"files": ["b"]}, before=False)
+    asked = asked_again(imports, run, "import", {"files": ["b"]}, before=False)
     imports.end_import(run, job, models.Run.Status.DONE)
     new, is_new = asked[0].result(30)
     assert (is_new, new.options) == (True, {"files": ["b"]})
@@ -188,7 +188,7 @@ def test_an_import_that_ends_and_is_asked_for_again(asked_again: Callable[..., l
 
 def test_a_diagnosis_that_ends_and_is_asked_for_by_a_push(asked_again: Callable[..., list[Future[Any]]]) -> None:
     run = a_run("pushed", "a")
-    kind = models.Job.Kind.DIAGNOSE_PUSHED
+    kind = "diagnose_pushed"
     job = take_job(ask_job(run, kind)[0].pk)
     assert job is not None
     asked = asked_again(diagnosis, run, kind, {}, before=True)

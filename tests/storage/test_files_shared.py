@@ -168,7 +168,7 @@ def test_jobs_wait_for_the_storage_and_requests_say_so(
 def test_an_export_is_offered_from_the_bucket_and_swept(web: Client, s3: S3Server, sent: list[int]) -> None:
     run = create_run("import", "run")
     do_job(imports.ask(run, [_file(run)]).pk)
-    job = ask_job(run, Job.Kind.EXPORT, {"format": "own_jsonl"})[0]
+    job = ask_job(run, "export", {"format": "own_jsonl"})[0]
     do_job(job.pk)
     job.refresh_from_db()
     answer = web.get(f"/runs/{run.code}/jobs/{job.code}/file")

@@ -35,7 +35,7 @@ from tests.samples.import_shards import (
     run_of,
     tables,
 )
-from tests.tasks.shard_work import do_all, waiting
+from tests.tasks.shard_work import do_all, share_by, waiting
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_parts")]
 
@@ -244,7 +244,7 @@ def test_resume_reads_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         jobs.work_on(taken, share=True)
     with monkeypatch.context() as patched:
         patched.setattr(import_shards, "do_shard", fail)
-        patched.setitem(jobs.SHARINGS, Job.Kind.IMPORT, jobs.SHARINGS[Job.Kind.IMPORT]._replace(do=fail))
+        share_by(patched, "import", fail)
         do_all(random.Random(5))
     run = run_of(job)
     assert (run.status, run.error) == ("failed", "The disk broke.") and run.n_trajectories == 23

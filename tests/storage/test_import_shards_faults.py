@@ -28,7 +28,7 @@ from rollouts.worker import jobs
 from tests.samples.formats import own_line
 from tests.samples.import_shards import BIG, FILES, cut, gym, in_one, kill_in_shard, run_of, tables
 from tests.storage.build import chain
-from tests.tasks.shard_work import do_all, waiting
+from tests.tasks.shard_work import do_all, share_by, waiting
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_parts")]
 
@@ -68,7 +68,7 @@ def test_segments_hold_what_one_task_stores(
     name: str, in_segments: None, django_capture_on_commit_callbacks: Any
 ) -> None:
     with django_capture_on_commit_callbacks(execute=True):
-        one = run_of(in_one(FILES[name]).jobs.get(kind=Job.Kind.IMPORT))
+        one = run_of(in_one(FILES[name]).jobs.get(kind="import"))
         job = cut(FILES[name])
         do_all(random.Random(3))
     run = run_of(job)
@@ -219,7 +219,7 @@ def test_resume_sends_a_worker_for_every_part_that_is_left(sent: list[int], monk
     taken = take_job(job.shards.order_by("pk")[0].pk)
     assert taken is not None
     with monkeypatch.context() as patched:
-        patched.setitem(jobs.SHARINGS, Job.Kind.IMPORT, jobs.SHARINGS[Job.Kind.IMPORT]._replace(do=lambda *_: 1 // 0))
+        share_by(patched, "import", lambda *_: 1 // 0)
         jobs.work_on(taken, share=True)
         do_all(random.Random(1))
     run = run_of(job)

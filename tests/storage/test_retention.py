@@ -84,14 +84,14 @@ def test_a_project_counts_alone() -> None:
 def test_what_somebody_uses_stays_and_is_said() -> None:
     running = ended("running", 90, status=Run.Status.RUNNING)
     job = ended("has a job", 90)
-    Job.objects.create(run=job, kind=Job.Kind.DIAGNOSE)
+    Job.objects.create(run=job, kind="diagnose")
     replayed = ended("a trajectory is replayed", 90)
     save_trajectories(replayed, [chain("r")])
     Job.objects.create(
-        replay=Replay.objects.create(trajectory=replayed.trajectories.get(), key="k"), kind=Job.Kind.REPLAY_TRAJECTORY
+        replay=Replay.objects.create(trajectory=replayed.trajectories.get(), key="k"), kind="replay_trajectory"
     )
     exported = ended("an export is offered", 90)
-    offered = {"kind": Job.Kind.EXPORT, "status": Job.Status.DONE}
+    offered = {"kind": "export", "status": Job.Status.DONE}
     Job.objects.create(run=exported, expires_at=NOW + timedelta(hours=1), **offered)
     shared = ended("shared", 90)
     create_share(local_user(), shared, query="", note="", days=5)

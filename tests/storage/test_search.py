@@ -27,8 +27,8 @@ from rollouts.store.runs.run_writes import create_run
 from rollouts.store.token_arrays.stores import SegmentTokens
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.token_encoding import encode_trajectories
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectory_filters import TrajectoryFilters
 from tests.storage.build import ids
 from tests.web.trajectory_samples import Maker
 

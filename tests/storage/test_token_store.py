@@ -288,7 +288,7 @@ def test_small_batches_wait_in_the_database_until_they_are_gathered(
     token_moves.gather()
     assert models.Job.objects.count() == 1
     # A diagnosis may have found origins, and put them into the database.
-    ask_job(run, models.Job.Kind.DIAGNOSE)
+    ask_job(run, "diagnose")
     run.jobs.filter(kind="diagnose").update(status="done", finished_at=timezone.now())
     token_moves.gather()
     assert run.jobs.filter(kind="move_tokens", status="queued").count() == 1

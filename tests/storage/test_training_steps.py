@@ -130,7 +130,7 @@ def wait(run: Run) -> None:
 
 
 def _diagnose(run: Run) -> None:
-    job, _ = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    job, _ = ask_job(run, "diagnose_pushed")
     do_job(job.pk)
     job.refresh_from_db()
     assert job.status == Job.Status.DONE, job.error

@@ -17,18 +17,31 @@ import pytest
 from celery import current_app
 from django.conf import settings
 from django.db import IntegrityError, connection, transaction
+from django.test import Client
 from django.utils import timezone
 
 from rollouts.jobs import alarm_delivery, parser_audits, rescore, run_control, template_checks
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.imports import imports
 from rollouts.jobs.replays import replays
+from rollouts.jobs.sending import queue_of
 from rollouts.jobs.storage import token_moves
 from rollouts.sampling.engines import ENGINES, vllm_parsers
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store import files, models
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import adopt_jobs, ask_job, cancel_job, end_job, take_job
+from rollouts.store.jobs.job_queue import take_engine_job, take_next_job
+from rollouts.store.jobs.jobs import (
+    JOB_KINDS,
+    Beat,
+    JobFailed,
+    JobKind,
+    adopt_jobs,
+    ask_job,
+    cancel_job,
+    end_job,
+    take_job,
+)
 from rollouts.store.models import Job, Replay, Run, TemplateCheck
 from rollouts.store.people.tokenizers import register_chat_template
 from rollouts.store.runs.alarm_writes import set_webhook, take_alarms
@@ -37,10 +50,12 @@ from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, add_ne
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.worker import jobs
 from tests.conftest import wait_until
+from tests.people import make_member
 from tests.samples.chat_templates import BROKEN
 from tests.samples.deaths import die_after
 from tests.samples.formats import GYM, changed, jsonl
 from tests.samples.training_steps import save, store_steps, world
+from tests.tasks.shard_work import change_kind
 from tests.web.samples import stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 
@@ -57,43 +72,43 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
     answer_at_once(monkeypatch, tiny_tokenizer)
 
     def go(kind: str) -> Job:
-        if kind == Job.Kind.IMPORT:
+        if kind == "import":
             paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
             for n, file in enumerate(paths):
                 file.write_bytes(jsonl(*[changed(GYM, "_ng_task_index", to=10 * n + k) for k in range(3)]))
             return imports.ask(create_run("import", "files"), paths)
-        if kind in (Job.Kind.CHECK_TEMPLATE, Job.Kind.REPAIR_TEMPLATE):
+        if kind in ("check_template", "repair_template"):
             template = register_chat_template(BROKEN)
-            check, _ = template_checks.ask(None, template, repair=kind == Job.Kind.CHECK_TEMPLATE)
-            if kind == Job.Kind.REPAIR_TEMPLATE:
+            check, _ = template_checks.ask(None, template, repair=kind == "check_template")
+            if kind == "repair_template":
                 jobs.do_job(check.job.pk)
                 check.refresh_from_db()
                 assert template_checks.ask_for_repair(check)
             return check.job
-        if kind == Job.Kind.REPLAY_TRAJECTORY:
+        if kind == "replay_trajectory":
             maker = Maker(tiny_tokenizer)
             return replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
-        if kind == Job.Kind.AUDIT_PARSERS:
+        if kind == "audit_parsers":
             maker = Maker(tiny_tokenizer)
             monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
             return parser_audits.ask(maker.run([maker.conversation("a")]).trajectories.get(), 0)[0].job
-        if kind == Job.Kind.GAP:
+        if kind == "gap":
             compared = create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
             save(compared, world())
             return ask_job(compared, kind)[0]
         run = stored_run(45, findings=[[]] * 45)  # three batches
-        if kind == Job.Kind.DELIVER_ALARMS:
+        if kind == "deliver_alarms":
             monkeypatch.setattr(settings, "WEBHOOK_HOSTS", ["hook.example"])
             monkeypatch.setattr(alarm_delivery, "deliver", lambda *_: "")  # the webhook takes it
             set_webhook(run.project, "https://hook.example/")
             store_steps(run, [0, 3])
             take_alarms(run)
         options = {
-            Job.Kind.EXPORT: {"format": "own_jsonl"},
-            Job.Kind.MOVE_TOKENS: {"to": "segments"},
-            Job.Kind.RESCORE: {"model": "words", "engine": "scripted"},
+            "export": {"format": "own_jsonl"},
+            "move_tokens": {"to": "segments"},
+            "rescore": {"model": "words", "engine": "scripted"},
         }
-        return ask_job(run, kind, options.get(Job.Kind(kind), {}))[0]
+        return ask_job(run, kind, options.get(kind, {}))[0]
 
     return go
 
@@ -110,7 +125,7 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], is_offered=True))
     monkeypatch.setattr(settings, "INSPECTOR_MODELS", {"words": {"engine": "scripted", "path": str(path)}})
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
-    monkeypatch.setitem(jobs.HANDLERS, Job.Kind.RESCORE, do)
+    change_kind(monkeypatch, "rescore", handler=do)
 
 
 DEATHS = {
@@ -122,7 +137,7 @@ DEATHS = {
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("kind", Job.Kind.values)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_a_worker_that_is_killed_is_followed_by_another(kind: str, ask: Ask) -> None:
     job = ask(kind)
     die_after(DEATHS[kind], lambda: jobs.do_job(job.pk))
@@ -207,7 +222,7 @@ RESULTS: dict[str, Callable[[Job], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", Job.Kind.values)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) -> None:
     job = ask(kind)
     subject = job.run or job.replay or job.template_check or job.parser_audit
@@ -224,14 +239,14 @@ def test_one_of_a_kind_at_a_time_is_held_by_the_database(kind: str, ask: Ask) ->
     assert (job.status, job.attempt) == ("cancelled", 0)
 
 
-@pytest.mark.parametrize("kind", Job.Kind.values)
+@pytest.mark.parametrize("kind", JOB_KINDS)
 def test_a_job_that_kills_its_workers_ends(kind: str, ask: Ask) -> None:
     job = ask(kind)
     Job.objects.filter(pk=job.pk).update(attempt=jobs.MAX_ATTEMPTS)
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert job.status == "failed" and "workers were lost" in job.error
-    if kind == Job.Kind.IMPORT:
+    if kind == "import":
         assert job.run is not None and (job.run.status, job.run.error) == ("failed", job.error)
 
 
@@ -245,7 +260,7 @@ def test_a_job_goes_with_its_run(kind: str, ask: Ask) -> None:
 
 def test_a_lost_worker_stores_nothing_more(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was only slow: another worker has the import by now, and has read the file."""
-    job = ask(Job.Kind.IMPORT)
+    job = ask("import")
     slow = take_job(job.pk)
     assert slow is not None
     found = imports.diagnosis_for
@@ -265,7 +280,7 @@ def test_a_lost_worker_stores_nothing_more(ask: Ask, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.django_db(transaction=True)
 def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = ask(Job.Kind.REPLAY_TRAJECTORY)
+    job = ask("replay_trajectory")
     slow = take_job(job.pk)
     assert slow is not None and job.replay is not None
     real = replays._replayed
@@ -284,12 +299,12 @@ def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: p
 
 
 def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
-    job = ask(Job.Kind.IMPORT)
+    job = ask("import")
     assert job.run is not None
     run_control.cancel(job.run)
     job.refresh_from_db()
     assert (job.run.status, job.status) == ("cancelled", "cancelled")
-    other = take_job(ask(Job.Kind.IMPORT).pk)
+    other = take_job(ask("import").pk)
     assert other is not None and other.run is not None
     run_control.cancel(other.run)
     jobs.work_on(other)
@@ -302,13 +317,13 @@ def test_a_push_while_the_worker_is_at_it_is_diagnosed_too(monkeypatch: pytest.M
 
     run = create_run("import", "pushed", status=Run.Status.DONE)
     add_new_trajectories(run, [trajectory("a")])
-    job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+    job, is_new = ask_job(run, "diagnose_pushed")
     real, names = diagnosis.diagnosis_for, []
 
     def push_more(value: Any, of: Run) -> Any:
         if not names:
             add_new_trajectories(run, [trajectory("b")])
-            assert ask_job(run, Job.Kind.DIAGNOSE_PUSHED)[1] is False  # the worker is at it
+            assert ask_job(run, "diagnose_pushed")[1] is False  # the worker is at it
         names.append(value.external_id)
         return real(value, of)
 
@@ -326,7 +341,7 @@ def test_no_push_is_lost_between_the_last_look_and_the_end() -> None:
         try:
             for n in range(15):
                 add_new_trajectories(run, [trajectory(f"t{n}")])
-                job, is_new = ask_job(run, Job.Kind.DIAGNOSE_PUSHED)
+                job, is_new = ask_job(run, "diagnose_pushed")
                 if is_new:
                     orders.put(job.pk)
         finally:
@@ -362,10 +377,112 @@ def test_the_state_of_a_check_is_that_of_its_job() -> None:
 def test_orders_of_retired_tasks_are_dropped(
     celery_worker_process: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    job = ask_job(stored_run(2), Job.Kind.DIAGNOSE)[0]
+    job = ask_job(stored_run(2), "diagnose")[0]
     for name in ("import_files", "check_template", "replay_trajectory", "judge_pushed"):
         current_app.send_task(f"rollouts.{name}", (1,))
     worker = celery_worker_process("default", threads=1)
     current_app.send_task("rollouts.do_job", (job.pk,))
     wait_until(lambda: Job.objects.get(pk=job.pk).status == "done", 240, "the job is done")
     assert worker.poll() is None and "unregistered task" in (tmp_path / "worker-0.log").read_text()
+
+
+# -- the record of a kind ----------------------------------------------------------------------------------------------
+
+
+def count_words(job: Job, beat: Beat) -> None:
+    beat(n_total=2)
+    if job.options["of"] == "nothing":
+        raise JobFailed("There are no words.")
+    end_job(job, Job.Status.DONE, n_done=2)
+
+
+COUNT = JobKind(
+    "count_words",
+    "Words counted",
+    count_words,
+    activity="count asked",
+    page="run-cost#strategies",
+    details=lambda options: f" of {options['of']}",
+    done=lambda job: f"{job.n_done} texts were counted.",
+    cancelled="Cancelled after {done}; no word is known.",
+)
+
+
+def test_a_new_kind_is_one_record(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker, page, API and audit log know it by its record alone."""
+    followed: list[tuple[Run, Any]] = []
+    kind = replace(COUNT, follow=lambda run, user: followed.append((run, user)))
+    monkeypatch.setitem(JOB_KINDS, kind.slug, kind)
+    ada, run = make_member("ada"), stored_run(2)
+    client.force_login(ada)
+    job, is_new = ask_job(run, kind.slug, {"of": "replies"}, ada)
+    event = models.AuditEvent.objects.get()
+    assert is_new and (event.action, event.detail) == ("count asked", f"{run.name}: job {job.code}, of replies")
+    assert "count asked" in client.get("/audit.json").json()["actions"]
+    (line,) = client.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert (line["what"], line["sentence"]) == ("Words counted of replies", "It waits for a worker.")
+    jobs.do_job(job.pk)
+    assert followed == [(run, ada)]
+    (line,) = client.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert (line["status"], line["sentence"]) == ("done", "2 texts were counted.")
+    work = client.get(f"/runs/{run.code}").content.decode()
+    assert "Words counted of replies" in work and "2 texts were counted." in work
+    value = client.get(f"/api/v1/jobs/{job.code}").json()
+    assert (value["what"], value["sentence"]) == ("Words counted of replies", "2 texts were counted.")
+    answer = client.post(f"/runs/{run.code}/jobs/{ask_job(run, kind.slug, {'of': 'turns'}, ada)[0].code}/cancel")
+    assert answer["Location"] == f"/runs/{run.code}/cost#strategies"
+    newest, _ = client.get(f"/runs/{run.code}.json").json()["jobs"]
+    assert newest["sentence"] == "Cancelled after 0 trajectories; no word is known."
+
+
+def test_the_record_says_how_a_job_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = stored_run(1)
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, COUNT)
+    job, _ = ask_job(run, COUNT.slug, {"of": "nothing"})
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.error) == ("failed", "There are no words.")
+    sentences: list[str] = []
+    change_kind(monkeypatch, COUNT.slug, fail=lambda job, sentence: sentences.append(sentence))
+    job, _ = ask_job(run, COUNT.slug, {"of": "nothing"})
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, sentences) == ("running", ["There are no words."])
+
+
+def test_the_record_says_whose_worker_does_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, options = stored_run(1), {"of": "replies", "model": "words"}
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, COUNT)
+    job, _ = ask_job(run, COUNT.slug, options)
+    assert queue_of(job) is None and take_next_job(2) == job
+    Job.objects.all().delete()
+    change_kind(monkeypatch, COUNT.slug, of_engine=True)
+    job, _ = ask_job(run, COUNT.slug, options)
+    assert queue_of(job) == "engine.words" and take_next_job(2) is None and take_engine_job(job.pk) == job
+
+
+def test_only_a_listed_kind_is_on_the_page_of_the_run(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.force_login(make_member("ada"))
+    run = stored_run(1)
+    monkeypatch.setitem(JOB_KINDS, COUNT.slug, replace(COUNT, done=None))
+    job, _ = ask_job(run, COUNT.slug, {"of": "replies"})
+    assert client.get(f"/runs/{run.code}.json").json()["jobs"] == []
+    assert client.get(f"/api/v1/jobs/{job.code}").json()["sentence"] == ""
+
+
+def test_a_job_of_a_kind_that_is_not_known_fails(client: Client) -> None:
+    """A newer version asked for it, and an older one is back."""
+    client.force_login(make_member("ada"))
+    run = stored_run(1)
+    job = Job.objects.create(run=run, kind="of_tomorrow")
+    jobs.do_job(job.pk)
+    value = client.get(f"/api/v1/jobs/{job.code}").json()
+    assert (value["status"], value["what"]) == ("failed", "of_tomorrow") and "of_tomorrow" in value["error"]
+    with pytest.raises(KeyError):
+        ask_job(run, "of_tomorrow")
+
+
+def test_what_is_stored_of_a_kind_fits_its_columns() -> None:
+    assert all(slug == kind.slug and len(slug) <= 20 for slug, kind in JOB_KINDS.items())
+    assert all(len(kind.activity) <= 40 and kind.title for kind in JOB_KINDS.values())
+    assert set(JOB_KINDS) == set(DEATHS) == set(RESULTS)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db
 LONG_AGO = timedelta(minutes=10)
 
 
-def asked(run: Run, kind: str = Job.Kind.DIAGNOSE, **options: object) -> Job:
+def asked(run: Run, kind: str = "diagnose", **options: object) -> Job:
     job, send = ask_job(run, kind, options)
     assert send
     return job
@@ -59,8 +59,8 @@ def test_a_job_is_done_once_and_leaves_its_version(monkeypatch: pytest.MonkeyPat
 def test_one_of_a_kind_works_at_a_time() -> None:
     run = stored_run(1)
     job = asked(run)
-    assert ask_job(run, Job.Kind.DIAGNOSE, {"tokenizer": "t"}) == (job, False)
-    assert asked(run, Job.Kind.EXPORT, format="own_jsonl").kind == "export"
+    assert ask_job(run, "diagnose", {"tokenizer": "t"}) == (job, False)
+    assert asked(run, "export", format="own_jsonl").kind == "export"
     jobs.do_job(job.pk)
     assert asked(run).pk != job.pk
 
@@ -114,7 +114,7 @@ def test_cancel_stops_at_the_next_sign_of_life(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_job_ends_with_its_run(tmp_path: Path) -> None:
     run = stored_run(4)
-    job = take_job(asked(run, Job.Kind.EXPORT).pk)
+    job = take_job(asked(run, "export").pk)
     assert job is not None
     delete_run(run)
     with pytest.raises(JobLost):
@@ -124,7 +124,7 @@ def test_a_job_ends_with_its_run(tmp_path: Path) -> None:
 
 def test_an_export_writes_a_file_that_goes_when_it_expires(tmp_path: Path) -> None:
     run = stored_run(4)
-    job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
+    job = asked(run, "export", format="own_jsonl")
     jobs.do_job(job.pk)
     job.refresh_from_db()
     key = exporting.key_of(job)
@@ -141,11 +141,11 @@ def test_an_export_writes_a_file_that_goes_when_it_expires(tmp_path: Path) -> No
 
 def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored_run(2)
-    job = asked(run, Job.Kind.EXPORT, format="verl")
+    job = asked(run, "export", format="verl")
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert job.status == "failed" and "cannot be exported as verl" in job.error
-    job = asked(run, Job.Kind.EXPORT, format="own_jsonl")
+    job = asked(run, "export", format="own_jsonl")
     monkeypatch.setattr("rollouts.store.jobs.jobs.TELL_SECONDS", -1)
     taken = take_job(job.pk)
     assert taken is not None
@@ -161,7 +161,7 @@ def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Pat
     save_trajectories(run, [chain("a", hostile=""), chain("b", hostile="")], [[], []])
     without_messages = models.StoredStep.objects.filter(trajectory__external_id="a")
     without_messages.update(messages_new=None, messages_shared=0)
-    job = asked(run, Job.Kind.EXPORT, format="sft", strategy="tool_delta", force=True)
+    job = asked(run, "export", format="sft", strategy="tool_delta", force=True)
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert job.status == "done" and job.n_written == 1

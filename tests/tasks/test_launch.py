@@ -27,6 +27,7 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.text import tokenizers
+from rollouts.jobs import engine_owners
 from rollouts.jobs import launch as launching
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch, served_models
@@ -56,8 +57,8 @@ SMALL: dict[str, Any] = {"prompts": 3, "group": 2, "seed": 7, "temperature": 1.0
 
 def serve_with(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Engine]) -> None:
     """For one test every model is served by an engine of the test's own, in this process."""
-    monkeypatch.setattr(work, "_engines", {})
-    monkeypatch.setattr(work, "new_owner", lambda *_: EngineThread(build))
+    monkeypatch.setattr(engine_owners, "_engines", {})
+    monkeypatch.setattr(engine_owners, "new_owner", lambda *_: EngineThread(build))
 
 
 def done_run(**changes: Any) -> Run:
@@ -136,9 +137,9 @@ class TestWhatIsQueued:
 class TestTheWork:
     def test_more_trajectories_are_under_way_than_the_engine_takes_at_once(self) -> None:
         model = replace(served_models()["demo"], options={"max_live": 8})
-        assert work.live_trajectories(model, "transformers") == 10
-        assert work.live_trajectories(model, "vllm_server") == 8  # the server's own batch is not known here
-        owner = work.new_owner(model, "transformers")
+        assert engine_owners.live_trajectories(model, "transformers") == 10
+        assert engine_owners.live_trajectories(model, "vllm_server") == 8  # the server's own batch is not known here
+        owner = engine_owners.new_owner(model, "transformers")
         assert owner.call(attrgetter("_max_live")).result(60) == 8
         owner.close()
 
@@ -445,7 +446,7 @@ class TestSharing:
         broker(lambda queue, key: sent.append((queue, key)))
         monkeypatch.setattr(work, "_left", set())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
-        assert work.live_trajectories(served_models()["demo"], run.engine) == 80
+        assert engine_owners.live_trajectories(served_models()["demo"], run.engine) == 80
         assert work.ask_to_share(["demo"], "idle@test.dq") is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
         assert work.ask_to_share(["other"], "idle@test.dq") is None

@@ -6,6 +6,7 @@ import json
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from rollouts.store.runs.run_writes import create_run, delete_run, end_run
 from rollouts.store.trajectories.columns import columns_of, load_compared
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import jobs
+from tests.tasks.shard_work import change_kind
 
 pytestmark = pytest.mark.django_db
 LONG = 40
@@ -59,9 +61,8 @@ def owner(tiny_tokenizer: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) 
     served = {"engine": "scripted", "path": str(tiny_tokenizer)}
     settings.INSPECTOR_MODELS = {"words": served, "others": served}
     found = _Direct(ScriptedEngine(vocab_size=500, max_model_len=LONG))
-    monkeypatch.setitem(
-        jobs.HANDLERS, Job.Kind.RESCORE, lambda job, beat: rescore.do_job(job, beat, lambda model, engine: found)
-    )
+    do: Any = partial(rescore.do_job, engine_of=lambda model, engine: found)
+    change_kind(monkeypatch, "rescore", handler=do)
     return found
 
 
@@ -317,7 +318,7 @@ def test_a_worker_of_the_default_queue_leaves_it_to_a_worker_of_the_model(owner:
     job, _ = rescore.ask(run, "words")
     assert queue_of(job) == "engine.words"
     assert take_next_job(4) is None
-    other, _ = ask_job(run, Job.Kind.DIAGNOSE)
+    other, _ = ask_job(run, "diagnose")
     assert take_next_job(4, job.pk) == other and queue_of(other) is None
 
 

@@ -22,7 +22,7 @@ from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.replays import run_replays
 from rollouts.store import files, models
 from rollouts.store.jobs.job_queue import must_yield, take_next_job
-from rollouts.store.jobs.jobs import Beat, JobFailed, adopt_jobs, ask_job, cancel_job, take_job
+from rollouts.store.jobs.jobs import JOB_KINDS, Beat, JobFailed, adopt_jobs, ask_job, cancel_job, take_job
 from rollouts.store.jobs.shards import release_shard
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.run_writes import create_run
@@ -31,7 +31,7 @@ from rollouts.worker import jobs
 from tests.samples.deaths import die_after
 from tests.samples.formats import GYM, changed, jsonl
 from tests.storage.build import chain
-from tests.tasks.shard_work import do_all, waiting
+from tests.tasks.shard_work import do_all, share_by, waiting
 from tests.web.samples import finding, stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 
@@ -46,7 +46,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
     monkeypatch.setattr(jobs, "TELL_SECONDS", -1.0)
 
 
-def asked(n: int = 9, kind: str = Job.Kind.DIAGNOSE, user: User | None = None) -> Job:
+def asked(n: int = 9, kind: str = "diagnose", user: User | None = None) -> Job:
     run = stored_run(n, findings=[[finding()]] * n)
     return ask_job(run, kind, user=user)[0]
 
@@ -96,11 +96,11 @@ def test_a_replay_in_shards_has_the_figures_of_one_worker(tiny_tokenizer: Path) 
     run = maker.run([maker.conversation(f"t{n}") for n in range(5)])
     without = models.StoredStep.objects.filter(trajectory__index__in=(1, 4))
     without.update(messages_new=None, messages_shared=0)  # some strategies refuse these
-    alone, _ = ask_job(run, Job.Kind.REPLAY)
+    alone, _ = ask_job(run, "replay")
     taken = take_job(alone.pk)
     assert taken is not None
     jobs.work_on(taken)
-    job, _ = ask_job(run, Job.Kind.REPLAY)
+    job, _ = ask_job(run, "replay")
     assert len(cut(job)) == 3
     do_all(random.Random(3))
     alone.refresh_from_db()
@@ -210,7 +210,7 @@ def test_shards_go_with_their_run() -> None:
 
 
 def exported(run: Run, share: bool, **options: Any) -> Job:
-    job, is_new = ask_job(run, Job.Kind.EXPORT, options)
+    job, is_new = ask_job(run, "export", options)
     taken = take_job(job.pk)
     assert is_new and taken is not None
     jobs.work_on(taken, share=share)
@@ -261,7 +261,7 @@ def test_what_is_left_out_is_told_as_by_one_task() -> None:
 
 def large(kind: str, monkeypatch: pytest.MonkeyPatch) -> Job:
     """A job with several shards."""
-    if kind != Job.Kind.IMPORT:
+    if kind != "import":
         return ask_job(stored_run(9, findings=[[]] * 9), kind, {})[0]
     monkeypatch.setattr(import_shards, "PART_BYTES", 3000)
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(9)])
@@ -271,7 +271,7 @@ def large(kind: str, monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("kind", jobs.SHARINGS)
+@pytest.mark.parametrize("kind", [slug for slug, kind in JOB_KINDS.items() if kind.sharing])
 def test_a_worker_that_is_killed_costs_its_shard(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 of one process in the middle of its shard."""
     job = large(kind, monkeypatch)
@@ -286,10 +286,10 @@ def test_a_worker_that_is_killed_costs_its_shard(kind: str, monkeypatch: pytest.
     run = Run.objects.get(pk=job.run_id)
     assert run.n_trajectories == 9 == run.trajectories.count()
     assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(9))
-    assert kind == Job.Kind.IMPORT or job.n_done == 9
-    if kind == Job.Kind.REPLAY:
+    assert kind == "import" or job.n_done == 9
+    if kind == "replay":
         assert job.report is not None and {line["trajectories"] for line in job.report["strategies"]} == {9}
-    if kind == Job.Kind.EXPORT:
+    if kind == "export":
         assert len(content(job).splitlines()) == 9 == job.n_written
 
 
@@ -320,7 +320,7 @@ def test_a_free_worker_takes_the_job_of_another_user_first(user: Callable[[str],
 def test_other_kinds_of_work_of_the_same_user_come_before_its_shards(user: Callable[[str], User]) -> None:
     cut(asked(user=user("mallory")))
     take(2)
-    wanted = asked(2, Job.Kind.REPLAY, user=user("mallory"))
+    wanted = asked(2, "replay", user=user("mallory"))
     assert [job.pk for job in take(1)] == [wanted.pk]
 
 
@@ -376,7 +376,7 @@ def test_a_shard_is_free_when_its_worker_has_left_it(
             seen.append(Job.objects.get(pk=shard.pk).status)
         return {}
 
-    monkeypatch.setitem(jobs.SHARINGS, Job.Kind.DIAGNOSE, jobs.SHARINGS[Job.Kind.DIAGNOSE]._replace(do=do))
+    share_by(monkeypatch, "diagnose", do)
     cut(asked(user=user("mallory")))
     held = take(3)
     asked(2, user=user("alice"))
@@ -385,7 +385,7 @@ def test_a_shard_is_free_when_its_worker_has_left_it(
 
 
 def test_a_slow_worker_leaves_the_parts_to_the_one_that_joins_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    job, run = asked(kind=Job.Kind.EXPORT), Run.objects.get()
+    job, run = asked(kind="export"), Run.objects.get()
     parts = [exporting.part_of(shard) for shard in cut(job)]
     while keys := [key for key in waiting() if key != job.pk]:
         taken = take_job(keys[0])

@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from rollouts.jobs.storage import retention
 from rollouts.store.models import ApiToken, AuditEvent, Job, Project, Role, Run
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from tests.push.conftest import episodes
 from tests.samples.pages import form_of
 from tests.team.conftest import person
@@ -48,7 +48,7 @@ def events(db: None) -> Events:
 def bob(ours: Project, events: Events) -> Any:
     """A member, with the function that sends a request of his browser, and the one for a program of his."""
     user, browser = person("bob", ours, Role.MEMBER)
-    _, token = create_api_token(user, "program", project=ours, scopes=list(ApiToken.Scope.values))
+    _, token = create_api_key(user, "program", project=ours, scopes=list(ApiToken.Scope.values))
     events()
 
     def press(address: str, form: dict[str, Any] | None = None) -> int:
@@ -101,7 +101,7 @@ def test_exports_and_deletions(bob: Any, ours: Project, events: Events) -> None:
     assert call("post", f"v1/runs/{other.code}/exports", {"format": "sft"}) == 202
     assert AuditEvent.objects.get().project == ours and "format sft" in AuditEvent.objects.get().detail
     assert events() == by("export asked")
-    first, second = Job.objects.filter(kind=Job.Kind.EXPORT).order_by("pk")
+    first, second = Job.objects.filter(kind="export").order_by("pk")
     assert press(f"/runs/{one.code}/jobs/{first.code}/cancel") == 302 and events() == by("work cancelled")
     assert call("post", f"v1/jobs/{second.code}/cancel") == 200 and AuditEvent.objects.get().project == ours
     assert events() == by("work cancelled")
@@ -156,5 +156,5 @@ def test_retention_says_by_whom_and_why(ours: Project, events: Events, settings:
 def test_who_acts_ends_with_the_request(bob: Any, events: Events) -> None:
     _, _, press, _ = bob
     press("/shares", {})
-    audit.record(Action.RESTORED)
+    activity_log.record(Action.RESTORED)
     assert events() == [("backup restored", "", "")]

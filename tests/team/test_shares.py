@@ -147,7 +147,7 @@ def test_who_has_a_role_needs_no_grant_and_a_stranger_with_an_account_does(
 def test_a_visitor_learns_no_name_of_an_account_and_leaves_no_referrer(admin: Client, run: Run) -> None:
     bob, _ = person("bartholomew")
     Run.objects.filter(pk=run.pk).update(created_by=bob)
-    Job.objects.create(run=run, kind=Job.Kind.EXPORT, created_by=bob)
+    Job.objects.create(run=run, kind="export", created_by=bob)
     visitor = Client()
     visitor.get(share(admin, "run", run.code))
     for path in (f"/runs/{run.code}", f"/runs/{run.code}.json", f"/runs/{run.code}/cost"):

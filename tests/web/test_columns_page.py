@@ -24,6 +24,7 @@ from rollouts.store.models import AuditEvent, Job, Run, ScoredColumn
 from rollouts.store.runs.run_writes import create_run, end_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import jobs
+from tests.tasks.shard_work import change_kind
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +43,7 @@ def run(tiny_tokenizer: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], is_offered=True))
     settings.INSPECTOR_MODELS = {"words": {"engine": "scripted", "path": str(tiny_tokenizer)}}
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
-    monkeypatch.setitem(jobs.HANDLERS, Job.Kind.RESCORE, do)
+    change_kind(monkeypatch, "rescore", handler=do)
     made = create_run("import", "r")
     values = [
         Trajectory(name, (Step(ids_array([1, 2]), ids_array([3, 4]), np.float32([-0.75, -0.7])),))

@@ -257,7 +257,7 @@ def test_a_press_imports_the_runs_of_training_once(web: Client, monkeypatch: pyt
     assert (
         web.get(f"/runs/{run.code}.json").json()["run"]["settings"] == {}
     )  # which bundle it is says nothing to a reader
-    do_job(Job.objects.get(kind=Job.Kind.GAP).pk)
+    do_job(Job.objects.get(kind="gap").pk)
     assert [one["cause"] for one in web.get("/runs.json").json()["runs"][0]["gap_causes"]] == ["stale_cache"]
     Run.objects.update(status=Run.Status.FAILED)
     web.post("/gallery", {"training": "1"})

@@ -13,6 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from inspector.runs.jobs import listed_kinds
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs import loss_weights
@@ -49,7 +50,7 @@ def saved(run: Run, made: list[Trajectory]) -> Run:
 
 
 def counted(run: Run, **options: Any) -> dict[str, Any]:
-    job, _ = ask_job(run, Job.Kind.LOSS_WEIGHTS, options)
+    job, _ = ask_job(run, "loss_weights", options)
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert (job.status, job.error) == ("done", "") and job.report is not None
@@ -124,7 +125,7 @@ def test_the_address_of_the_page_that_was_leads_to_the_section(web: Client, run:
     ):
         answer = web.get(f"{here}/{old}")
         assert (answer.status_code, answer.headers["Location"]) == (301, f"{here}/{new}")
-    job, _ = ask_job(run, Job.Kind.LOSS_WEIGHTS, {})
+    job, _ = ask_job(run, "loss_weights", {})
     assert web.post(f"{here}/jobs/{job.code}/cancel").headers["Location"] == f"{here}/gap#weights"
 
 
@@ -152,7 +153,8 @@ def test_rows_of_strategies_are_weighed_as_far_as_columns_reach(web: Client, run
     assert lines["tool_delta"]["trajectories"] == 0 and "tokenizer" in next(iter(lines["tool_delta"]["why"]))
     again = counted(run)  # the report of the first job is not kept beside this one, and no list reads it
     assert again["strategies"] == [] and [bool(job.report) for job in run.jobs.order_by("pk")] == [False, True]
-    assert all("report" in job.get_deferred_fields() for job in latest_jobs(run))
+    listed = latest_jobs(run, *listed_kinds())
+    assert len(listed) == 2 and all("report" in job.get_deferred_fields() for job in listed)
     assert counted(run, strategies=True)["strategies"] == report["strategies"]
     body = text(web, run, "?rule=uncorrected")
     assert "Under the rows of other strategies" in body and "step wise merged" in body
@@ -166,7 +168,7 @@ def test_what_is_missing_is_named(web: Client, made: list[Trajectory]) -> None:
     body = text(web, bare)
     assert "They lack the advantages (a column “advantages”" in body and "decides the weight of no token" in body
     assert "also under the rows" not in body
-    refused, _ = ask_job(bare, Job.Kind.LOSS_WEIGHTS, {"strategies": True})
+    refused, _ = ask_job(bare, "loss_weights", {"strategies": True})
     jobs.do_job(refused.pk)
     assert "holds training rows without steps" in text(web, bare)
     empty = create_run(Run.Kind.IMPORT, "empty")

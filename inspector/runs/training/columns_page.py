@@ -128,7 +128,7 @@ class ColumnsPage(Page):
 @reads_run
 def columns(request: HttpRequest, run: Run) -> HttpResponse:
     """The columns of a run, and how far two of them lie apart, where two were chosen."""
-    jobs = latest_jobs(run, (Job.Kind.RESCORE,))
+    jobs = latest_jobs(run, rescore.KIND.slug)
     live = any(map(is_active, jobs))
     if is_fragment(request, "run-jobs"):
         if not live:
@@ -219,7 +219,7 @@ def delete_scores(request: HttpRequest, run: Run, column: str) -> HttpResponse:
     held = find_scored_column(run, column)
     if held is None:
         return _told(request, run, f"This run has no scored column with the code {column[:16]}.", 404)
-    if any(map(is_active, latest_jobs(run, (Job.Kind.RESCORE,)))):
+    if any(map(is_active, latest_jobs(run, rescore.KIND.slug))):
         return _told(request, run, "This run is being scored. Wait until that has ended, or cancel it first.", 409)
     delete_column(held)
     record(Action.SCORES_DELETED, run, detail=f"{held}, column {held.code}")

@@ -19,7 +19,7 @@ from inspector.runs.pages import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollouts.jobs.gap_reports import gap_key, why_no_columns, why_no_gap
+from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.job_lists import latest_jobs
 from rollouts.store.models import Job, Run
@@ -47,7 +47,7 @@ class GapPage(Page):
 
 def gap_of(run: Run) -> GapPage:
     """The stored report of a run, or why there is none. At most two queries."""
-    asked = latest_jobs(run, (Job.Kind.GAP,))
+    asked = latest_jobs(run, KIND.slug)
     latest = asked[0] if asked else None
     done = next((job for job in asked if job.status == Job.Status.DONE), None)
     report = dict(done.report) if done is not None and done.report else None
@@ -113,5 +113,5 @@ def ask(request: HttpRequest, run: Run) -> HttpResponse:
     named = {name: held for name, held in asked.items() if held}
     back = reverse("run-gap", args=[run.code])
     if is_active(run):
-        return ask_for_job(request, run, Job.Kind.GAP, named, back, STILL_WORKS)
-    return ask_for_job(request, run, Job.Kind.GAP, named, back, why_no_columns(run, **named), 422)
+        return ask_for_job(request, run, KIND.slug, named, back, STILL_WORKS)
+    return ask_for_job(request, run, KIND.slug, named, back, why_no_columns(run, **named), 422)

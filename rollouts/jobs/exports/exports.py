@@ -30,11 +30,11 @@ from rollouts.jobs.ranges import cut_run, finished_trajectories, range_of
 from rollouts.jobs.replays import replay_context
 from rollouts.store import files, models
 from rollouts.store.files import StorageDown
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, end_job, files_in_use
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, Sharing, end_job, files_in_use
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters, filter_trajectories
+from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
 log = logging.getLogger(__name__)
 
@@ -413,3 +413,45 @@ def drop_files_of(codes: Collection[str]) -> None:
             files.delete_all(prefix_of(code))
     except StorageDown as error:
         log.warning("files of exports stay until the next sweep: %s", error)
+
+
+# -- as people read of it ----------------------------------------------------------------------------------------------
+
+
+def is_offered(job: Job) -> bool:
+    """The job is an export whose file can be downloaded."""
+    return job.status == Job.Status.DONE and job.expires_at is not None and job.expires_at > timezone.now()
+
+
+def _details(options: Mapping[str, Any]) -> str:
+    parts = [f" as {options.get('format', 'own_jsonl').replace('_', ' ')}"]
+    if options.get("strategy"):
+        parts.append(f"rows of {options['strategy'].replace('_', ' ')}")
+    if options.get("pad_to"):
+        parts.append(f"padded to {options['pad_to']:,} with id {options.get('pad_id', 0)}")
+    if options.get("force"):
+        parts.append("faulty rows too")
+    if options.get("leave_out"):
+        parts.append("faulty trajectories left out")
+    if only := options.get("only"):
+        parts.append("only " + ", ".join(f"{name} {value}".replace("_", " ") for name, value in only.items()))
+    return ", ".join(parts)
+
+
+def _done(job: Job) -> str:
+    if not is_offered(job):
+        return "Its file has expired. Export it again."
+    return " ".join([f"{job.n_written:,} written.", *job.notes[:1]])
+
+
+KIND = JobKind(
+    "export",
+    "Export",
+    do_job,
+    Sharing(cut, do_shard, join),
+    activity="export asked",
+    details=_details,
+    done=_done,
+    cancelled="Cancelled after {done}; there is no file.",
+)
+"""A run is written to a file; ``options`` are those of :class:`Wanted`."""

@@ -15,12 +15,13 @@ from django.db import transaction
 
 from rollout_inspector.formats import Rejected
 from rollout_inspector.streams.batches import batched
-from rollouts.jobs.imports import imports
+from rollouts.jobs.gap_reports import ask_for_gap
+from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.imports.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.jobs.imports.uploads import drop_uploads
 from rollouts.store.bulk import change_whole
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobLost, close_shards, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, close_shards, end_job
 from rollouts.store.jobs.shards import is_cut, shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.outages import is_outage
@@ -361,3 +362,8 @@ def _rejections(
         found = [(line, reason) for piece in of_file for line, reason in piece["rejected"]]
         for line, reason in sorted(found, key=lambda one: (one[0] is None, one[0] or 0)):
             yield of_file[0]["name"], line, reason
+
+
+_SHARING = Sharing(import_shards.cut, import_shards.do_shard, join)
+KIND = JobKind("import", "Import", imports.do_job, _SHARING, fail, follow=ask_for_gap)
+"""The files that ``options`` name are read into a run. Its status and the audit log tell of the run instead."""

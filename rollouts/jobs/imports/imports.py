@@ -76,7 +76,7 @@ def ask(
         "use_recorded_tokenizer": use_recorded_tokenizer,
         **({} if training_step == ANY else {"training_step": asdict(training_step)}),
     }
-    job, _ = ask_job(run, Job.Kind.IMPORT, options, run.created_by)
+    job, _ = ask_job(run, "import", options, run.created_by)
     record(Action.IMPORTED, run)
     return job
 
@@ -171,7 +171,7 @@ def left_of(run: models.Run) -> Job | None:
     """
     if run.status != models.Run.Status.FAILED:
         return None
-    job = run.jobs.filter(kind=Job.Kind.IMPORT, status=Job.Status.FAILED).order_by("-pk").first()
+    job = run.jobs.filter(kind="import", status=Job.Status.FAILED).order_by("-pk").first()
     if job is None:
         return None
     files, shards = job.options["files"], list(job.shards.exclude(status=Job.Status.DONE))
@@ -187,7 +187,7 @@ def resume(run: models.Run) -> None:
         raise ValueError("Nothing is left of this import to resume. Import the files again.")
     reopen_run(run)
     with transaction.atomic():
-        job, is_new = ask_job(run, Job.Kind.IMPORT, old.options, run.created_by)
+        job, is_new = ask_job(run, "import", old.options, run.created_by)
         if is_new:
             hand_on_shards(old, job)
     if is_new:

@@ -17,7 +17,7 @@ from rollout_inspector.streams.trajectory import Origin, Row
 from rollouts.jobs.replays.replay_context import CannotReplay, complete_replies, context_of, template_text
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.store.trajectories.trajectories import load_trajectories
 
@@ -72,7 +72,7 @@ def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> 
             is_active(made.job) or made.key != key or (again and made.job.status == Job.Status.FAILED)
         ):
             return made, False
-        made.job, is_new = ask_job(made, Job.Kind.REPLAY_TRAJECTORY, user=user)
+        made.job, is_new = ask_job(made, KIND.slug, user=user)
         if is_new:
             made.key, made.report = key, None
             made.save(update_fields=["key", "report"])
@@ -173,3 +173,7 @@ def row_of(stored: ReplayRows, index: int) -> Row:
 def stored_rows(made: Replay, strategies: Sequence[str]) -> dict[str, models.ReplayRows]:
     """Strategy -> its stored rows. Strategies whose rows were not stored are left out. One query."""
     return {rows.strategy: rows for rows in made.rows.filter(strategy__in=strategies)}
+
+
+KIND = JobKind("replay_trajectory", "Replay Trajectory", do_job, activity="replay asked")
+"""Every strategy is replayed over one trajectory."""

@@ -17,7 +17,7 @@ from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
 from rollouts.jobs.replays.replays import figures, hash_of
 from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, end_job
+from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
 
@@ -72,7 +72,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
         yield record.index
 
 
-def do_run_job(job: Job, beat: Beat) -> None:
+def do_job(job: Job, beat: Beat) -> None:
     """Replay every strategy over a run. The report of an earlier worker is continued."""
     do_shard(job, beat)
     join(job, beat)
@@ -149,3 +149,17 @@ def _merge(total: dict[str, Any], report: dict[str, Any]) -> None:
 def _most_frequent(why: dict[str, int]) -> dict[str, int]:
     """The sentences that are kept of why trajectories were refused."""
     return dict(sorted(why.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS])
+
+
+KIND = JobKind(
+    "replay",
+    "Replayed under every strategy",
+    do_job,
+    Sharing(cut, do_shard, join),
+    activity="replay asked",
+    page="run-cost#strategies",
+    done=lambda job: (
+        f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."
+    ),
+)
+"""Every strategy is replayed over a run; ``report`` sums what each one makes."""

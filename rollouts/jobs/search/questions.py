@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rollouts.jobs.search.patterns import Pattern, PatternRefused, read_ids, read_regex, read_text
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 READERS: Mapping[str, Callable[[str], Pattern]] = {"text": read_text, "ids": read_ids, "regex": read_regex}
 """What is looked for in tokens -> what reads it."""
@@ -48,7 +48,7 @@ class SearchQuestion:
         """
         filters = filters or TrajectoryFilters()
         if by == "finding" and text.strip():
-            filters, text = replace(filters, kind=text.strip()), ""
+            filters, text = filters.model_copy(update={"kind": text.strip()}), ""
         if by == "finding" or (not text and filters.kind):
             if not filters.kind:
                 raise PatternRefused("Name the kind of finding, such as boundary_merge.")

@@ -25,7 +25,7 @@ from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
 from rollouts.store.people.tokenizers import byte_table, byte_table_of
 from rollouts.store.trajectories.rows import row_window
-from rollouts.store.trajectories.trajectory_list import filter_trajectories
+from rollouts.store.trajectory_filters import filter_trajectories
 
 BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19
 """Trajectories, and about how many tokens, that are read at once."""

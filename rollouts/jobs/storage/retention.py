@@ -128,7 +128,7 @@ def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
         has_work=Exists(jobs.filter(status__in=ACTIVE))
         | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE))
         | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
-        has_file=Exists(jobs.filter(kind=Job.Kind.EXPORT, status=Job.Status.DONE, expires_at__gt=now)),
+        has_file=Exists(jobs.filter(kind="export", status=Job.Status.DONE, expires_at__gt=now)),
     )
 
 

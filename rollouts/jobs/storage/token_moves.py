@@ -9,7 +9,7 @@ from django.db.models.functions import Coalesce
 
 from rollout_inspector.streams.batches import batched
 from rollouts.jobs.sending import send
-from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import ACTIVE, Job, Run, StoredTrajectory
 from rollouts.store.token_arrays import STORES
 from rollouts.store.trajectories.token_moves import move_arrays
@@ -51,13 +51,17 @@ def gather() -> None:
     Steps that are stored one by one, and small batches, are in the database first: a file for each would be millions.
     """
     jobs = Job.objects.filter(run=OuterRef("pk"))
-    diagnosed = jobs.filter(kind=Job.Kind.DIAGNOSE, finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
-    later = Job.objects.filter(run=OuterRef("pk"), kind=Job.Kind.MOVE_TOKENS).filter(
+    diagnosed = jobs.filter(kind="diagnose", finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
+    later = Job.objects.filter(run=OuterRef("pk"), kind=KIND.slug).filter(
         Q(status__in=ACTIVE) | Q(created_at__gte=OuterRef("settled_at"))
     )
     ended = Run.objects.filter(token_store="segments", finished_at__isnull=False).exclude(status__in=ACTIVE)
     settled_at = Coalesce(Subquery(diagnosed.values("finished_at")[:1]), "finished_at")
     for run in ended.annotate(settled_at=settled_at).filter(~Exists(later)):
-        job, is_new = ask_job(run, Job.Kind.MOVE_TOKENS, {"to": "segments"}, run.created_by)
+        job, is_new = ask_job(run, KIND.slug, {"to": "segments"}, run.created_by)
         if is_new:
             send(job)
+
+
+KIND = JobKind("move_tokens", "Move Tokens", do_job)
+"""The token arrays of a run move into the store that ``options`` names."""

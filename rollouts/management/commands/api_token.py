@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.models import ApiToken
-from rollouts.store.people.api_keys import create_api_token, find_api_token
+from rollouts.store.people.api_keys import create_api_key, find_api_key
 from rollouts.store.people.share_writes import revoke
 from rollouts.store.people.users import LOCAL_USER, local_user
 
@@ -52,10 +52,10 @@ class Command(TerminalCommand):
         if options["days"] is not None and not 1 <= options["days"] <= MAX_DAYS:
             raise CommandError(f"--days takes 1 to {MAX_DAYS}.")
         project = project_named(options["project"])
-        record, token = create_api_token(
+        record, token = create_api_key(
             user, options["name"], project=project, scopes=options["scope"] or ["push"], days=options["days"]
         )
-        if find_api_token(token) is None:
+        if find_api_key(token) is None:
             self.stderr.write(
                 f"{user.get_username()} has no role in this project yet; until then the token is refused."
             )

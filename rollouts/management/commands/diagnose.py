@@ -43,7 +43,7 @@ class Command(TerminalCommand):
         asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
 
         def ask() -> tuple[Job, bool]:
-            job, is_new = ask_job(run, Job.Kind.DIAGNOSE, asked)
+            job, is_new = ask_job(run, "diagnose", asked)
             if is_new:
                 run.save(update_fields=["tokenizer", "chat_template"])
             return job, is_new

@@ -13,10 +13,10 @@ from django.core.management.base import CommandError
 
 from rollout_inspector.formats.writers.exports import ExportRefused
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.exports.exports import WRITERS, Wanted, Written, is_rows, write_run
+from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, Written, is_rows, write_run
 from rollouts.management import TerminalCommand
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.people.activity_log import Action, record
+from rollouts.store.people.activity_log import record
 from rollouts.store.runs.runs import find_run
 
 
@@ -72,7 +72,7 @@ class Command(TerminalCommand):
     def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> Written:
         run, records = _find(code)
         written = write_run(run, records, wanted, file, tell=self.stderr.write)
-        record(Action.EXPORTED, run, detail=wanted.format)
+        record(KIND.activity, run, detail=wanted.format)
         if written.left_out:
             self.stderr.write(written.left_out)
         return written

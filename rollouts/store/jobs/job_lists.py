@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime
 
 from django.db.models import Count, Max, Q
@@ -11,22 +10,17 @@ from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.people.access import Access
 from rollouts.store.people.visible_objects import SUBJECTS
 
-LISTED = (
-    Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.DIAGNOSE_PUSHED, Job.Kind.LOSS_WEIGHTS,
-    Job.Kind.RESCORE, Job.Kind.GAP,
-)
-"""The kinds that the page of a run lists. Its status tells of an import."""
 MAX_JOBS = 10
 
 
-def latest_jobs(run: Run, kinds: Collection[str] = LISTED) -> list[Job]:
+def latest_jobs(run: Run, *kinds: str) -> list[Job]:
     """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done.
 
-    A list of all kinds does without their reports, which may be large.
+    A list of several kinds does without their reports, which may be large.
     """
-    told = Q(kind=Job.Kind.DIAGNOSE_PUSHED, status=Job.Status.DONE)
+    told = Q(kind="diagnose_pushed", status=Job.Status.DONE)
     found = run.jobs.filter(~told, kind__in=kinds).select_related("created_by").order_by("-pk")
-    return list((found.defer("report") if kinds == LISTED else found)[:MAX_JOBS])
+    return list((found.defer("report") if len(kinds) > 1 else found)[:MAX_JOBS])
 
 
 def diagnosed_at(trajectory: StoredTrajectory) -> datetime | None:
@@ -34,13 +28,13 @@ def diagnosed_at(trajectory: StoredTrajectory) -> datetime | None:
     if trajectory.checks is None:
         return None
     made = trajectory.finished_at or trajectory.created_at
-    again = trajectory.run.jobs.filter(kind__in=(Job.Kind.DIAGNOSE, Job.Kind.DIAGNOSE_PUSHED), status=Job.Status.DONE)
+    again = trajectory.run.jobs.filter(kind__in=("diagnose", "diagnose_pushed"), status=Job.Status.DONE)
     last = again.aggregate(last=Max("finished_at"))["last"]
     return max(made, last) if last else made
 
 
-def find_job(run_code: str, code: str, kinds: Collection[str] = LISTED) -> Job | None:
-    """A job of a run by both codes, with its run."""
+def find_job(run_code: str, code: str, *kinds: str) -> Job | None:
+    """A job of a run by both codes, of one of the kinds, with its run."""
     return Job.objects.select_related("run").filter(run__code=run_code, code=code, kind__in=kinds).first()
 
 

@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from rollouts.store.jobs.activity import is_silent
-from rollouts.store.jobs.jobs import OF_ENGINES, take_job
+from rollouts.store.jobs.jobs import engine_kinds, kind_of, take_job
 from rollouts.store.models import ACTIVE, Job
 
 
@@ -40,7 +40,7 @@ def take_engine_job(pk: int) -> Job | None:
 
     A user has one such job under way for each model, so that scoring many runs leaves places to launched ones.
     """
-    job = Job.objects.filter(pk=pk, kind__in=OF_ENGINES).first()
+    job = Job.objects.filter(pk=pk, kind__in=engine_kinds()).first()
     if job is None:
         return None
     with transaction.atomic():
@@ -56,7 +56,7 @@ def next_engine_job(ended: Job) -> Job | None:
 
 
 def _of_engine(job: Job) -> QuerySet[Job]:
-    return Job.objects.filter(kind__in=OF_ENGINES, options__model=job.options.get("model"))
+    return Job.objects.filter(kind__in=engine_kinds(), options__model=job.options.get("model"))
 
 
 def must_yield(shard: Job, limit: int) -> bool:
@@ -104,7 +104,7 @@ class _Queue:
             if job.pk in cut:
                 continue
             if job.status == Job.Status.QUEUED or is_silent(job):
-                if job.kind not in OF_ENGINES:
+                if not kind_of(job).of_engine:
                     queue.waiting.append(job)
                 continue
             queue.n_of_user[job.created_by_id] += 1

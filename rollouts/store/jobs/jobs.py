@@ -1,12 +1,13 @@
-"""Jobs: the attempt says which worker holds a job, and the heartbeat says that the worker lives."""
+"""Jobs: a record describes each kind, the attempt says which worker holds a job, the heartbeat that it lives."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import Error, transaction
 from django.db.models import Exists, F, OuterRef, Q
@@ -21,30 +22,6 @@ TELL_SECONDS = 0.5
 """How often progress is written at most."""
 SEND_AGAIN_SECONDS = 45
 """A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
-
-
-SHARED = (Job.Kind.DIAGNOSE, Job.Kind.EXPORT, Job.Kind.REPLAY, Job.Kind.IMPORT)
-"""The kinds whose large jobs are cut into shards."""
-
-
-OF_ENGINES = (Job.Kind.RESCORE,)
-"""The kinds that only a worker of a model does. Workers of the queue ``default`` leave them."""
-
-
-_WRITTEN_DOWN = {
-    Job.Kind.EXPORT: Action.EXPORTED,
-    Job.Kind.DIAGNOSE: Action.DIAGNOSED,
-    Job.Kind.REPLAY: Action.REPLAYED,
-    Job.Kind.REPLAY_TRAJECTORY: Action.REPLAYED,
-    Job.Kind.CHECK_TEMPLATE: Action.CHECKED,
-    Job.Kind.REPAIR_TEMPLATE: Action.CHECKED,
-    Job.Kind.AUDIT_PARSERS: Action.PARSERS_AUDITED,
-    Job.Kind.LOSS_WEIGHTS: Action.WEIGHED,
-    Job.Kind.RESCORE: Action.RESCORED,
-    Job.Kind.GAP: Action.GAP_READ,
-}
-"""The kinds that people ask for, and what the audit log says then. Who asks for an import says so there."""
-
 
 Subject = Run | Replay | TemplateCheck | ParserAudit
 _COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
@@ -64,13 +41,14 @@ def ask_job(
     """The job of a kind for its subject, and whether a worker has to be sent for it.
 
     A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
-    asked for; else it fails and a new job begins.
+    asked for; else it fails and a new job begins. Raises ``KeyError`` for a kind that is not registered.
     """
+    activity = JOB_KINDS[kind].activity
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
-    if is_new and (action := _WRITTEN_DOWN.get(Job.Kind(kind))) is not None:
+    if is_new and activity:
         asked = "".join(f", {name} {value}" for name, value in job.options.items())
         of = subject.trajectory if isinstance(subject, Replay | ParserAudit) else subject
-        record(action, of, detail=f"job {job.code}{asked}")
+        record(activity, of, detail=f"job {job.code}{asked}")
     return job, is_new
 
 
@@ -154,9 +132,9 @@ def end_job(job: Job, status: str, error: str = "", held: Collection[str] = ACTI
     ours = Job.objects.filter(pk=job.pk, attempt=job.attempt, status__in=held)
     if not ours.update(status=status, error=without_paths(error), finished_at=timezone.now(), **fields):
         return False
-    if job.kind in SHARED and job.whole_id is None:
+    if kind_of(job).sharing is not None and job.whole_id is None:
         close_shards(job)
-        if (job.kind, status) != (Job.Kind.IMPORT, Job.Status.FAILED):
+        if (job.kind, status) != ("import", Job.Status.FAILED):
             job.shards.all().delete()
     return True
 
@@ -190,7 +168,7 @@ def cancel_job(job: Job) -> None:
         held = Job.objects.select_for_update().get(pk=job.pk)
         if stops := held.status in ACTIVE:
             held.cancel_requested = True
-            parted = held.kind in SHARED and held.shards.filter(status__in=ACTIVE).exists()
+            parted = held.shards.filter(status__in=ACTIVE).exists()
             if parted:
                 close_shards(held)
                 held.shards.all().delete()
@@ -227,5 +205,73 @@ def return_job(job: Job) -> None:
 def files_in_use() -> dict[str, str]:
     """Codes of the exports whose files are still offered, or are being written: then with the attempt that writes."""
     alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
-    found = Job.objects.filter(alive, kind=Job.Kind.EXPORT).values_list("code", "status", "attempt")
+    found = Job.objects.filter(alive, kind="export").values_list("code", "status", "attempt")
     return {code: str(attempt) if status in ACTIVE else "" for code, status, attempt in found}
+
+
+# -- kinds -------------------------------------------------------------------------------------------------------------
+
+
+def fail_job(job: Job, sentence: str) -> None:
+    """End a job that could not be done."""
+    end_job(job, Job.Status.FAILED, sentence)
+
+
+class Sharing(NamedTuple):
+    """How a large job of a kind is shared out among workers."""
+
+    cut: Callable[[Job, Beat], Sequence[Mapping[str, Any]]]
+    """The options of each part, in order; empty = the job is small, and its handler does it in one."""
+    do: Callable[[Job, Beat], Mapping[str, Any]]
+    """Does a shard, from the start or from where an earlier worker stopped. Returns columns to store at its end."""
+    join: Callable[[Job, Beat], None]
+    """Puts together what the shards made, and ends the job. It may run again where an earlier worker was lost."""
+
+
+@dataclass(frozen=True)
+class JobKind:
+    """Everything about a kind of job. The record stands beside the work, and ``rollouts.jobs.job_kinds`` lists it."""
+
+    slug: str
+    """What ``Job.kind`` stores; at most 20 characters."""
+    title: str
+    """What pages and the API call it."""
+    handler: Callable[[Job, Beat], None]
+    """Does a job from where an earlier worker stopped. It ends the job as done, if possible in the transaction of its
+    last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
+    sharing: Sharing | None = None
+    """How large jobs are shared out among workers; None = one worker does a job."""
+    fail: Callable[[Job, str], None] = fail_job
+    """Ends a job that could not be done, with a sentence, and whatever else ends with it."""
+    follow: Callable[[Run, Any], None] | None = None
+    """What is asked for the run when a job is done, in the name of the user who asked for the job."""
+    of_engine: bool = False
+    """Only a worker of the model that ``options`` names does it. Workers of the queue ``default`` leave it."""
+    activity: str = ""
+    """What the audit log says when a user asks for a job; at most 40 characters, stored. Empty = nothing."""
+    done: Callable[[Job], str] | None = None
+    """The sentence for a job that is done; None = the page of a run does not list jobs of this kind."""
+    cancelled: str = "Cancelled after {done}; nothing is shown of it."
+    """Of a listed kind: the sentence for a job that was cancelled; ``{done}`` is how far it came."""
+    details: Callable[[Mapping[str, Any]], str] = lambda options: ""
+    """The options in words, as they follow the title."""
+    page: str = "run#work"
+    """Name of the address of the page of its result, and the place on it."""
+
+
+JOB_KINDS: dict[str, JobKind] = {}
+"""Slug -> kind. ``rollouts.jobs.job_kinds`` fills it when Django starts."""
+
+
+def kind_of(job: Job) -> JobKind:
+    """The kind of a job. A job of another version may have a kind that this one does not know: such a job fails."""
+    return JOB_KINDS.get(job.kind) or JobKind(job.kind, job.kind, _refuse)
+
+
+def _refuse(job: Job, beat: Beat) -> None:
+    raise JobFailed(f"This version of the product does no jobs of the kind {job.kind}.")
+
+
+def engine_kinds() -> list[str]:
+    """The slugs of the kinds that only workers of a model do."""
+    return [slug for slug, kind in JOB_KINDS.items() if kind.of_engine]

@@ -32,36 +32,6 @@ class Job(models.Model):
 
     Status = WorkStatus
 
-    class Kind(models.TextChoices):
-        DIAGNOSE = "diagnose"
-        """Every finished trajectory of a run is diagnosed again."""
-        EXPORT = "export"
-        """A run is written to a file; ``options`` says how."""
-        REPLAY = "replay"
-        """Every strategy is replayed over a run; ``report`` sums what each one makes."""
-        IMPORT = "import"
-        """The files that ``options`` names are read into a run."""
-        MOVE_TOKENS = "move_tokens"
-        """The token arrays of a run move into the store that ``options`` names."""
-        DIAGNOSE_PUSHED = "diagnose_pushed"
-        """The trajectories that were pushed since the last diagnosis are diagnosed."""
-        REPLAY_TRAJECTORY = "replay_trajectory"
-        """Every strategy is replayed over one trajectory."""
-        CHECK_TEMPLATE = "check_template"
-        """A template check is answered. With ``options["repair"]`` a repair is searched for afterwards."""
-        REPAIR_TEMPLATE = "repair_template"
-        """A repair is searched for a template check that was answered before without one."""
-        AUDIT_PARSERS = "audit_parsers"
-        """Every parser reads the reply of one step."""
-        LOSS_WEIGHTS = "loss_weights"
-        """The weights of the tokens of a run under every loss are summed; ``report`` has the sums."""
-        DELIVER_ALARMS = "deliver_alarms"
-        """The webhook of a project is told of the alarms of a run."""
-        RESCORE = "rescore"
-        """An engine scores the rows of a run; ``options`` names model and engine. A worker of the model does it."""
-        GAP = "gap"
-        """The gap between trainer and sampler is read over a run; ``report`` names the causes."""
-
     code = models.CharField(max_length=16, unique=True, default=new_code)
     run = models.ForeignKey(Run, null=True, on_delete=models.CASCADE, related_name="jobs")
     replay = models.OneToOneField(Replay, null=True, on_delete=models.CASCADE)
@@ -71,7 +41,7 @@ class Job(models.Model):
         "self", null=True, on_delete=models.CASCADE, related_name="shards",
         help_text="Of a shard: the job of which it is a part.",
     )
-    kind = models.CharField(max_length=20, choices=Kind.choices)
+    kind = models.CharField(max_length=20, help_text="Slug of a ``rollouts.store.jobs.jobs.JobKind``.")
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
     error = models.TextField(blank=True)
     options = models.JSONField(default=dict)

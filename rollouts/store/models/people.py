@@ -1,4 +1,4 @@
-"""Who works here: projects, their members and invitations, API tokens, share links, and the audit log."""
+"""Who works here: projects, their members and invitations, API keys, share links, and the audit log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_PROJECT = "default"
 
 
 class Project(models.Model):
-    """What belongs together: runs, template checks, tokenizers, API tokens, and who may see and change them."""
+    """What belongs together: runs, template checks, tokenizers, API keys, and who may see and change them."""
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
     name = models.CharField(max_length=100, unique=True)
@@ -129,7 +129,7 @@ class AuditEvent(models.Model):
     user_name = models.CharField(max_length=150, blank=True, help_text="It stays when the account goes.")
     address = models.CharField(max_length=45, blank=True, help_text="The address of the client.")
     project = models.ForeignKey(Project, null=True, on_delete=models.SET_NULL, related_name="+")
-    action = models.CharField(max_length=40, help_text="``rollouts.store.people.activity_log.Action``.")
+    action = models.CharField(max_length=40, help_text="``rollouts.store.audit.Action``.")
     target = models.CharField(max_length=40, blank=True, help_text="Kind of the object: run, trajectory, check, ...")
     code = models.CharField(max_length=16, blank=True, help_text="Code of the object, or its key.")
     detail = models.CharField(max_length=500, blank=True, help_text="Its name, or what changed. Never a secret.")

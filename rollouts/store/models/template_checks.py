@@ -43,7 +43,7 @@ class TemplateCheck(models.Model):
     @property
     def is_answered(self) -> bool:
         """Whether the report is stored: by the current job, or before a job that looks for a repair alone."""
-        return self.job.kind == self.job.Kind.REPAIR_TEMPLATE or self.job.n_done > 0
+        return self.job.kind == "repair_template" or self.job.n_done > 0
 
     @property
     def status(self) -> str:

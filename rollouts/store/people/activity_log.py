@@ -1,4 +1,4 @@
-"""The audit log: who did what, when, from where. One call writes the row and the line of the log.
+"""The activity log: who did what, when, from where. One call writes the row and the line of the log.
 
 A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
 """
@@ -35,7 +35,7 @@ log = logging.getLogger("inspector.audit")
 
 
 class Action(StrEnum):
-    """What is written down. A value is stored and stays."""
+    """What is written down, beside the activity of each kind of job. A value is stored and stays."""
 
     LOGIN = "login"
     """Somebody logged in; the detail says how."""
@@ -74,9 +74,9 @@ class Action(StrEnum):
     SHARE_OPENED = "share link opened"
     """A browser opened a share link."""
     TOKEN_MADE = "API token made"
-    """An API token was made."""
+    """An API key was made."""
     TOKEN_REVOKED = "API token revoked"
-    """An API token was revoked."""
+    """An API key was revoked."""
     LAUNCHED = "run launched"
     """A run was launched."""
     IMPORTED = "run imported"
@@ -85,30 +85,14 @@ class Action(StrEnum):
     """A program made a run to push to."""
     RESUMED = "run resumed"
     """Somebody let a run go on that had stopped before its end."""
-    DIAGNOSED = "diagnosis asked"
-    """A worker was asked to diagnose a run again, or a command did it."""
-    REPLAYED = "replay asked"
-    """A worker was asked to replay a run or a trajectory by every strategy."""
-    CHECKED = "template check asked"
-    """A worker was asked to check a chat template, or to look for its repair."""
-    PARSERS_AUDITED = "parser audit asked"
-    """A worker was asked to read a reply with every parser."""
-    WEIGHED = "loss weights asked"
-    """A worker was asked to sum what every loss makes of the tokens of a run."""
-    RESCORED = "rescoring asked"
-    """A worker of a model was asked to score a run, or a command did it."""
     SCORES_DELETED = "scores deleted"
     """A column that an engine had made of a run was deleted; the detail says which."""
-    GAP_READ = "gap asked"
-    """A worker was asked to name the causes of the gap between trainer and sampler."""
     TOKENIZER_ADDED = "tokenizer registered"
     """A tokenizer was registered in a project, by its form, with an import, a check or a launch, or by a command."""
     CANCELLED = "work cancelled"
     """Somebody asked a run or a job to stop."""
     MOVED = "token arrays moved"
     """The token arrays of a run were moved to another store."""
-    EXPORTED = "export asked"
-    """A worker was asked to write a file of a run, or a command wrote one."""
     DOWNLOADED = "export downloaded"
     """A file of a run left the server."""
     DELETED = "run deleted"
@@ -177,9 +161,9 @@ _SUBJECTS: dict[type[models.Model], tuple[str, str, str]] = {
 
 
 def record(
-    action: Action, of: models.Model | None = None, *, user: Any = None, project: int | None = None, detail: str = ""
+    action: str, of: models.Model | None = None, *, user: Any = None, project: int | None = None, detail: str = ""
 ) -> None:
-    """Write down that this was done to the object ``of``.
+    """Write down that this was done to the object ``of``: an :class:`Action`, or the activity of a kind of job.
 
     ``user``: an account, or a name as it was typed; the default is who acts. ``project``: a key; the default is the
     project of the object. Nothing is raised when the row cannot be stored: the line of the log says it all the same.
@@ -193,13 +177,13 @@ def record(
         user_name=(account.get_username() if account is not None else user if isinstance(user, str) else "")[:150],
         address=actor.address[:45],
         project_id=project or _project_of(of),
-        action=action.value,
+        action=str(action),
         target=kind,
         code=code,
         detail=": ".join(part for part in (described, detail, actor.detail) if part).replace("\0", "")[:500],
     )
     log.info(
-        action.value,
+        str(action),
         extra={
             "user": event.user_name, "address": event.address, "project": event.project_id, "target": event.target,
             "object": f"{event.code} {event.detail}".strip(),

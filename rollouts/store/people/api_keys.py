@@ -1,4 +1,4 @@
-"""API tokens, by which programs work. The token is shown once; only its hash is kept."""
+"""API keys, by which programs work. The token is shown once; only its hash is kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.store import models
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.share_writes import token_hash
 
@@ -21,7 +21,7 @@ LAST_USE_EVERY = timedelta(minutes=1)
 MAX_CHARACTERS = 200
 
 
-def create_api_token(
+def create_api_key(
     user: Any,
     name: str = "",
     *,
@@ -43,19 +43,19 @@ def create_api_token(
         scopes=[models.ApiToken.Scope(scope).value for scope in scopes],
         expires_at=None if days is None else timezone.now() + timedelta(days=days),
     )
-    audit.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
+    activity_log.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
     return record, token
 
 
-def token_state(record: models.ApiToken) -> str:
+def api_key_state(record: models.ApiToken) -> str:
     """``live``, ``revoked`` or ``expired``."""
     if record.revoked_at is not None:
         return "revoked"
     return "expired" if record.expires_at is not None and record.expires_at <= timezone.now() else "live"
 
 
-def find_api_token(token: str) -> models.ApiToken | None:
-    """The record of a valid token with its maker and project; None = it is refused, and ``token_fault`` says why."""
+def find_api_key(token: str) -> models.ApiToken | None:
+    """The record of a valid token with its maker and project; None = it is refused, and ``api_key_fault`` says why."""
     if not token or len(token) > MAX_CHARACTERS:
         return None
     now = timezone.now()
@@ -75,14 +75,14 @@ def find_api_token(token: str) -> models.ApiToken | None:
     return record
 
 
-def token_fault(token: str) -> str:
+def api_key_fault(token: str) -> str:
     """Why a token is refused, in a sentence. Who holds the token may know that much."""
     record = models.ApiToken.objects.filter(token_sha256=token_hash(token[:MAX_CHARACTERS])).first()
     if record is None or record.revoked_at is not None:
-        return "This API token is unknown or was revoked. Make a new one on the page /tokens."
-    if token_state(record) == "expired":
-        return f"This API token expired on {record.expires_at:%Y-%m-%d}. Make a new one on the page /tokens."
+        return "This API key is unknown or was revoked. Make a new one on the page /tokens."
+    if api_key_state(record) == "expired":
+        return f"This API key expired on {record.expires_at:%Y-%m-%d}. Make a new one on the page /tokens."
     return (
-        "The person who made this API token may no longer work in its project. A member makes a new one on the page "
+        "The person who made this API key may no longer work in its project. A member makes a new one on the page "
         "/tokens."
     )

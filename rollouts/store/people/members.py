@@ -57,7 +57,7 @@ def _named(project: Project, name: str) -> Project:
 
 
 def delete_project(project: Project) -> None:
-    """Delete an empty project with its roles, invitations, API tokens and share links. The first project stays."""
+    """Delete an empty project with its roles, invitations, API keys and share links. The first project stays."""
     if project.code == DEFAULT_PROJECT:
         raise PeopleRefused("This project takes what names no other one, so that it stays. Rename it instead.")
     try:
@@ -159,7 +159,7 @@ def join(record: Invitation, user: Any) -> Membership:
 def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool | None = None) -> None:
     """Open or close an account, or say whether it is an admin of the server. The last one stays.
 
-    A closed account can neither log in nor use what it has: its sessions and API tokens are refused from now on.
+    A closed account can neither log in nor use what it has: its sessions and API keys are refused from now on.
     """
     accounts = get_user_model().objects
     with transaction.atomic():

@@ -84,7 +84,7 @@ def live_sessions(user: Any) -> list[LoginSession]:
 
 
 @dataclass(frozen=True)
-class AuditFilter:
+class ActivityFilter:
     """Which events are wanted; an empty field means all."""
 
     action: str = ""
@@ -93,7 +93,7 @@ class AuditFilter:
     project: int | None = None
 
 
-def audit_events(access: Access, wanted: AuditFilter) -> QuerySet[AuditEvent]:
+def activity_events(access: Access, wanted: ActivityFilter) -> QuerySet[AuditEvent]:
     """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all."""
     found = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
     if wanted.action:
@@ -105,16 +105,16 @@ def audit_events(access: Access, wanted: AuditFilter) -> QuerySet[AuditEvent]:
     return found.order_by("-at", "-id")
 
 
-def audit_page(access: Access, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditEvent]:
+def activity_page(access: Access, wanted: ActivityFilter, before: int | None, limit: int) -> list[AuditEvent]:
     """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
-    found = audit_events(access, wanted)
+    found = activity_events(access, wanted)
     if before is not None:
         # A hidden event is an unknown one: else the page would tell when it happened.
-        at = audit_events(access, AuditFilter()).filter(pk=before).values_list("at", flat=True).first()
+        at = activity_events(access, ActivityFilter()).filter(pk=before).values_list("at", flat=True).first()
         found = found.filter(pk__lt=before) if at is None else found.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
     return list(found[:limit])
 
 
-def audit_rows(access: Access, wanted: AuditFilter) -> Iterator[AuditEvent]:
+def activity_rows(access: Access, wanted: ActivityFilter) -> Iterator[AuditEvent]:
     """All wanted events, newest first, a part at a time."""
-    return audit_events(access, wanted).iterator(chunk_size=2000)
+    return activity_events(access, wanted).iterator(chunk_size=2000)

@@ -11,7 +11,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from rollouts.store import models
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 
 
@@ -64,6 +64,6 @@ def revoke(record: models.ShareLink | models.ApiToken) -> None:
     n = type(record).objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
     record.refresh_from_db()
     if n and isinstance(record, models.ApiToken):
-        audit.record(Action.TOKEN_REVOKED, record, detail=record.name)
+        activity_log.record(Action.TOKEN_REVOKED, record, detail=record.name)
     elif n:
-        audit.record(Action.SHARE_REVOKED, record)
+        activity_log.record(Action.SHARE_REVOKED, record)

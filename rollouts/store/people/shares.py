@@ -1,4 +1,4 @@
-"""Share links and API tokens. Each function is one query."""
+"""Share links and API keys. Each function is one query."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
     return list(_with_makers(ShareLink.objects.filter(match, pk__in=list(keys), row_index=None)))
 
 
-def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:
-    """The API tokens of a user, and those of the projects in which the user is an admin, newest first."""
+def newest_api_keys(access: Access, user: Any, limit: int) -> list[ApiToken]:
+    """The API keys of a user, and those of the projects in which the user is an admin, newest first."""
     found = ApiToken.objects.select_related("created_by", "project")
     administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
     return list(found.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
 
 
-def api_token_by_key(pk: int) -> ApiToken | None:
-    """The API token with that key, with its owner and its project."""
+def api_key_by_pk(pk: int) -> ApiToken | None:
+    """The API key with that key, with its owner and its project."""
     return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()

@@ -19,7 +19,7 @@ from rollout_inspector.text.tokenizers.files import WANTED
 from rollout_inspector.text.tokenizers.kept_tables import FORMAT, TABLE_FILES
 from rollout_inspector.text.tokenizers.validate import check_file
 from rollouts.store import files, models
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.projects import key_of
 from rollouts.store.people.registered_tokenizers import tokenizers_of
@@ -135,7 +135,7 @@ def register_tokenizer(
         except IntegrityError:
             record, created = models.Tokenizer.objects.get(name=candidate, **of_project), False
         if created:
-            audit.record(Action.TOKENIZER_ADDED, record, detail=record.source)
+            activity_log.record(Action.TOKENIZER_ADDED, record, detail=record.source)
         if record.files_sha256 == files_sha256:
             return record
         if name is not None:

@@ -30,7 +30,7 @@ class StoredReport(NamedTuple):
 
 def newest_report(run: Run) -> StoredReport | None:
     """The newest report of a run; None without one. One query."""
-    done = run.jobs.filter(kind=Job.Kind.GAP, status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
+    done = run.jobs.filter(kind="gap", status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
     for key, finished, compared in done.values_list("report__key", "report__finished", "report__compared")[:1]:
         return StoredReport(key, finished or 0, (compared or ["", ""])[1])
     return None
@@ -41,7 +41,7 @@ def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
 
     A report of two other columns than the recorded ones does not speak of sampler and trainer, and is left out.
     """
-    done = Job.objects.filter(run__in=[run.pk for run in runs], kind=Job.Kind.GAP, status=Job.Status.DONE)
+    done = Job.objects.filter(run__in=[run.pk for run in runs], kind="gap", status=Job.Status.DONE)
     found: dict[int, list[NamedCause]] = {}
     for key, causes, compared in done.order_by("pk").values_list("run_id", "report__causes", "report__compared"):
         if key is not None and causes is not None and not (compared or ["", ""])[1]:

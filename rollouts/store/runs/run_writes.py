@@ -106,7 +106,7 @@ def cancel_run(run: models.Run) -> None:
         held = models.Run.objects.select_for_update().get(pk=run.pk)
         if is_active(held):
             held.cancel_requested = True
-            imports = held.jobs.filter(kind=models.Job.Kind.IMPORT, status__in=models.ACTIVE)
+            imports = held.jobs.filter(kind="import", status__in=models.ACTIVE)
             if (held.status == Status.QUEUED or is_silent(held)) and not imports.exists():
                 held.status, held.finished_at = Status.CANCELLED, timezone.now()
                 cancel_remaining(held)
