@@ -11,6 +11,8 @@ EARLIER = {
     "rollouts.guard": "rollout_inspector.guard",
     "rollouts.client": "rollout_inspector.client.client",
     "rollouts.adapters": "rollout_inspector.client.adapters",
+    "rollouts.engines": "rollouts.sampling.engines",
+    "rollouts.demo_policy": "rollouts.sampling.demo_policy",
 }
 """Earlier names of modules, and what they are called now. Programs of users go on importing them."""
 
