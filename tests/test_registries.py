@@ -295,7 +295,7 @@ KNOWN_NAMES = {
     ("inspector/runs/launches/launch_views.py", "retokenize"),
     ("tools/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
     ("rollouts/gallery/training_runs.py", "retokenize"),
-    ("tools/grpo.py", "tool_delta"),  # the default of a training
+    ("tools/demo_policy/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
 OTHER_NAMES = ("tools/gpu_proof/", "tools/management/", "rollouts/management/", "rollout_inspector/text/chat_templates/")

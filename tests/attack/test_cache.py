@@ -157,4 +157,4 @@ def test_nothing_of_the_server_unpickles_what_it_did_not_write() -> None:
                 names = [node.module or ""]
             if {"pickle", "shelve", "marshal", "dill", "cloudpickle", "joblib"} & set(names):
                 reading.add(path.relative_to(ROOT).as_posix())
-    assert reading == {"rollouts/sampling/engines/process.py", "tools/management/commands/convert_pickle.py"}
+    assert reading == {"rollouts/sampling/engines/process.py", "tools/pickles/unpickling.py"}

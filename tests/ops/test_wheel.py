@@ -178,6 +178,7 @@ def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_
         (0, "Findings: ", "audit", "calls.jsonl", "--output", "audit", "--processes", "1"),
         (2, "--url", "push", "calls.jsonl"),
         (2, "--url", "watch", "."),
+        (2, "needs a checkout", "watch", ".", "--url", "http://127.0.0.1:1", "--token", "t", "--convert-pickles"),
         (2, "rollout-inspector[mcp]", "mcp", "--url", "http://127.0.0.1:1", "--token", "t"),
         (0, "rollout-inspector 0.", "--version"),
     ):
