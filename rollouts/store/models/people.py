@@ -129,7 +129,7 @@ class AuditEvent(models.Model):
     user_name = models.CharField(max_length=150, blank=True, help_text="It stays when the account goes.")
     address = models.CharField(max_length=45, blank=True, help_text="The address of the client.")
     project = models.ForeignKey(Project, null=True, on_delete=models.SET_NULL, related_name="+")
-    action = models.CharField(max_length=40, help_text="``rollouts.store.audit.Action``.")
+    action = models.CharField(max_length=40, help_text="``rollouts.store.people.activity_log.Action``.")
     target = models.CharField(max_length=40, blank=True, help_text="Kind of the object: run, trajectory, check, ...")
     code = models.CharField(max_length=16, blank=True, help_text="Code of the object, or its key.")
     detail = models.CharField(max_length=500, blank=True, help_text="Its name, or what changed. Never a secret.")
