@@ -122,7 +122,8 @@ def test_a_wrong_import_would_be_found() -> None:
     assert breaches("rollout_inspector.client.client", "import numpy")
     assert breaches("rollouts.sampling.engines.vllm_engine", "from rollouts.store.runs import runs")
     assert breaches("rollouts.worker.jobs", "def f():\n    import inspector.runs")
-    assert breaches("rollouts.stray", "import os") and breaches("rollouts.jobs.gallery", "from tools.gallery import make")
+    assert breaches("rollouts.stray", "import os")
+    assert breaches("rollouts.jobs.gallery", "from tools.gallery import make")
     assert breaches("rollouts.jobs.launch", "from rollouts.worker import jobs")
     assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import worker")
 

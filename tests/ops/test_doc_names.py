@@ -18,7 +18,7 @@ PLACE = re.compile(rf"(?<![\w./@:-])((?:{'|'.join(FOLDERS)})/[\w./*{{}}-]*)")
 DOTTED = re.compile(r"(?<![\w./-])((?:rollout_inspector|rollouts|inspector|tools)(?:\.\w+)+)(?![\w/*]|-\w)")
 RETIRED = re.compile(r"`(?:services|selectors|tasks|work|tito)\.\w[\w.]*`")
 """Rooms that there were before the three houses."""
-OTHERS = re.compile(r"\.(jsonl|json|parquet|sarif|pt|md|lock|sqlite3|example)$|^inspector\.[EW]\d+$|^inspector\.(audit|request)$")
+OTHERS = re.compile(r"\.(jsonl|json|parquet|sarif|pt|md|lock|sqlite3|example)$|^inspector\.([EW]\d+|audit|request)$")
 """Files of a user, host names, the codes of checks and the names of logs look like modules."""
 
 
@@ -41,10 +41,8 @@ def wrong_names(text: str) -> list[str]:
     places = {place.rstrip("./") for place in PLACE.findall(text)}
     places = {place for place in places if not re.search(r"NAME|[{]|^rollouts/[*]|^tests/data|jsonl$", place)}
     modules = {name for name in DOTTED.findall(text) if not OTHERS.search(name)}
-    retired = RETIRED.findall(text)
-    return retired + [place for place in sorted(places) if not list(ROOT.glob(place)) and not list(ROOT.glob(f"{place}-*.md"))] + [
-        name for name in sorted(modules) if not is_module(name)
-    ]
+    missing = [place for place in places if not any((*ROOT.glob(place), *ROOT.glob(f"{place}-*.md")))]
+    return sorted([*RETIRED.findall(text), *missing, *(name for name in modules if not is_module(name))])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

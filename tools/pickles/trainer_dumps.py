@@ -284,7 +284,8 @@ def _reward(value: Any) -> tuple[float | None, dict[str, float]]:
 
 def _extra(sample: Mapping[str, Any]) -> dict[str, Any]:
     """The texts and the other fields, as far as JSON can hold them."""
-    extra = {key: _plain(item) for key, item in sample.items() if key not in _SAMPLE_FIELDS or key in ("prompt", "response")}
+    skipped = {*_SAMPLE_FIELDS} - {"prompt", "response"}
+    extra = {key: _plain(item) for key, item in sample.items() if key not in skipped}
     return {str(key): item for key, item in extra.items() if item not in (None, {}, [], "")}
 
 
