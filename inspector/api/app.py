@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from inspector.api import checks, comments, muted, reading, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
+from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns, QuestionSide
 from inspector.runs.pages import TrajectoryLine
 from inspector.runs.training.overlay import OverlaidChart, Overlay
@@ -27,6 +28,7 @@ from inspector.web.problems import ApiProblem, ProblemDocument, problem
 from inspector.web.twins import Page
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
+from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
 from rollouts.jobs.pushing import Pushed
 from rollouts.store.runs.runs import RewardBin, RunSummary
@@ -117,6 +119,12 @@ def schema() -> bytes:
 @api.exception_handler(ApiProblem)
 def _refused(request: HttpRequest, error: ApiProblem) -> HttpResponse:
     return problem(error.status, error.sentence, error.errors)
+
+
+@api.exception_handler(Refusal)
+def _not_done(request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    sentence = worded(str(refusal), refusal.remedy, WORDS)
+    return problem(422, sentence, {refusal.field: [sentence]} if refusal.field else None)
 
 
 @api.exception_handler(Http404)

@@ -11,12 +11,11 @@ from inspector.api.answers import answer, found, the_run
 from inspector.api.documented import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require, too_low
-from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
 from rollouts.store.models import Role
 from rollouts.store.parameters import Count, Text
 from rollouts.store.runs.muted import find_rule
-from rollouts.store.runs.muted_writes import MuteRefused, mute, unmute
+from rollouts.store.runs.muted_writes import mute, unmute
 
 router = Router(tags=["muted findings"])
 
@@ -51,10 +50,7 @@ def mute_kind(request: HttpRequest, code: str, asked: MuteAsked) -> HttpResponse
     """Mute a kind of finding. A list that asks with `muted=hide` leaves it out."""
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
-    try:
-        made = mute(run, asked.kind, asked.scope, asked.reason, request.user)
-    except MuteRefused as refusal:
-        raise ApiProblem(422, str(refusal), {refusal.field: [str(refusal)]}) from refusal
+    made = mute(run, asked.kind, asked.scope, asked.reason, request.user)
     return answer(MutedValues.of(made, True, run), 201)
 
 

@@ -237,11 +237,8 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
 
 
 def _position(name: str, cursor: str) -> int:
-    """The position at which a part begins. Raises :class:`ApiProblem` 422."""
-    try:
-        held = read_cursor(cursor, name, int)
-    except ValueError as error:
-        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
+    """The position at which a part begins."""
+    held = read_cursor(cursor, name, int)
     return min(held[0], 2**31) if held else 0
 
 

@@ -15,10 +15,11 @@ from django.views.decorators.http import require_safe
 
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
 from inspector.runs.filters import ListQuery
-from inspector.runs.jobs import JobLine, for_page, listed_kinds
+from inspector.runs.jobs import JobLine, listed_kinds
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
+from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
-from rollout_inspector.formats.writers.exports import ExportRefused
+from rollout_inspector.refusal import Refusal, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.exports.exports import Wanted, is_offered
@@ -85,16 +86,16 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
 def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
     """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
 
-    ``reader``: the key of the user who asks; None = a visitor. Raises ``ValueError`` with a sentence.
+    ``reader``: the key of the user who asks; None = a visitor. Raises :class:`Refusal`.
     """
     numbers = {}
     for name in ("pad_to", "pad_id"):
         text = params.get(name, "").strip()
         numbers[name] = whole_number(text)
         if text and numbers[name] is None:
-            raise ValueError(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
+            raise Refusal(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
     if (numbers["pad_to"] or 0) > exporting.MAX_PADDING:
-        raise ValueError(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
+        raise Refusal(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
     return Wanted(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),
@@ -109,7 +110,7 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
     wanted = ListQuery.read(params, reader)
     if wanted.notices:
-        raise ValueError(wanted.notices[0])
+        raise Refusal(wanted.notices[0])
     return wanted.chosen() or None
 
 
@@ -162,9 +163,10 @@ def export(request: HttpRequest, run: Run) -> Any:
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
         exporting.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
-    except ExportRefused as refusal:
+    except Refusal as refusal:
         file.close()
-        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
+        sentence = worded(str(refusal), refusal.remedy, WORDS)
+        return error_page(request, 422, "This run cannot be written in that format", sentence, run.code)
     finally:
         _places.release()
     file.seek(0)

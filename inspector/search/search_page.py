@@ -167,7 +167,7 @@ class SearchPage(Page):
 
 
 def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQuestion | None:
-    """The question of an address; None = nothing is asked yet. Raises ``PatternRefused`` with a sentence."""
+    """The question of an address; None = nothing is asked yet. Raises ``Refusal`` with a sentence."""
     text = params.get("q", "").replace("\0", "")
     if not text and not filters.kind:
         return None
@@ -189,7 +189,7 @@ def search_page(
 ) -> tuple[SearchPage, SearchedPart]:
     """A part of a search of what the caller may see.
 
-    Raises ``PatternRefused``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
+    Raises ``Refusal``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
     """
     with search_turn():
         part = search(access(request), question, run, cursor, limit, SECONDS, project)

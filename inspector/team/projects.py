@@ -18,11 +18,12 @@ from inspector.team.people_access import for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation, Membership, Project, Role
 from rollouts.store.people import activity_log
 from rollouts.store.people import members as services
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import MAX_INVITATION_DAYS, MAX_NAME, PeopleRefused, invitation_fault
+from rollouts.store.people.members import MAX_INVITATION_DAYS, MAX_NAME, invitation_fault
 from rollouts.store.people.people import find_account, listed_projects, members_of, newest_invitations
 from rollouts.store.runs.muted import rules_of_project
 
@@ -183,7 +184,7 @@ def _make(request: HttpRequest, form: NameForm) -> Any:
         return None
     try:
         project = services.make_project(form.cleaned_data["name"])
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         form.add_error("name", str(refusal))
         return None
     activity_log.record(Action.PROJECT_MADE, project)
@@ -228,7 +229,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
     before = project.name
     try:
         services.rename_project(project, request.POST.get("name", ""))
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 422, "The project was not renamed", str(refusal))
     activity_log.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
     messages.success(request, f"The project is called “{project.name}” now.")
@@ -241,7 +242,7 @@ def delete(request: HttpRequest, project: Project) -> HttpResponse:
     """Delete an empty project."""
     try:
         services.delete_project(project)
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 409, "The project was not deleted", str(refusal))
     activity_log.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
     messages.success(request, f"The project “{project.name}” was deleted.")
@@ -263,7 +264,7 @@ def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
             services.remove_member(project, user)
         else:
             services.set_role(project, user, Role(wanted))
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     name = user.get_username()
     if wanted == "none":

@@ -15,11 +15,12 @@ from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.report import VERSION, gap_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.jobs.sending import DO_JOB, send_task
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
 from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.runs.gap import newest_report
@@ -127,7 +128,7 @@ def do_job(job: Job, beat: Beat) -> None:
         raise JobLost
     named = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
     if sentence := why_no_columns(run, **named):
-        raise JobFailed(sentence)
+        raise Refusal(sentence)
     beat(n_done=0, n_total=run.n_finished)
     report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):

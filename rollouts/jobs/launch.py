@@ -16,6 +16,7 @@ from django.db import transaction
 from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.formats.containers.json_text import json_problem
 from rollout_inspector.formats.training_step import MAX_STEP
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.alternatives import MAX_ALTERNATIVES
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
@@ -25,7 +26,7 @@ from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
-from rollouts.sampling.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.sampling.environments import ENVIRONMENTS, Prompt, Task, environment
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.store.people.activity_log import Action, record
@@ -189,7 +190,7 @@ class LaunchSettings:
         if self.environment not in ENVIRONMENTS:
             try:
                 environment(self.environment)
-            except EnvironmentUnavailable as error:
+            except Refusal as error:
                 found["environment"] = str(error)
         if self.strategy not in STRATEGIES:
             found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
@@ -230,7 +231,7 @@ def setting_labels() -> dict[str, str]:
     return {one.name: one.metadata["label"] for one in fields(LaunchSettings)}
 
 
-class LaunchRefused(ValueError):
+class LaunchRefused(Refusal):
     """The settings cannot be launched; ``problems`` holds one sentence for each faulty field."""
 
     def __init__(self, problems: dict[str, str]) -> None:
@@ -272,7 +273,7 @@ def launch(
     seed = secrets.randbelow(2**31) if settings.seed is None else settings.seed
     try:
         tasks = environment(settings.environment, prompts).tasks(settings.prompts, seed)
-    except EnvironmentUnavailable as error:
+    except Refusal as error:
         raise LaunchRefused({"environment": str(error)}) from error
     for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
         if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
@@ -327,11 +328,11 @@ def can_resume(run: Run) -> bool:
 
 
 def resume(run: Run) -> int:
-    """Send what is left of a stopped run. Returns the number of trajectories. Raises ``ValueError`` with a sentence."""
+    """Send what is left of a stopped run. Returns the number of trajectories. Raises :class:`Refusal`."""
     if not can_resume(run):
-        raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
+        raise Refusal("This run is done, or a worker is at it: there is nothing to resume.")
     if run.model not in served_models():
-        raise ValueError(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
+        raise Refusal(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
     n = resume_run(run)
     send(run)
     return n
@@ -340,7 +341,7 @@ def resume(run: Run) -> int:
 def send(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
-        fail_run(run, f"{sentence} Then press Resume.")
+        fail_run(run, f"{sentence} Then resume the run.")
         run.refresh_from_db()
 
 
@@ -348,7 +349,7 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
     """The tokenizer of a model in a project. It is registered when the first run there needs it.
 
     A machine that has the model's folder reads it. Another one takes what was registered last.
-    Raises ``ValueError`` with a sentence.
+    Raises :class:`Refusal`.
     """
     source = f"served model {model.name}"
     known, folder = registered_from(source, key_of(project)), Path(model.path)

@@ -23,6 +23,7 @@ from django.db import DatabaseError, IntegrityError, connection
 
 from rollout_inspector.formats import FileRefused, Source, TooLarge, limits
 from rollout_inspector.formats.training_step import TrainingStepRule
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.jobs.pushing import take_push
 from rollouts.store.models import Run
@@ -73,7 +74,7 @@ class PushAnswer:
     """``error`` is a sentence about what was not read."""
 
 
-class PushesBusy(Exception):
+class PushesBusy(Refusal):
     """Other pushes are being read. The message is a sentence."""
 
 

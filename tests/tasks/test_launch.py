@@ -644,7 +644,7 @@ class TestResume:
 
         broker(refuse)
         run = launch(LaunchSettings(**SMALL))
-        assert run.status == "failed" and "press Resume" in run.error and launching.can_resume(run)
+        assert run.status == "failed" and "resume the run" in run.error and launching.can_resume(run)
         broker(lambda *_: None)
         assert launching.resume(run) == 6
         assert (run.status, run.error, run.n_failed) == ("queued", "", 0) and not launching.can_resume(run)

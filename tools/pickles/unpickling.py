@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from rollout_inspector.refusal import Refusal
+
 _ALLOWED = frozenset(
     {
         ("collections", "OrderedDict"), ("collections", "defaultdict"), ("builtins", "set"), ("builtins", "frozenset"),
@@ -26,10 +28,6 @@ _ALLOWED = frozenset(
 )
 _TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 """The first bytes of files of torch.save before they were zip archives."""
-
-
-class NotConverted(ValueError):
-    """The file cannot be converted. The message is a sentence for the user."""
 
 
 class Restricted(pickle.Unpickler):
@@ -78,7 +76,7 @@ def _is_dtype(module: str, name: str) -> bool:
 
 
 def load(path: Path) -> Any:
-    """The value of a pickle, or of a file of ``torch.save``. Raises :class:`NotConverted`."""
+    """The value of a pickle, or of a file of ``torch.save``. Raises :class:`Refusal`."""
     try:
         with path.open("rb") as file:
             head = file.read(4)
@@ -90,12 +88,10 @@ def load(path: Path) -> Any:
                 file.seek(0)
                 return _torch_load(file)
             return value
-    except OSError:
-        raise
-    except NotConverted:
+    except (OSError, Refusal):
         raise
     except Exception as error:
-        raise NotConverted(f"{path} could not be opened: {type(error).__name__}: {str(error)[:300]}") from error
+        raise Refusal(f"{path} could not be opened: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def load_tensor(data: bytes) -> Any:
@@ -106,7 +102,7 @@ def _torch_load(file: Any) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise NotConverted("The file was written by torch.save. Install torch to open it.") from error
+        raise Refusal("The file was written by torch.save. Install torch to open it.") from error
 
     def load_restricted(stream: Any, **more: Any) -> Any:
         return Restricted(stream, **more).load()

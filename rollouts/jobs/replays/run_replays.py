@@ -9,6 +9,7 @@ from typing import Any
 
 from django.db.models import Count, Sum
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult as Made
 from rollout_inspector.streams.strategies.replay import replay_many
@@ -17,7 +18,7 @@ from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
 from rollouts.jobs.replays.replays import figures, hash_of
 from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, Sharing, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
 
@@ -107,7 +108,7 @@ def join(job: Job, beat: Beat) -> None:
     reports = [one.report or {} for one in shards_of(job) or [job]]
     total = new_report(run, 0, -1)
     if any(report.get("key") != total["key"] for report in reports):
-        raise JobFailed("The run changed while it was replayed. Replay it again.")
+        raise Refusal("The run changed while it was replayed. Replay it again.")
     for report in reports:
         _merge(total, report)
     for line in total["strategies"]:

@@ -80,7 +80,7 @@ class Command(TerminalCommand):
         here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(settings.model)
         try:
             run = launching.launch(settings, name=options["name"], enqueue=not here, prompts=prompts, project=project)
-        except LaunchRefused as error:
+        except LaunchRefused as error:  # each setting is an option
             raise CommandError(
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
             ) from error

@@ -79,10 +79,10 @@ def api_key_fault(token: str) -> str:
     """Why a token is refused, in a sentence. Who holds the token may know that much."""
     record = models.ApiToken.objects.filter(token_sha256=token_hash(token[:MAX_CHARACTERS])).first()
     if record is None or record.revoked_at is not None:
-        return "This API key is unknown or was revoked. Make a new one on the page /tokens."
+        return "This API key is unknown or was revoked. Make a new one at /tokens."
     if api_key_state(record) == "expired":
-        return f"This API key expired on {record.expires_at:%Y-%m-%d}. Make a new one on the page /tokens."
+        return f"This API key expired on {record.expires_at:%Y-%m-%d}. Make a new one at /tokens."
     return (
-        "The person who made this API key may no longer work in its project. A member makes a new one on the page "
+        "The person who made this API key may no longer work in its project. A member makes a new one at "
         "/tokens."
     )

@@ -11,6 +11,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import ExternalIdentity, Membership
 from rollouts.store.people.people import find_project
 from rollouts.store.people.users import LOCAL_USER
@@ -21,7 +22,7 @@ MAX_TRIES = 50
 """How many names are tried for a new account whose name is taken."""
 
 
-class SignInRefused(Exception):
+class SignInRefused(Refusal):
     """The person whom the provider names may not sign in here. The message is a sentence for that person."""
 
     def __init__(self, sentence: str, name: str = "") -> None:

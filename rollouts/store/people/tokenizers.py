@@ -13,6 +13,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import IntegrityError, transaction
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
 from rollout_inspector.text.tokenizers.files import WANTED
@@ -76,7 +77,7 @@ def register_chat_template(text: str, label: str = "", project: models.Project |
     One that the project knows keeps its name unless it had none. ``project``: None = the default one.
     """
     if "\0" in text:
-        raise ValueError("A chat template cannot hold the character U+0000.")
+        raise Refusal("A chat template cannot hold the character U+0000.")
     key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
     known, created = models.ProjectTemplate.objects.get_or_create(
@@ -139,15 +140,15 @@ def register_tokenizer(
         if record.files_sha256 == files_sha256:
             return record
         if name is not None:
-            raise ValueError(f"Another tokenizer is registered as {name!r} already. Choose another name.")
-    raise ValueError(f"Another tokenizer is registered as {wanted!r} already. Choose a name.")
+            raise Refusal(f"Another tokenizer is registered as {name!r} already. Choose another name.")
+    raise Refusal(f"Another tokenizer is registered as {wanted!r} already. Choose a name.")
 
 
 def find_tokenizer(named: str, project: models.Project | None = None) -> models.Tokenizer:
     """A tokenizer by its registered name, a folder or file, or a hub id (``org/name@revision``) where that is allowed.
 
     What is not registered in the project yet is. For commands alone: who calls one may read any folder of this machine.
-    ``project``: None = the default one. Raises ``ValueError`` with a sentence.
+    ``project``: None = the default one. Raises :class:`Refusal`.
     """
     known = tokenizers_of(key_of(project))
     registered = known.filter(name=named).first()
@@ -159,7 +160,7 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
     if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
         return hub_tokenizer(hub_id, revision or "main", project)
     names = ", ".join(known.values_list("name", flat=True)[:10]) or "none yet"
-    raise ValueError(
+    raise Refusal(
         f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
     )
 
@@ -167,7 +168,7 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
 def hub_tokenizer(hub_id: str, revision: str, project: models.Project | None = None) -> models.Tokenizer:
     """The tokenizer of a model on the hub at one revision. It is registered as ``org/name@revision``.
 
-    ``project``: None = the default one. Raises ``ValueError`` with a sentence. The id is never taken for a path.
+    ``project``: None = the default one. Raises :class:`Refusal`. The id is never taken for a path.
     """
     name = f"{hub_id}@{revision}"
     if (registered := tokenizers_of(key_of(project)).filter(name=name, source=hub_id).first()) is not None:

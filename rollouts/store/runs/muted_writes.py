@@ -7,6 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import MutedKind, Run
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
@@ -17,27 +18,19 @@ SCOPES = ("run", "template", "project")
 """How far a rule reaches: this run, the runs of the project with its chat template, or all runs of the project."""
 
 
-class MuteRefused(ValueError):
-    """A kind that cannot be muted so; the message is a sentence. ``field``: of the form."""
-
-    def __init__(self, field: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.field = field
-
-
 def mute(run: Run, kind: str, scope: str, reason: str, author: Any) -> MutedKind:
-    """Mute a kind as far as ``scope`` says. Raises :class:`MuteRefused`."""
+    """Mute a kind as far as ``scope`` says. Raises :class:`Refusal`."""
     reason = " ".join(storable_text(reason).split())
     if kind not in KINDS and kind not in run.finding_counts:
-        raise MuteRefused("kind", f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.")
+        raise Refusal(f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.", field="kind")
     if scope not in SCOPES:
-        raise MuteRefused("scope", f"Say how far it reaches: {', '.join(SCOPES)}.")
+        raise Refusal(f"Say how far it reaches: {', '.join(SCOPES)}.", field="scope")
     if scope == "template" and run.chat_template_id is None:
-        raise MuteRefused("scope", "This run names no chat template. Mute the kind in this run, or in the project.")
+        raise Refusal("This run names no chat template. Mute the kind in this run, or in the project.", field="scope")
     if not reason:
-        raise MuteRefused("reason", "Write the reason: others will ask why this is not looked at.")
+        raise Refusal("Write the reason: others will ask why this is not looked at.", field="reason")
     if len(reason) > MAX_REASON:
-        raise MuteRefused("reason", f"Write at most {MAX_REASON} characters; these are {len(reason):,}.")
+        raise Refusal(f"Write at most {MAX_REASON} characters; these are {len(reason):,}.", field="reason")
     places = {
         "run": run if scope == "run" else None,
         "chat_template_id": run.chat_template_id if scope == "template" else None,
@@ -47,7 +40,7 @@ def mute(run: Run, kind: str, scope: str, reason: str, author: Any) -> MutedKind
         Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
         held = MutedKind.objects.filter(project=run.project_id, kind=kind, **places).first()
         if held is not None:
-            raise MuteRefused("kind", f"{held.author_name} has muted this already: {held.reason}")
+            raise Refusal(f"{held.author_name} has muted this already: {held.reason}", field="kind")
         made = MutedKind.objects.create(
             project=run.project, kind=kind, reason=reason, author=author, author_name=author.get_username(),
             **places,

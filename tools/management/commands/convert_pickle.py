@@ -18,9 +18,10 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.formats.readers import inspector_jsonl
+from rollout_inspector.refusal import Refusal
 from rollouts.management import TerminalCommand
 from tools.pickles.trainer_dumps import trajectories
-from tools.pickles.unpickling import NotConverted, load
+from tools.pickles.unpickling import load
 
 
 class Command(TerminalCommand):
@@ -41,9 +42,9 @@ class Command(TerminalCommand):
             with draft.open("wb") as file:
                 n = inspector_jsonl.write(records, file)
             if not n:
-                raise NotConverted(f"{source} holds no samples.")
+                raise Refusal(f"{source} holds no samples.")
             os.replace(draft, target)
-        except NotConverted as error:
+        except Refusal as error:
             raise CommandError(str(error)) from error
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {str(error)[:300]}"
