@@ -111,7 +111,7 @@ def index(request: HttpRequest) -> HttpResponse:
         "address": request.build_absolute_uri("/").rstrip("/"),
     }
     if request.method != "POST" or not form.is_valid():
-        data = {"tokens": _lines(request), "errors": form.sentences()}
+        data: dict[str, Any] = {"tokens": _lines(request), "errors": form.sentences()}
         return page(request, "team/api_keys.html", data, 422 if form.errors else 200, **only_html)
     fields = form.cleaned_data
     record, token = create_api_key(
