@@ -8,7 +8,7 @@ from ninja import Path, Router
 from inspector.api.answers import AnswerItems, answer, found, the_run
 from inspector.api.documented import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
-from inspector.web.access import access, require, too_low
+from inspector.web.access import access, require
 from rollouts.store.models import Role
 from rollouts.store.parameters import Count, Text
 from rollouts.store.runs.muted import find_rule
@@ -46,10 +46,9 @@ def mute_kind(request: HttpRequest, code: str, asked: MuteAsked) -> HttpResponse
 @router.delete("/muted/{id}", response={204: None}, openapi_extra=extra(422))
 def unmute_kind(request: HttpRequest, id: Path[Count]) -> HttpResponse:
     """Take a rule back: what it muted is met first again."""
-    reader, rule = access(request), find_rule(id)
-    role = None if rule is None else reader.role_in(rule.project_id)
-    rule = found(None if role is None else rule, "rule", str(id))
-    if not reader.may(rule.project_id, Role.MEMBER):
-        raise too_low(rule.project, role or Role.VIEWER, Role.MEMBER)
+    rule = find_rule(id)
+    hidden = rule is not None and access(request).role_in(rule.project_id) is None
+    rule = found(None if hidden else rule, "rule", str(id))
+    require(request, rule, Role.MEMBER)
     unmute(rule)
     return HttpResponse(status=204)

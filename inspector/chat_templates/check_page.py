@@ -20,9 +20,7 @@ from rollout_inspector.text.chat_templates.probes.report import Purpose
 from rollouts.store.models import TemplateCheck
 from rollouts.store.people.tokenizers import byte_table
 
-GLYPHS = {
-    "ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇",
-}
+GLYPHS = {"ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇"}
 PASSING = ("ok", "not rendered")
 """Words of probes that say nothing against the template. They are folded."""
 IsSpecial = Callable[[int], bool]

@@ -182,10 +182,7 @@ def _visible(request: HttpRequest, code: str) -> Run:
 def _compared(runs: Sequence[Run]) -> RunComparison:
     compared_runs = [_one(run) for run in runs]
     kinds = [
-        KindInRuns(
-            slug, kind.title,
-            [_count(compared_run, slug) for compared_run in compared_runs],
-        )
+        KindInRuns(slug, kind.title, [_count(compared_run, slug) for compared_run in compared_runs])
         for slug, kind in KINDS.items()
         if any(slug in compared_run.flawed for compared_run in compared_runs)
     ]

@@ -142,9 +142,7 @@ def place_part(
 
 def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
     """The total of a filter by one thing that the figures count."""
-    by_one = {
-        "kind": summary.finding_trajectories, "status": summary.by_status, "stop_reason": summary.stop_reasons,
-    }
+    by_one = {"kind": summary.finding_trajectories, "status": summary.by_status, "stop_reason": summary.stop_reasons}
     for name, counts in by_one.items():
         if (value := getattr(listed, name)) and listed.model_copy(update={name: ""}).pass_all:
             return counts.get(value, 0)

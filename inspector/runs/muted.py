@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST
 
 from inspector.html.inspector_tags import finding_title
-from inspector.web.access import access, reader_of, too_low, writes_run
+from inspector.web.access import reader_of, require_rule, run_of_form, writes_run
 from inspector.web.twins import Page, error_page, json_page, wants_json
 from rollout_inspector.refusal import Refusal
-from rollouts.store.models import MutedKind, Role, Run
+from rollouts.store.models import MutedKind, Run
 from rollouts.store.runs.muted import find_rule, muted_in
 from rollouts.store.runs.muted_writes import mute, unmute
-from rollouts.store.runs.runs import find_run, find_trajectory
+from rollouts.store.runs.runs import find_trajectory
 
 
 @dataclass(frozen=True)
@@ -87,20 +87,13 @@ def mute_kind(request: HttpRequest, run: Run) -> HttpResponse:
 @require_POST
 def unmute_kind(request: HttpRequest, pk: int) -> HttpResponse:
     """Take a rule back: what it muted is met first again."""
-    rule = find_rule(pk)
-    role = access(request).role_in(rule.project_id) if rule is not None else None
-    if rule is None or role is None:
-        raise Http404("There is no such rule. Somebody may have taken it back already.")
-    if not access(request).may(rule.project_id, Role.MEMBER):
-        raise too_low(rule.project, role, Role.MEMBER)
+    rule = require_rule(request, find_rule(pk), "rule")
     unmute(rule)
     if wants_json(request):
         return json_page({"unmuted": rule.kind})
     messages.success(request, f"“{finding_title(rule.kind)}” is no longer muted.")
-    run = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
-    if run is None or run.project_id != rule.project_id:
-        return redirect("project", rule.project.code)
-    return redirect(_back(request, run))
+    run = run_of_form(request, rule)
+    return redirect("project", rule.project.code) if run is None else redirect(_back(request, run))
 
 
 def _back(request: HttpRequest, run: Run) -> str:

@@ -34,12 +34,7 @@ MAX_SEARCHES = 3
 MAX_RUNS = 10
 MAX_DRAWN = 400
 """Characters of a result that the page draws."""
-KINDS = {
-    "text": "text",
-    "ids": "token ids",
-    "regex": "regular expression",
-    "metadata": "names and metadata",
-}
+KINDS = {"text": "text", "ids": "token ids", "regex": "regular expression", "metadata": "names and metadata"}
 """What the form offers -> its words."""
 _places = threading.BoundedSemaphore(MAX_SEARCHES)
 

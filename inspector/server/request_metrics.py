@@ -21,9 +21,7 @@ BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the histogram, in seconds."""
 
 _registry = CollectorRegistry()
-_requests = Counter(
-    "inspector_requests", "Requests answered.", ["view", "method", "status"], registry=_registry
-)
+_requests = Counter("inspector_requests", "Requests answered.", ["view", "method", "status"], registry=_registry)
 _seconds = Histogram(
     "inspector_request_seconds", "Time until the answer begins.", ["view"], buckets=BUCKETS, registry=_registry
 )

@@ -24,7 +24,7 @@ from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
-from rollouts.store.models import Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.store.models import AlarmRule, MutedKind, Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import RANK, Access, access_of, admin_names
 from rollouts.store.people.shares import Shared, maker_left, shares_of
 from rollouts.store.people.template_checks import find_check
@@ -40,6 +40,7 @@ MAX_GUESSES = "30/5m"
 log = logging.getLogger(__name__)
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
+R = TypeVar("R", AlarmRule, MutedKind)
 Found = TypeVar("Found")
 View = Callable[..., HttpResponse]
 
@@ -69,7 +70,7 @@ def reader_of(request: HttpRequest) -> int | None:
     return int(request.user.pk)  # type: ignore[arg-type]
 
 
-def project_of(target: Shared) -> int | None:
+def project_of(target: Shared | AlarmRule | MutedKind) -> int | None:
     """The key of the project of an object."""
     return (target.run if isinstance(target, StoredTrajectory) else target).project_id
 
@@ -103,12 +104,26 @@ def too_low(project: Project, role: Role, least: Role) -> PermissionDenied:
     )
 
 
-def require(request: HttpRequest, target: Shared, least: Role) -> None:
+def require(request: HttpRequest, target: Shared | AlarmRule | MutedKind, least: Role) -> None:
     """Raises ``PermissionDenied`` with a sentence unless the role in the project of an object is at least ``least``."""
     reader, key = access(request), project_of(target)
     if not reader.may(key, least):
         project = (target.run if isinstance(target, StoredTrajectory) else target).project
         raise too_low(project, reader.role_in(key) or Role.VIEWER, least)
+
+
+def require_rule(request: HttpRequest, rule: R | None, noun: str) -> R:
+    """A rule that the user may take back. Raises ``Http404`` for a hidden one too, and as :func:`require`."""
+    if rule is None or access(request).role_in(rule.project_id) is None:
+        raise Http404(f"There is no such {noun}. Somebody may have taken it back already.")
+    require(request, rule, Role.MEMBER)
+    return rule
+
+
+def run_of_form(request: HttpRequest, rule: MutedKind | AlarmRule) -> Run | None:
+    """The run whose page sent the form about a rule; None where another page did."""
+    run = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
+    return run if run is not None and run.project_id == rule.project_id else None
 
 
 def visible_projects(request: HttpRequest, least: Role = Role.VIEWER) -> list[Project]:

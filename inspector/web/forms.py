@@ -183,11 +183,7 @@ class TokenizerForm(PlainForm):
         help_text="The whole path of a folder with tokenizer.json, below a folder of INSPECTOR_TOKENIZER_FOLDERS.",
         widget=forms.TextInput(attrs={"class": "code", "spellcheck": "false", "autocapitalize": "off"}),
     )
-    upload = forms.FileField(
-        required=False,
-        label="Upload",
-        help_text="tokenizer.json, or a zip of its folder.",
-    )
+    upload = forms.FileField(required=False, label="Upload", help_text="tokenizer.json, or a zip of its folder.")
     hub_id = forms.CharField(max_length=200, required=False, label="Hub id", help_text="For example Qwen/Qwen3-4B.")
     revision = forms.CharField(max_length=100, required=False, help_text="A commit, a tag, or a branch such as main.")
     chat_template = TemplateFileField(label="Chat template", help_text="Optional: a .jinja file that replaces its own.")

@@ -39,9 +39,7 @@ def ask_for_job(
     return redirect(back)
 
 
-def tell(
-    request: HttpRequest, run: Run, sentence: str, status: int, back: str, job: Job | None = None
-) -> HttpResponse:
+def tell(request: HttpRequest, run: Run, sentence: str, status: int, back: str, job: Job | None = None) -> HttpResponse:
     """Say what came of a wish, on the page ``back``; to a program with the status, and with the job where one began."""
     if wants_json(request):
         body: dict[str, Any] = {"run": run.code, "message" if status < 400 else "error": sentence}

@@ -32,9 +32,7 @@ def new(request: HttpRequest) -> HttpResponse:
     if run is not None:
         return json_page(RunValues.of(run), 201) if wants_json(request) else redirect("run", run.code)
     names = [tokenizer.name for tokenizer in form.registered.values()]
-    data = NewRunPage(
-        where.chosen.code, form.sentences(), tokenizers=names, upload_max_bytes=settings.UPLOAD_MAX_BYTES
-    )
+    data = NewRunPage(where.chosen.code, form.sentences(), tokenizers=names, upload_max_bytes=settings.UPLOAD_MAX_BYTES)
     return page(request, "imports/new.html", data, 422 if form.errors else 200, form=form, where=where)
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.views.decorators.http import require_POST
 
 from inspector.runs.run_values import RunValues
 from inspector.runs.training.alarm_values import AlarmValues, LimitLine, alarm_values
-from inspector.web.access import access, may_write, reader_of, reads_run, too_low, writes_run
+from inspector.web.access import access, may_write, reader_of, reads_run, require_rule, run_of_form, writes_run
 from inspector.web.twins import Page, json_page, page, wants_json
 from rollout_inspector.diagnose.alarm_rules import (
     FIRST_STEPS,
@@ -27,7 +27,6 @@ from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Role, Run
 from rollouts.store.runs.alarm_writes import drop_limit, set_limit
 from rollouts.store.runs.alarms import count_alarm_steps, find_alarm_rule, limits_in
-from rollouts.store.runs.runs import find_run
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,10 @@ def set_alarm(request: HttpRequest, run: Run) -> HttpResponse:
 @require_POST
 def drop_alarm(request: HttpRequest, pk: int) -> HttpResponse:
     """Take a limit back: the project's, or the default, holds again."""
-    rule = find_alarm_rule(pk)
-    role = access(request).role_in(rule.project_id) if rule is not None else None
-    if rule is None or role is None:
-        raise Http404("There is no such limit. Somebody may have taken it back already.")
-    if not access(request).may(rule.project_id, Role.MEMBER):
-        raise too_low(rule.project, role, Role.MEMBER)
+    rule = require_rule(request, find_alarm_rule(pk), "limit")
     drop_limit(rule)
     if wants_json(request):
         return json_page({"dropped": rule.figure})
     messages.success(request, "The limit was taken back. A worker checks the stored figures again in a few seconds.")
-    run = find_run(code=request.POST.get("run", "")[:64].replace("\0", ""))
-    if run is None or run.project_id != rule.project_id:
-        return redirect("project-alarms", rule.project.code)
-    return redirect("run-alarms", run.code)
+    run = run_of_form(request, rule)
+    return redirect("project-alarms", rule.project.code) if run is None else redirect("run-alarms", run.code)
