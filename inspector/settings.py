@@ -76,7 +76,7 @@ CACHES = {
         "LOCATION": REDIS_URL,
         "KEY_PREFIX": "inspector",
         "OPTIONS": {
-            "serializer": "inspector.server.cached.MsgpackSerializer",
+            "serializer": "inspector.server.page_cache.MsgpackSerializer",
             "socket_connect_timeout": 2,
             "socket_timeout": 5,
         },

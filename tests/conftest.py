@@ -355,7 +355,7 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
             "BACKEND": "django.core.cache.backends.redis.RedisCache",
             "LOCATION": redis_url,
             "KEY_PREFIX": "inspector",
-            "OPTIONS": {"serializer": "inspector.server.cached.MsgpackSerializer"},
+            "OPTIONS": {"serializer": "inspector.server.page_cache.MsgpackSerializer"},
         }
     }
     previous = app.conf.broker_url

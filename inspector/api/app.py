@@ -14,7 +14,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from ninja.parser import Parser
 from pydantic import TypeAdapter
 
-from inspector.api import checks, comments, muted, reading, runs, search, trajectories, work
+from inspector.api import checks, comments, jobs, muted, reading, runs, search, trajectories
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
@@ -44,7 +44,7 @@ class BoundedParser(Parser):
 
 
 OTHERS = (
-    RunSummary, RewardBin, CheckTotal, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
+    RunSummary, RewardBin, CheckTotal, ProblemDocument, jobs.SettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
     Pushed,
 )
@@ -89,7 +89,7 @@ api = DocumentedAPI(
     throttle=[CallerThrottle()],
     parser=BoundedParser(),
 )
-for module in (runs, trajectories, reading, comments, muted, checks, work, search):
+for module in (runs, trajectories, reading, comments, muted, checks, jobs, search):
     api.add_router("", module.router)
 
 

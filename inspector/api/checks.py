@@ -14,7 +14,7 @@ from ninja import Query, Router
 
 from inspector.api.answers import AnswerPart, answer, fresh, the_check, with_etag
 from inspector.api.callers import project_for
-from inspector.api.documented import NOT_CHANGED, Body, LongText, PartAsked, extra
+from inspector.api.operation_docs import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access

@@ -9,7 +9,7 @@ from ninja import Router
 from pydantic import Field
 
 from inspector.api.answers import answer, found, the_trajectory
-from inspector.api.documented import Body, extra
+from inspector.api.operation_docs import Body, extra
 from inspector.trajectories.comment_views import CommentsPage
 from inspector.trajectories.discussion import CommentValues, discussion_of
 from inspector.web.access import require

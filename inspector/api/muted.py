@@ -6,7 +6,7 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
 from inspector.api.answers import AnswerItems, answer, found, the_run
-from inspector.api.documented import Body, LongText, extra
+from inspector.api.operation_docs import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require
 from rollouts.store.models import Role

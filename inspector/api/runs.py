@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
 from inspector.api.answers import AnswerPart, answer, fresh, the_run
-from inspector.api.documented import PartAsked, RunKind, extra
+from inspector.api.operation_docs import PartAsked, RunKind, extra
 from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
 from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
 from inspector.runs.cached_figures import summary_of

@@ -10,7 +10,7 @@ from ninja import Query, Router
 from pydantic import Field
 
 from inspector.api.answers import AnswerPart, answer, the_run
-from inspector.api.documented import LongText, PartAsked, extra
+from inspector.api.operation_docs import LongText, PartAsked, extra
 from inspector.api.run_answers import RunOfProject, run_line
 from inspector.api.trajectory_answers import FoundTrajectory
 from inspector.runs.trajectory_values import TrajectoryValues

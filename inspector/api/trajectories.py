@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
 from inspector.api.answers import AnswerItems, AnswerPart, answer, conditional, found, the_trajectory
-from inspector.api.documented import NOT_CHANGED, PartAsked, extra
+from inspector.api.operation_docs import NOT_CHANGED, PartAsked, extra
 from inspector.api.run_answers import JobAnswer, job_answer
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.api.trajectory_answers import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from inspector.server.cached import keep, recall
+from inspector.server.page_cache import keep, recall
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import (

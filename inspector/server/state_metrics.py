@@ -14,8 +14,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from inspector.server import workers
-from inspector.server.cached import keep, recall
 from inspector.server.health import served_queues
+from inspector.server.page_cache import keep, recall
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.sending import DO_JOB, RUN_ROLLOUTS
 from rollouts.store.jobs.jobs import JOB_KINDS

@@ -146,7 +146,7 @@ def test_a_worker_reads_no_pickle_from_its_queue(
 
 def test_nothing_of_the_server_unpickles_what_it_did_not_write() -> None:
     """M5: cache, sessions and tasks are MessagePack or JSON. Pickles come from own child processes, or by a command."""
-    assert product.CACHES["default"]["OPTIONS"]["serializer"] == "inspector.server.cached.MsgpackSerializer"
+    assert product.CACHES["default"]["OPTIONS"]["serializer"] == "inspector.server.page_cache.MsgpackSerializer"
     assert product.CELERY_TASK_SERIALIZER == "json" and product.CELERY_ACCEPT_CONTENT == ["json"]
     assert chosen.SESSION_ENGINE.endswith(".db") and chosen.SESSION_SERIALIZER.endswith("JSONSerializer")
     reading = set()

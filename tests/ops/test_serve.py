@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from inspector.server.running import AlreadyRunning, ServerLock, running_url
+from inspector.server.folder_lock import AlreadyRunning, ServerLock, running_url
 from inspector.server.supervisor import Child, Supervisor
 from tests.conftest import ROOT, wait_until
 

@@ -8,7 +8,7 @@ import pytest
 from django.http import QueryDict
 
 from inspector.api.app import schema
-from inspector.api.work import ExportedAlone
+from inspector.api.jobs import ExportedAlone
 from inspector.runs.filters import PERSONAL, ListQuery, filter_form
 from rollouts.store.trajectory_filters import INPUTS, PARAMETERS, FilterParameters, TrajectoryFilters
 

@@ -64,3 +64,11 @@ def test_the_twin_has_the_keys_of_the_dataclass():
     request.path = "/example.json"
     response = twins.page(request, "unused.html", ExamplePage(first=1, second=["a"]), only_html=2)
     assert json.loads(response.content) == {"first": 1, "second": ["a"]}
+
+
+def test_some_fields_of_a_value_have_their_types_and_may_have_another_name():
+    part = twins.some_fields(ExamplePage, "Part", "A part.", "number=first")
+    assert twins.jsonable(part.of(ExamplePage(first=1, second=["a"]))) == {"number": 1}
+    (field,) = dataclasses.fields(part)
+    assert field.type.__metadata__[0].description == "A number."
+    assert part.__name__ == "Part" and part.__doc__ == "A part."

@@ -5,7 +5,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from inspector.server.running import running_url
+from inspector.server.folder_lock import running_url
 from inspector.web.login import make_token
 from rollouts.store.people.users import LOCAL_USER, active_user
 

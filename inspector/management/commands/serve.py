@@ -21,10 +21,10 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 
+from inspector.server.folder_lock import AlreadyRunning, ServerLock
 from inspector.server.parent_death import die_with_parent
 from inspector.server.paths import embedded_redis_socket, private_folder, write_privately
 from inspector.server.redis_process import redis_command
-from inspector.server.running import AlreadyRunning, ServerLock
 from inspector.server.supervisor import Child, Supervisor
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.html.text import text_html
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter, Tokens
-from inspector.server.cached import keep, recall
+from inspector.server.page_cache import keep, recall
 from inspector.trajectories.compare.side_by_side import plain_tokens, text_of
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from inspector.api.answers import AnswerPart, answer, found, the_run
 from inspector.api.callers import project_for
-from inspector.api.documented import Body, JobKind, PartAsked, extra, file_answer
+from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.api.runs import needs_rest
 from inspector.runs.jobs.job_views import offered_file
