@@ -51,8 +51,10 @@ def run(options: Namespace) -> int:
         renderer = load_renderer(tokenizer, options.chat_template)
         files = report_files(options, list(REPORTS))
         if options.input_format not in ("auto", *FORMATS):
-            known = ", ".join(FORMATS)
-            raise OptionUnusable(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
+            format_names = ", ".join(FORMATS)
+            raise OptionUnusable(
+                f"--input-format: there is no format {options.input_format!r}. There are: {format_names}."
+            )
     except (RuleUnusable, OptionUnusable, ValueError) as error:
         return refuse(str(error))
     checked = check_files(

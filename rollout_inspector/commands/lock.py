@@ -23,23 +23,23 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Check the templates and write the lock file. Nothing is written where one cannot be rendered."""
-    found: dict[str, CheckedTemplate] = {}
+    checked: dict[str, CheckedTemplate] = {}
     try:
         check_place(options.output, "--output")
         for path in options.paths:
             if os.path.realpath(path) == os.path.realpath(options.output):
                 raise OptionUnusable(f"--output {path}: it is the template. Name another file.")
             name = name_in_lock(path, options.output)
-            if name in found:
+            if name in checked:
                 raise OptionUnusable(
-                    f"{path} and {found[name].name} have one name in the lock, {name}. Write two locks."
+                    f"{path} and {checked[name].name} have one name in the lock, {name}. Write two locks."
                 )
-            found[name] = check_template(load_template(path, options.tokenizer), now=LOCK_TIME)
-            if found[name].report is None:
-                raise OptionUnusable(f"{path} cannot be locked. {found[name].error}")
-        write_whole(options.output, lock_text(found).encode(), "--output")
+            checked[name] = check_template(load_template(path, options.tokenizer), now=LOCK_TIME)
+            if checked[name].report is None:
+                raise OptionUnusable(f"{path} cannot be locked. {checked[name].error}")
+        write_whole(options.output, lock_text(checked).encode(), "--output")
     except (OptionUnusable, FileUnusable) as error:
         return refuse(str(error))
-    for name, one in found.items():
-        print(line_of(f"Locked {name}: {'; '.join(one.reasons()) or 'safe for tool results.'}"))
+    for name, item in checked.items():
+        print(line_of(f"Locked {name}: {'; '.join(item.reasons()) or 'safe for tool results.'}"))
     return 0

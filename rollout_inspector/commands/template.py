@@ -39,13 +39,13 @@ def run(options: Namespace) -> int:
         templates = [load_template(path, options.tokenizer) for path in paths]
     except (OptionUnusable, RuleUnusable) as error:
         return refuse(str(error))
-    found = []
-    for one in templates:
-        checked = check_template(one, purposes, LOCK_TIME if lock is not None else "")
-        compared = None if lock is None else compare_with_lock(checked, lock, name_in_lock(one.name, options.lock))
-        found.append(ReportedTemplate(checked, compared))
+    reports = []
+    for template in templates:
+        checked = check_template(template, purposes, LOCK_TIME if lock is not None else "")
+        compared = None if lock is None else compare_with_lock(checked, lock, name_in_lock(template.name, options.lock))
+        reports.append(ReportedTemplate(checked, compared))
     try:
-        write_reports(files, lambda form: TEMPLATE_REPORTS[form](found))
+        write_reports(files, lambda form: TEMPLATE_REPORTS[form](reports))
     except OptionUnusable as error:
         return refuse(str(error))
-    return int(ExitStatus.of_all(one.outcome for one in found))
+    return int(ExitStatus.of_all(report.outcome for report in reports))

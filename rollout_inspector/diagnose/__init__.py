@@ -90,7 +90,7 @@ def examine(
         gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
         return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
     findings: list[Finding] = []
-    kept: list[int] = []
+    indices: list[int] = []
     for index in range(len(case.steps)):
         missing = step_checks.missing_ids(case, index)
         if missing is not None:
@@ -109,9 +109,9 @@ def examine(
         elif (fault := delta_rules.check_delta(case, index)) is not None:
             findings.append(fault)
         if index not in case.no_ids:
-            kept.append(index)
+            indices.append(index)
     broken = {(f.step, f.start) for f in findings if f.kind == "noncanonical_sampling"}
-    findings += [f for f in step_checks.noncanonical(case, kept) if (f.step, f.start) not in broken]
+    findings += [f for f in step_checks.noncanonical(case, indices) if (f.step, f.start) not in broken]
     findings += row_findings.row_findings(case)
     findings += _undecidable(case)
     findings = [replace(f, row=_row_that_holds(case, f)) if f.row is None else f for f in findings]
@@ -148,8 +148,8 @@ def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
     rules = (step_checks.doubled_bos, template.first_prompt, delta_rules.control_text_in_prompt)
-    found = [finding for rule in rules if (finding := rule(case, index)) is not None]
-    return found[:1]
+    findings = [finding for rule in rules if (finding := rule(case, index)) is not None]
+    return findings[:1]
 
 
 def _name_break(b: Break) -> Finding:

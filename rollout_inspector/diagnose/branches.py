@@ -53,7 +53,7 @@ def _goes_on(b: Break, index: int) -> bool:
 def _of_one_answer(one: Step, other: Step) -> bool:
     """Whether two steps are choices of one answer, by the id that the server gave the answer."""
     ids = [step.extra.get("response") for step in (one, other)]
-    names = [found.get("id") if isinstance(found, Mapping) else None for found in ids]
+    names = [item.get("id") if isinstance(item, Mapping) else None for item in ids]
     choices = [step.extra.get("choice") for step in (one, other)]
     return names[0] is not None and names[0] == names[1] and choices[0] != choices[1]
 
@@ -147,4 +147,4 @@ def _says_nothing_alike(b: Break) -> bool:
     roles = {messages[0].get("role") for messages in (before, after) if messages}
     if not after or not roles & {"system", "developer"}:
         return False
-    return not any(msg.same(one, other) for one in b.case.conversation(b.parent_index) or () for other in after)
+    return not any(msg.same(message, other) for message in b.case.conversation(b.parent_index) or () for other in after)

@@ -70,20 +70,24 @@ def message_dropped(d: Delta) -> DeltaFault | None:
     """A new message leaves no trace in the delta."""
     if not d.new_messages:
         return None
-    rest, gap = d.data, 0
+    remaining, gap = d.data, 0
     spans = d.spans(d.new_messages)
     for start, stop in filter(None, reversed(spans)):
-        rest = rest[:start] + b"\0" + rest[stop:]
+        remaining = remaining[:start] + b"\0" + remaining[stop:]
     for position, (message, span) in enumerate(zip(d.new_messages, spans, strict=True)):
         gap = gap if span is None else span[1]
         # Words that a message shares with a present message are not a trace of it.
         content = message.get("content")
-        if message.get("role") == "assistant" or d.case.stands_in(content, d.data) or d.case.has_trace(content, rest):
+        if (
+            message.get("role") == "assistant"
+            or d.case.stands_in(content, d.data)
+            or d.case.has_trace(content, remaining)
+        ):
             continue
-        if _is_begun(d, position, rest):
+        if _is_begun(d, position, remaining):
             continue
-        wanted = d.full if d.expected is None else d.expected
-        drops = wanted is not None and not d.case.has_trace(content, d.case.bytes_of(wanted))
+        delta = d.full if d.expected is None else d.expected
+        drops = delta is not None and not d.case.has_trace(content, d.case.bytes_of(delta))
         who = "the chat template leaves it out" if drops else "the delta leaves it out"
         ends = np.cumsum([len(piece) for piece in d.pieces])
         place = int(np.searchsorted(ends, gap, side="right")) if gap else 0
@@ -103,15 +107,17 @@ def _is_begun(d: Delta, position: int, rest: bytes) -> bool:
     """
     if d.expected is None or d.new_messages is None:
         return False
-    wanted = d.case.bytes_of(d.expected)
-    spans = d.spans(d.new_messages, wanted)
+    expected = d.case.bytes_of(d.expected)
+    spans = d.spans(d.new_messages, expected)
     span = spans[position]
     if span is None:
         return False
     others = [other for other in spans if other is not None and other != span]
-    before = wanted[max([stop for _, stop in others if stop <= span[0]], default=0) : span[0]][-_AROUND:]
-    behind = wanted[span[1] : min([start for start, _ in others if start >= span[1]], default=len(wanted))][:_AROUND]
-    text = wanted[slice(*span)].decode("utf-8", "replace")
+    before = expected[max([stop for _, stop in others if stop <= span[0]], default=0) : span[0]][-_AROUND:]
+    behind = expected[span[1] : min([start for start, _ in others if start >= span[1]], default=len(expected))][
+        :_AROUND
+    ]
+    text = expected[slice(*span)].decode("utf-8", "replace")
     begins, ends = before + text[:1].encode(), text[-1:].encode() + behind
     return (before != b"" and begins in rest) or (behind != b"" and ends in rest)
 
@@ -218,8 +224,8 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
 
 def _too_many(d: Delta, head: Ids) -> bool:
     """Whether the delta holds these ids more often than the template writes them there."""
-    actual, wanted = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
-    return actual.count(head.tobytes()) > wanted.count(head.tobytes())
+    actual, expected = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
+    return actual.count(head.tobytes()) > expected.count(head.tobytes())
 
 
 def _system_header(d: Delta, with_tools: bool) -> Ids:
@@ -291,10 +297,10 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
         if group.equal:
             continue
         extra = d.case.is_special(d.ids[group.right_start : group.right_stop]).sum()
-        wanted = d.case.is_special(d.expected[group.left_start : group.left_stop]).sum()
+        n_expected = d.case.is_special(d.expected[group.left_start : group.left_stop]).sum()
         place, end = int(offsets[group.right_start]), int(offsets[group.right_stop])
         between = any(stop <= end and place <= start for (_, stop), (start, _) in pairwise(spans))
-        if between and extra > wanted:
+        if between and extra > n_expected:
             return DeltaFault(
                 "tool_messages_split",
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
@@ -310,9 +316,9 @@ def delta_differs(d: Delta) -> DeltaFault | None:
         return None
     start, stop, expected = d.difference
     texts = [d.case.text(expected), d.case.text(d.ids[start:stop])]
-    wanted, found = (quoted_or_nothing(text) for text in texts)
-    how = f"{found} stands" if texts[0] != texts[1] else "other ids spell it"
-    where = f"where the template writes {wanted}, {how}"
+    expected_text, actual = (quoted_or_nothing(text) for text in texts)
+    how = f"{actual} stands" if texts[0] != texts[1] else "other ids spell it"
+    where = f"where the template writes {expected_text}, {how}"
     evidence = (
         f"After the completion of step {d.parent_index} the template writes {len(d.expected)} ids, and the prompt of "
         f"step {d.index} has {len(d.ids)}: {where}."
@@ -329,22 +335,22 @@ def delta_differs(d: Delta) -> DeltaFault | None:
 def _cut_message(d: Delta) -> tuple[int | None, str]:
     """The new message of which a part is missing, and which part. None when the difference is another one."""
     assert d.expected is not None
-    wanted, found = d.case.bytes_of(d.expected), d.data
-    start = _shared(wanted, found)
-    tail = _shared(wanted[start:][::-1], found[start:][::-1])
-    stop, added = len(wanted) - tail, len(found) - tail - start
-    for position, span in enumerate(d.spans(d.new_messages or (), wanted)):
+    expected, actual = d.case.bytes_of(d.expected), d.data
+    start = _shared(expected, actual)
+    tail = _shared(expected[start:][::-1], actual[start:][::-1])
+    stop, added = len(expected) - tail, len(actual) - tail - start
+    for position, span in enumerate(d.spans(d.new_messages or (), expected)):
         if span is None:
             continue
         first, last = start, stop
         # With equal text on both sides of a cut, the same bytes are missing a little earlier.
-        while not added and last > span[1] and first > span[0] and wanted[first - 1] == wanted[last - 1]:
+        while not added and last > span[1] and first > span[0] and expected[first - 1] == expected[last - 1]:
             first, last = first - 1, last - 1
         # A mark of the cut may stand in place of a much longer end.
         ends_early = not added or (last == span[1] and 2 * added < last - first)
         if span[0] <= first and last <= span[1] and first < last and ends_early:
-            size, kept = (len(wanted[a:b].decode("utf-8", "ignore")) for a, b in (span, (span[0], first)))
-            return position, f"after {kept} of its {size} characters"
+            size, n_written = (len(expected[a:b].decode("utf-8", "ignore")) for a, b in (span, (span[0], first)))
+            return position, f"after {n_written} of its {size} characters"
     return None, ""
 
 
@@ -373,14 +379,14 @@ def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Find
     if case.codec is None:
         return None
     d = Delta(case, index)
-    fault = next((found for rule in BY_IDS if (found := rule(d)) is not None), None)
+    fault = next((match for rule in BY_IDS if (match := rule(d)) is not None), None)
     if fault is None and not (render and d.is_templates):
         # The delta may hold another step's answer as it was sampled. No render can tell whether that is right.
         answers = any(message.get("role") == "assistant" for message in d.new_messages or ())
-        known = render and d.is_templates is False and not answers
-        rules = BY_RENDER if known else (stop_token_doubled, turn_separator_lost)
-        fault = next((found for rule in rules if (found := rule(d)) is not None), None)
-        if fault is None and render and not known:
+        is_known = render and d.is_templates is False and not answers
+        rules = BY_RENDER if is_known else (stop_token_doubled, turn_separator_lost)
+        fault = next((match for rule in rules if (match := rule(d)) is not None), None)
+        if fault is None and render and not is_known:
             case.undecided["delta"] = "render of the new messages"
     if fault is None:
         return None

@@ -63,9 +63,11 @@ def compare_with_render(
         return None
     kwargs = kwargs_of_record(step, step.request, renderer, codec)[0]
     conversation = replace(step.request, messages=(*step.request.messages, step.reply), chat_template_kwargs=kwargs)
-    asked = replace(step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None)
-    case = DiagnosisContext(Trajectory("", (asked,)), codec, lambda _: renderer)
-    full = case.render(asked, conversation.messages, False)
+    asked_step = replace(
+        step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None
+    )
+    case = DiagnosisContext(Trajectory("", (asked_step,)), codec, lambda _: renderer)
+    full = case.render(asked_step, conversation.messages, False)
     if full is None:
         return _not_rendered(last)
     places = _Difference(codec, step, full, mode == "strict")
@@ -139,7 +141,7 @@ def _other_tokens(
 ) -> Finding | None:
     """The first place in a completion where other tokens have the same text, unless a known finding says so."""
     stream = trajectory.steps[-1].stream
-    told = {finding.step for finding in known if finding.kind == "noncanonical_sampling"}
+    noncanonical = {finding.step for finding in known if finding.kind == "noncanonical_sampling"}
     n = min(len(stream), len(full))
     differs = np.flatnonzero(stream[:n] != full[:n])
     if not differs.size:
@@ -150,10 +152,10 @@ def _other_tokens(
         if group.equal or place >= len(stream):
             continue
         step = next((i for i in b.case.chain(b.parent_index) if len(b.case.steps[i].prompt_ids) <= place), None)
-        if step in told and place < stream_length(b.case.steps[step or 0]):
+        if step in noncanonical and place < stream_length(b.case.steps[step or 0]):
             continue
-        rest = full[b.start + group.right_start :]
-        return _finding(_broken(trajectory, codec, renderer, conversation, place, rest))
+        remaining = full[b.start + group.right_start :]
+        return _finding(_broken(trajectory, codec, renderer, conversation, place, remaining))
     return None
 
 
@@ -195,11 +197,11 @@ def _other_kind(b: Break, sampled: bool) -> str:
 
 def _goes_on(b: Break) -> Finding:
     """The render goes on after the stream's end."""
-    rest = b.actual[b.start :]
-    text = b.case.text(bounded(rest))
+    remaining = b.actual[b.start :]
+    text = b.case.text(bounded(remaining))
     return Finding(
         Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
-        expected_ids=bounded(rest), expected_text=text, remedy=KINDS["delta_differs"].remedy,
+        expected_ids=bounded(remaining), expected_text=text, remedy=KINDS["delta_differs"].remedy,
         evidence=f"{_DIFFERS}: the stream ends, a render goes on with {quoted_or_nothing(text)}.",
     )
 

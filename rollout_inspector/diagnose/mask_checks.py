@@ -48,13 +48,13 @@ def places_of(needle: Ids, ids: Ids) -> list[int]:
 
 def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
     """Where the assistant's turns open: ``[start, stop)``, in order. Of two headers that overlap, the longer one."""
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     for header in sorted(marks.headers, key=len, reverse=True):
         for start in places_of(header, ids):
             stop = start + len(header)
-            if not any(first < stop and start < last for first, last in found):
-                found.append((start, stop))
-    return sorted(found)
+            if not any(first < stop and start < last for first, last in places):
+                places.append((start, stop))
+    return sorted(places)
 
 
 def written_by_assistant(row: Row, marks: TurnBoundaries) -> Mask | None:
@@ -78,7 +78,7 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
     """The header without a template: the ids between the turn before and a trained stretch, as in most stretches."""
     stops = derived_stops(ids, mask, special)
     starts = [start for start, _ in mask_runs(mask)][:16]
-    found: list[Ids] = []
+    headers: list[Ids] = []
     for start in starts:
         low = max(0, start - 16)
         before = ids[low:start]
@@ -86,9 +86,9 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
         marks = np.flatnonzero(special[low:start])
         behind = marks[marks >= ends[-1]] if ends.size else marks[-1:]
         if behind.size:
-            found.append(before[int(behind[0]) :])
+            headers.append(before[int(behind[0]) :])
     best, most = NO_IDS, 0
-    for header in found:
+    for header in headers:
         places = places_of(header, ids)
         fits = sum(any(place <= start <= place + len(header) for place in places) for start in starts)
         if fits > most:
@@ -171,8 +171,8 @@ def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
 def _is_encoded_again(row: Row, start: int, stop: int) -> bool:
     """Whether a strategy encoded an assistant's text again. Then the mask is right; the steps decide about the ids."""
     assert row.origin is not None
-    said = bool((row.origin[start:stop] == Origin.INSERTED).all()) and bool(row.step_indices)
-    return said and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
+    is_inserted = bool((row.origin[start:stop] == Origin.INSERTED).all()) and bool(row.step_indices)
+    return is_inserted and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
 
 
 def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:

@@ -123,17 +123,17 @@ def context_truncated(b: Break) -> Verdict | None:
     haystack = expected.tobytes()
     place = haystack.find(needle, (b.start + 1) * expected.itemsize)
     while place >= 0:
-        k, rest = divmod(place, expected.itemsize)
-        kept = len(expected) - k
-        if not rest and kept <= len(actual) and np.array_equal(expected[k:], actual[:kept]):
-            moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[kept:].tobytes()
+        k, offset = divmod(place, expected.itemsize)
+        n_kept = len(expected) - k
+        if not offset and n_kept <= len(actual) and np.array_equal(expected[k:], actual[:n_kept]):
+            moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[n_kept:].tobytes()
             if moved or _template_gives(b):
                 return None  # no cut: the template moved something away
             where = f"after the first {counted(b.start, 'id')}" if b.start else "at the start"
             return Verdict(
                 "context_truncated",
                 f"Gone: {counted(k - b.start, 'id')} {where} of the stream of step {b.parent_index}. The rest, "
-                f"{counted(kept, 'id')}, follows unchanged. The prompt has {len(b.actual)} ids.",
+                f"{counted(n_kept, 'id')}, follows unchanged. The prompt has {len(b.actual)} ids.",
             )
         place = haystack.find(needle, place + 1)
     return None
@@ -184,8 +184,8 @@ def history_rewritten(b: Break) -> Verdict | None:
     elif after[index].get("role") != role:
         what = f"of step {b.parent_index} is a message of the role {after[index].get('role')} at step {b.index}"
     else:
-        one, other = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
-        was, now = contrast(one, other)
+        old, new = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
+        was, now = contrast(old, new)
         what = f"was {was} at step {b.parent_index} and is {now} at step {b.index}"
     n = len(after)
     sent = f", which sends {n} message{'s' * (n != 1)} where step {b.parent_index} sent {len(before)}"
@@ -200,8 +200,8 @@ def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], 
     """Whether both requests have a message there that is equal or the assistant's."""
     if index >= len(after):
         return False
-    one, other = before[index], after[index]
-    return one.get("role") == other.get("role") == "assistant" or msg.same(one, other)
+    old, new = before[index], after[index]
+    return old.get("role") == new.get("role") == "assistant" or msg.same(old, new)
 
 
 def assistant_rewritten(b: Break) -> Verdict | None:
@@ -239,9 +239,9 @@ def assistant_rewritten(b: Break) -> Verdict | None:
 
 
 def _rewritten(b: Break, index: int, old: Message, new: Message) -> Verdict:
-    one, other = msg.plain(old), msg.plain(new)
-    key = next((key for key in (*one, *other) if one.get(key) != other.get(key)), "content")
-    was, now = contrast(_words(one.get(key)), _words(other.get(key)))
+    old_fields, new_fields = msg.plain(old), msg.plain(new)
+    key = next((key for key in (*old_fields, *new_fields) if old_fields.get(key) != new_fields.get(key)), "content")
+    was, now = contrast(_words(old_fields.get(key)), _words(new_fields.get(key)))
     return Verdict(
         "assistant_rewritten",
         f"The {key.replace('_', ' ')} of the assistant's message {index} came back changed: {was} became {now}.",

@@ -228,7 +228,7 @@ class _TemplateProperties:
         special = self.case.is_special(row.ids)
         # A row does not say whether thinking was on. Its first turn does.
         switched = (self._headers(thinking) for thinking in (None, True, False))
-        headers = next((one for one in switched if one and places_of(one[0], row.ids)), self._headers(None))
+        headers = next((switch for switch in switched if switch and places_of(switch[0], row.ids)), self._headers(None))
         by_template = any(places_of(header, row.ids) for header in headers)
         if not by_template:
             derived = derived_header(row.ids, row.loss_mask, special)
@@ -316,10 +316,10 @@ def _on_step(
     case: DiagnosisContext, index: int, kind: str, start: int, stop: int, evidence: str, cost: Cost
 ) -> Finding:
     step = case.steps[index]
-    offset, known = len(step.prompt_ids), KINDS[kind]
+    offset, finding_kind = len(step.prompt_ids), KINDS[kind]
     return Finding(
-        axis=Axis.ROW, kind=kind, severity=known.severity, step=index, start=offset + start, stop=offset + stop,
-        actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=known.remedy, cost=cost,
+        axis=Axis.ROW, kind=kind, severity=finding_kind.severity, step=index, start=offset + start, stop=offset + stop,
+        actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=finding_kind.remedy, cost=cost,
         actual_text=case.widened(step.stream, offset + start, offset + stop),
     )
 
@@ -366,10 +366,14 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
         versions = [case.steps[i].policy_version for i in steps if i < len(case.steps) and case.steps[i].policy_version]
         distinct = list(dict.fromkeys(versions)) or (trained_versions(rows[index]) if rows else [])
         if len(distinct) > 1:
-            known = KINDS["mixed_policy_versions"]
-            names = ", ".join(one[:100] for one in distinct[:8])
+            finding_kind = KINDS["mixed_policy_versions"]
+            names = ", ".join(version[:100] for version in distinct[:8])
             yield Finding(
-                axis=Axis.ROW, kind=known.slug, severity=known.severity, row=index, remedy=known.remedy,
+                axis=Axis.ROW,
+                kind=finding_kind.slug,
+                severity=finding_kind.severity,
+                row=index,
+                remedy=finding_kind.remedy,
                 evidence=f"Row {index} holds tokens of the policy versions {names}.",
             )
 
@@ -404,8 +408,8 @@ def _past_stop_string(case: DiagnosisContext, step: Step) -> int | None:
         return None
     sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(step.completion_ids)])
     cut = int(np.searchsorted(sizes, len(step.text.encode()), side="left")) + 1 if step.text else 0
-    rest = step.completion_ids[cut:]
-    return cut if len(rest) and not case.is_special(rest).all() else None
+    after_stop = step.completion_ids[cut:]
+    return cut if len(after_stop) and not case.is_special(after_stop).all() else None
 
 
 def _is_trained(case: DiagnosisContext, index: int) -> bool:

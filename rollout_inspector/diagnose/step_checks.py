@@ -90,12 +90,12 @@ def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) 
     """Whether a stretch of one id was not sampled: its text differs from the reply of the source."""
     if not is_completion:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
-    said = _said(step)
+    text = _said(step)
     stops = () if case.codec is None else (case.codec.eos_id, *getattr(case.codec, "stop_ids", ()))
-    if len(ids) == 1 and not said and (said is not None or int(ids[0]) in stops):
+    if len(ids) == 1 and not text and (text is not None or int(ids[0]) in stops):
         return False  # the model stopped at once
-    if said is not None and case.codec is not None:
-        return said != "" and not case.has_trace(said, case.bytes_of(ids))
+    if text is not None and case.codec is not None:
+        return text != "" and not case.has_trace(text, case.bytes_of(ids))
     return int(ids[0]) == 0 or len(ids) >= 2 * _CONSTANT
 
 
@@ -143,8 +143,8 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
         return None if silent else 0
     # Decoding with special tokens skipped often leaves out fewer tokens than all control tokens.
     skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
-    kept = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
-    as_decoded = [case.text(step.completion_ids[~left_out]).strip() for left_out in kept]
+    left_out_sets = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
+    as_decoded = [case.text(step.completion_ids[~left_out]).strip() for left_out in left_out_sets]
     if any(_cut_from(step.text.strip(), whole) for whole in as_decoded):
         return None
     if any(_cut_from(case.as_decoded(step.text).strip(), whole) for whole in as_decoded):
@@ -189,8 +189,8 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     decoded = case.completion_bytes[index].decode("utf-8", "surrogateescape")
     if isinstance(message, Mapping) and holds_all(decoded, texts_of(message)):
         return None  # most replies
-    said = reply_in(message)
-    lost = unheld_tokens(ids, case.is_special(ids), case.codec.joined_bytes, said.held if said is not None else "")
+    reply = reply_in(message)
+    lost = unheld_tokens(ids, case.is_special(ids), case.codec.joined_bytes, reply.held if reply is not None else "")
     if not lost:
         return None
     start, closed = len(case.steps[index].prompt_ids), _reasoning_stop(case, index)
@@ -204,7 +204,7 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     )
     first = lost[0]
     span = StepSpan(start + first.start, start + first.stop, ids[first.start : first.stop])
-    places = tuple((start + one.start, start + one.stop) for one in lost[:_PLACES])
+    places = tuple((start + stretch.start, start + stretch.stop) for stretch in lost[:_PLACES])
     return replace(finding_on_step(case, index, verdict, span), places=places if len(places) > 1 else ())
 
 
@@ -269,11 +269,11 @@ def control_text_in(
             if len(parts) == 1:
                 continue
             # SentencePiece may put a space after a control token. WordPiece drops spaces around it, and capitals.
-            found = re.search(b" *".join(re.escape(part.strip(b" ")) for part in parts), data, re.IGNORECASE)
-            if found is None:
+            match = re.search(b" *".join(re.escape(part.strip(b" ")) for part in parts), data, re.IGNORECASE)
+            if match is None:
                 continue
-            first = int(np.searchsorted(offsets, found.start(), side="left"))
-            last = int(np.searchsorted(offsets, found.end(), side="right")) - 1
+            first = int(np.searchsorted(offsets, match.start(), side="left"))
+            last = int(np.searchsorted(offsets, match.end(), side="right")) - 1
             inside = np.flatnonzero(special[first:last])
             if inside.size:
                 return first + int(inside[0]), first + int(inside[0]) + 1

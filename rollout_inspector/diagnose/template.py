@@ -62,8 +62,12 @@ def _template_did_it(b: Break) -> bool:
     # A date in the text before may make the sent prompts longer or shorter than the renders.
     start = common_prefix(first, second)
     n = min(8, len(first) - start)
-    left, right = b.expected[b.start : b.start + n], b.actual[b.start : b.start + 8]
-    return n > 0 and np.array_equal(first[start : start + n], left) and np.array_equal(second[start : start + 8], right)
+    expected, actual = b.expected[b.start : b.start + n], b.actual[b.start : b.start + 8]
+    return (
+        n > 0
+        and np.array_equal(first[start : start + n], expected)
+        and np.array_equal(second[start : start + 8], actual)
+    )
 
 
 def tokenizer_mismatch(b: Break) -> Verdict | None:

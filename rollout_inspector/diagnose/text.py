@@ -56,9 +56,9 @@ def _lost_at(b: Break, lost: NDArray[np.intp], exact: bool) -> NDArray[np.intp]:
     token of the prompt becomes the start of that token.
     """
     before, behind = (_text_offsets(b, ids[b.start :], exact) for ids in (b.expected, b.actual))
-    wanted = before[lost]
-    places = np.minimum(np.searchsorted(behind, wanted), len(behind) - 1)
-    return places - (behind[places] > wanted)
+    sought = before[lost]
+    places = np.minimum(np.searchsorted(behind, sought), len(behind) - 1)
+    return places - (behind[places] > sought)
 
 
 def _text_offsets(b: Break, ids: Ids, exact: bool) -> NDArray[np.int64]:
@@ -73,10 +73,10 @@ def _text_alone_came_back(b: Break) -> bool:
     """Whether the rest of the sampled text came back whole, except for control tokens, up to an end of turn."""
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     dropped = b.case.is_special(expected)
-    said = b.case.bytes_of(expected[~dropped]) if b.in_completion and dropped[:-1].any() else b""
+    sampled_text = b.case.bytes_of(expected[~dropped]) if b.in_completion and dropped[:-1].any() else b""
     special = np.flatnonzero(b.case.is_special(actual))
     text = b.case.bytes_of(actual[: int(special[0])] if special.size else actual)
-    return bool(said.strip()) and text.strip() == said.strip()
+    return bool(sampled_text.strip()) and text.strip() == sampled_text.strip()
 
 
 def _gone_for_good(b: Break) -> NDArray[np.intp]:
@@ -87,9 +87,9 @@ def _gone_for_good(b: Break) -> NDArray[np.intp]:
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     lost = np.flatnonzero(b.case.is_special(expected) & ~np.isin(expected, actual))
     gone = expected[lost]
-    said, came = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
-    as_decoded = "".join(said)
-    return lost if len(lost) > 1 and as_decoded and "".join(came).startswith(as_decoded) else lost[:0]
+    expected_words, actual_words = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
+    as_decoded = "".join(expected_words)
+    return lost if len(lost) > 1 and as_decoded and "".join(actual_words).startswith(as_decoded) else lost[:0]
 
 
 def _stop_alone_is_lost(b: Break) -> bool:
@@ -190,17 +190,17 @@ def _inside_sampled(b: Break) -> bool:
     if not b.sampled_at(b.start + group.left_start, b.start + group.left_stop):
         return False
     # A token of the prompt that reaches over the end of the sampled bytes belongs to the text after them too.
-    left = b.case.bytes_of(b.expected[b.start + group.left_start : b.start + group.left_stop])
-    right = b.case.bytes_of(b.actual[b.start + group.right_start : b.start + group.right_stop])
-    return len(left) == len(right)
+    dropped = b.case.bytes_of(b.expected[b.start + group.left_start : b.start + group.left_stop])
+    added = b.case.bytes_of(b.actual[b.start + group.right_start : b.start + group.right_stop])
+    return len(dropped) == len(added)
 
 
 def _calls(b: Break, turn: Step) -> list[dict[str, Any]]:
     """The calls of a turn, as they were parsed and as they came back, in plain text and as the tokenizer spells it."""
-    said = [turn.reply or {}]
+    replies = [turn.reply or {}]
     if turn.request is not None:
-        said += (b.case.request_messages(b.index) or ())[len(turn.request.messages) :][:1]
-    calls = [call for message in said for call in msg.calls_of(message)]
+        replies += (b.case.request_messages(b.index) or ())[len(turn.request.messages) :][:1]
+    calls = [call for message in replies for call in msg.calls_of(message)]
     texts = [(str(call["name"]), json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
     spelled = [{"name": b.case.as_decoded(name), "arguments": b.case.as_decoded(text)} for name, text in texts]
     return calls + msg.calls_of({"tool_calls": spelled})
@@ -214,9 +214,9 @@ def call_regions(text: str, calls: list[dict[str, Any]]) -> list[tuple[int, int]
     """
     regions: list[tuple[int, int]] = []
     for start, stop, value in json_objects(text):
-        named = any(call["name"] and call["name"] in msg.strings_in(value) for call in calls)
+        has_name = any(call["name"] and call["name"] in msg.strings_in(value) for call in calls)
         names = [str(call["name"]) for call in calls if call["arguments"] == value]
-        if named or (not calls and _is_call(value)):
+        if has_name or (not calls and _is_call(value)):
             regions.append(_padded(text, start, stop))
         elif names:
             behind = regions[-1][1] if regions else 0
@@ -249,19 +249,19 @@ def _padded(text: str, start: int, stop: int) -> tuple[int, int]:
 def json_objects(text: str, limit: int = 64) -> list[tuple[int, int, Any]]:
     """Objects ``(start, stop, value)`` in a text, as JSON or in Python's notation."""
     decoder = json.JSONDecoder(strict=False)
-    found: list[tuple[int, int, Any]] = []
+    objects: list[tuple[int, int, Any]] = []
     place = text.find("{")
-    while place >= 0 and len(found) < limit:
+    while place >= 0 and len(objects) < limit:
         try:
             value, stop = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
             value, stop = _python_object(text, place)
         if stop > place:
-            found.append((place, stop, value))
+            objects.append((place, stop, value))
             place = text.find("{", stop)
         else:
             place = text.find("{", place + 1)
-    return found
+    return objects
 
 
 def _python_object(text: str, start: int) -> tuple[Any, int]:

@@ -35,8 +35,8 @@ def empty_think_toggled(b: Break) -> Verdict | None:
     if b.case.codec is None:
         return None
     texts = _both_texts(b)
-    for removed, (one, other) in ((True, texts), (False, texts[::-1])):
-        if (body := lone_block(one, other)) is not None and not body.strip():
+    for removed, (old, new) in ((True, texts), (False, texts[::-1])):
+        if (body := lone_block(old, new)) is not None and not body.strip():
             what = "is gone from" if removed else "has appeared in"
             return Verdict(
                 "empty_think_toggled",
@@ -125,15 +125,15 @@ def lone_block(one: str, other: str) -> str | None:
             # White space around a block may also belong to what follows it.
             if not start - 4 <= shared <= stop:
                 continue
-            left = _SPACE.sub("", one[:start] + one[stop:])
+            without_block = _SPACE.sub("", one[:start] + one[stop:])
             head = len(_SPACE.sub("", one[:start]))
             emptied = pattern.match(other, start) if match.group("body").strip() else None
             if emptied and emptied.group("body").strip():
                 emptied = None
-            for rest in (other, emptied and other[:start] + other[emptied.end() :]):
-                right = _SPACE.sub("", rest or "")
-                agrees = _common(left, right)
-                if agrees >= min(len(left), len(right), head + 12) and agrees >= head:
+            for candidate in (other, emptied and other[:start] + other[emptied.end() :]):
+                compared = _SPACE.sub("", candidate or "")
+                agrees = _common(without_block, compared)
+                if agrees >= min(len(without_block), len(compared), head + 12) and agrees >= head:
                     return match.group("body")
     return None
 

@@ -64,20 +64,20 @@ def assert_tito(
 def _paths(value: Any) -> list[str | Path]:
     if isinstance(value, str | Path):
         return [value]
-    is_paths = isinstance(value, list | tuple) and value and all(isinstance(one, str | Path) for one in value)
+    is_paths = isinstance(value, list | tuple) and value and all(isinstance(item, str | Path) for item in value)
     return list(value) if is_paths else []
 
 
 def _check_rows(rows: Any, codec: Codec | None, writer: Renderer | None) -> CheckedFiles:
     checked = CheckedFiles(files=[_ROWS])
     rows = rows if isinstance(rows, Mapping) or hasattr(rows, "keys") else list(rows)
-    known = _of_a_format(rows) if isinstance(rows, list) else None
-    if known is not None:
-        for one in known:
-            if isinstance(one, Rejected):
-                checked.refuse(_ROWS, one.line, one.reason)
+    trajectories = _of_a_format(rows) if isinstance(rows, list) else None
+    if trajectories is not None:
+        for item in trajectories:
+            if isinstance(item, Rejected):
+                checked.refuse(_ROWS, item.line, item.reason)
             else:
-                checked.add(_ROWS, None, one, diagnosis_of(one, codec, writer))
+                checked.add(_ROWS, None, item, diagnosis_of(item, codec, writer))
         return checked
     items = items_of_rows(rows, "row")
     for n in range(items.n):
@@ -123,8 +123,8 @@ def assert_template_safe(
     empty where the lock holds one template. Raises ``ValueError`` for what cannot be used.
     """
     __tracebackhide__ = True
-    wanted = purposes_of(purposes)
-    held = None if lock is None else read_lock(lock)
+    wanted_purposes = purposes_of(purposes)
+    template_lock = None if lock is None else read_lock(lock)
     codec, folder = codec_of(tokenizer)
     try:
         own = None if codec is None else codec.chat_template
@@ -134,8 +134,14 @@ def assert_template_safe(
         if text is None:
             raise RuleUnusable("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")
-        checked = check_template(NamedTemplate(label, text, codec), wanted, "" if held is None else LOCK_TIME)
-        compared = None if held is None else compare_with_lock(checked, held, _locked_name(held, name))
+        checked = check_template(
+            NamedTemplate(label, text, codec), wanted_purposes, "" if template_lock is None else LOCK_TIME
+        )
+        compared = (
+            None
+            if template_lock is None
+            else compare_with_lock(checked, template_lock, _locked_name(template_lock, name))
+        )
     finally:
         if folder is not None:
             folder.cleanup()

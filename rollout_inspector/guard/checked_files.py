@@ -123,7 +123,7 @@ class CheckedFiles:
                 self.checks[check] += 1
             else:
                 self.undecided.setdefault(check, Counter()).update(outcome)
-        seen: set[str] = set()
+        kinds: set[str] = set()
         for finding in diagnosis.findings:
             if finding.kind == "not_decidable" and finding.severity is Severity.INFO:
                 continue
@@ -132,8 +132,8 @@ class CheckedFiles:
             count = self.kinds.setdefault(finding.kind, KindCount(finding.severity))
             count.severity = min(count.severity, finding.severity, key=_WORST_FIRST.index)
             count.n_findings += 1
-            count.n_trajectories += finding.kind not in seen
-            seen.add(finding.kind)
+            count.n_trajectories += finding.kind not in kinds
+            kinds.add(finding.kind)
             if count.n_findings <= MAX_PLACES:
                 place = FindingPlace(
                     file, line, trajectory.external_id, trajectory.training_step,
@@ -191,12 +191,12 @@ def _check_file(
         chosen, items = formats.read(source, format_name, training_step)
         if chosen.name not in checked.formats:
             checked.formats.append(chosen.name)
-        for one in items:
-            if isinstance(one, Rejected):
-                checked.refuse(name, one.line, one.reason)
+        for item in items:
+            if isinstance(item, Rejected):
+                checked.refuse(name, item.line, item.reason)
                 continue
             line = source.line if chosen.by_line and source.line else None
-            checked.add(name, line, one, diagnosis_of(one, codec, renderer))
+            checked.add(name, line, item, diagnosis_of(item, codec, renderer))
             if progress is not None:
                 progress(checked)
     except FileRefused as refusal:

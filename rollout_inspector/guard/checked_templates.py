@@ -56,7 +56,7 @@ class CheckedTemplate:
     @property
     def outcome(self) -> ExitStatus:
         """Failed where a purpose is not safe, undecided where one cannot be told: a void pass is no pass."""
-        return ExitStatus.of_all(ExitStatus.of(one) for one in self.outcomes().values())
+        return ExitStatus.of_all(ExitStatus.of(safe) for safe in self.outcomes().values())
 
     def reasons(self) -> list[str]:
         """One sentence for each purpose that is not safe or cannot be told."""
@@ -71,8 +71,12 @@ class CheckedTemplate:
     def failing(self) -> list[Check]:
         """The checks that make a purpose unsafe."""
         checks = () if self.report is None else self.report.checks
-        wanted = {purpose for purpose, safe in self.outcomes().items() if safe is False}
-        return [one for one in checks if one.purpose in wanted and one.decisive and one.status is CheckStatus.BROKEN]
+        purposes = {purpose for purpose, safe in self.outcomes().items() if safe is False}
+        return [
+            check
+            for check in checks
+            if check.purpose in purposes and check.decisive and check.status is CheckStatus.BROKEN
+        ]
 
 
 def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:

@@ -129,7 +129,7 @@ def mend_trajectory(
 
 
 def _kinds(faults: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.kind for one in faults))
+    return tuple(dict.fromkeys(fault.kind for fault in faults))
 
 
 def _newly_masked(before: Trajectory, after: Trajectory) -> tuple[tuple[int, ...], ...]:
@@ -148,12 +148,12 @@ def _remade(
         why = result.refused or "The strategy makes no row of it."
         return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, why),))
     rows = tuple(replace(row, step_indices=()) for row in result.rows)
-    made = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
-    if faults := find_faults(made):
+    remade = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
+    if faults := find_faults(remade):
         reason = f"The rows of the strategy {result.slug} fail the check."
         return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, _kinds(faults), reason),))
     columns = dict.fromkeys(name for row in trajectory.rows for name in row.columns)
-    return MendedTrajectory((made,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
+    return MendedTrajectory((remade,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
 
 
 # -- breaks ----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> lis
     The way ``MASK`` keeps only the parts that no later part continues: what they continue is in their prompts.
     """
     steps, links = trajectory.steps, links_of(trajectory)
-    cuts = {one.step for one in faults if one.step and one.axis in (Axis.STREAM, Axis.DELTA)}
+    cuts = {fault.step for fault in faults if fault.step and fault.axis in (Axis.STREAM, Axis.DELTA)}
     part_of = list(range(len(steps)))
     chain_before = {b: a for chain in merge_steps(steps, links) for a, b in pairwise(chain)}
     for index, link in enumerate(links):
@@ -178,10 +178,12 @@ def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> lis
     if way is MendWay.MASK:
         befores = (chain_before.get(cut, links[cut].parent) for cut in cuts)
         continued = {part_of[before] for before in befores if before is not None}
-        members = {first: found for first, found in members.items() if first not in continued}
+        members = {first: indices for first, indices in members.items() if first not in continued}
     if len(members) <= 1 and (not members or len(next(iter(members.values()))) == len(steps)):
         return [_Part(trajectory, tuple(range(len(steps))))]
-    return [_part(trajectory, tuple(found), way, n, len(members)) for n, found in enumerate(members.values(), start=1)]
+    return [
+        _part(trajectory, tuple(indices), way, n, len(members)) for n, indices in enumerate(members.values(), start=1)
+    ]
 
 
 def _part(trajectory: Trajectory, members: tuple[int, ...], way: MendWay, n: int, n_parts: int) -> _Part:
@@ -228,7 +230,7 @@ def _repairs(trajectory: Trajectory, faults: Sequence[Finding]) -> Iterator[tupl
             yield "rows_left_out", trained, []
     if trajectory.steps:
         yield "rebuilt", (), [name for row in rows for name in row.columns]
-    faulty = {one.row for one in faults if one.axis is Axis.ROW}
+    faulty = {fault.row for fault in faults if fault.axis is Axis.ROW}
     if sound := [row for n, row in enumerate(rows) if n not in faulty]:
         yield "rows_left_out", sound, []
 
@@ -248,10 +250,10 @@ def _masked(row: Row, mask: Mask) -> Row:
 def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mask]:
     """Everything but the places that findings name, and what the origins know as not sampled."""
     masks = [np.ones(len(row.loss_mask), dtype=np.bool_) for row in rows]
-    for one in faults:
-        if one.kind in MASKED_AT_PLACE and one.row is not None:
-            for start, stop in one.places or ((one.start, one.stop),):
-                masks[one.row][start:stop] = False
+    for fault in faults:
+        if fault.kind in MASKED_AT_PLACE and fault.row is not None:
+            for start, stop in fault.places or ((fault.start, fault.stop),):
+                masks[fault.row][start:stop] = False
     for row, mask in zip(rows, masks, strict=True):
         if row.origin is not None and len(row.origin) == len(mask):
             mask &= row.origin == Origin.SAMPLED

@@ -43,8 +43,8 @@ class ReportedTemplate:
             return "Failed: it is not what was locked. If that is meant, write the lock again."
         reasons = " ".join(self.checked.reasons())
         if self.outcome is ExitStatus.PASSED:
-            known = f" Known since it was locked: {reasons}" if reasons else ""
-            return f"Passed: {'it is what was locked' if self.compared is not None else 'safe'}.{known}"
+            reasons_known = f" Known since it was locked: {reasons}" if reasons else ""
+            return f"Passed: {'it is what was locked' if self.compared is not None else 'safe'}.{reasons_known}"
         if self.outcome is ExitStatus.FAILED:
             return f"Failed: {reasons}"
         unsaid = "" if self.compared is None else " ".join([*self.compared.changes, *self.compared.notes])
@@ -54,38 +54,40 @@ class ReportedTemplate:
 def as_text(found: Sequence[ReportedTemplate]) -> str:
     """For a terminal."""
     lines = []
-    for one in found:
-        report = one.checked.report
-        lines.append(line_of(one.checked.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else ""))
+    for template in found:
+        report = template.checked.report
+        lines.append(
+            line_of(template.checked.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else "")
+        )
         if report is not None:
             lines += [f"  {note}" for note in report.notes]
             lines += [f"  {purpose}: {verdict}" for purpose, verdict in report.verdicts.items()]
-            failing = one.checked.failing()
+            failing = template.checked.failing()
             lines += [
-                f"  broken: {check.title}. {check.detail}{_decided(one.checked, check)}"
+                f"  broken: {check.title}. {check.detail}{_decided(template.checked, check)}"
                 for check in failing[:MAX_CHECKS]
             ]
             lines += [f"  ... and {len(failing) - MAX_CHECKS} more."] * (len(failing) > MAX_CHECKS)
-        if one.compared is not None and one.compared.outcome is not ExitStatus.UNDECIDED:
-            lines += [f"  changed: {change}" for change in one.compared.changes]
-            lines += [f"  {changed.sentence()}" for changed in one.compared.lines]
-            lines += [f"  {note}" for note in one.compared.notes]
-        lines += [f"  {one.last_sentence()}", ""]
+        if template.compared is not None and template.compared.outcome is not ExitStatus.UNDECIDED:
+            lines += [f"  changed: {change}" for change in template.compared.changes]
+            lines += [f"  {changed.sentence()}" for changed in template.compared.lines]
+            lines += [f"  {note}" for note in template.compared.notes]
+        lines += [f"  {template.last_sentence()}", ""]
     return "\n".join(line_of(line) for line in lines)
 
 
 def _decided(checked: CheckedTemplate, check: Check) -> str:
     """Which condition decides on a difference, as a sentence after a blank; empty = not known."""
-    found = check.to_dict(checked.template.text)["decided_by"]
-    return "" if found is None else f" Decided on line {found['line']}: {found['source']}"
+    decision = check.to_dict(checked.template.text)["decided_by"]
+    return "" if decision is None else f" Decided on line {decision['line']}: {decision['source']}"
 
 
 def as_json(found: Sequence[ReportedTemplate]) -> str:
     """One object."""
     value = {
         "version": VERSION,
-        "outcome": ExitStatus.of_all(one.outcome for one in found).name.lower(),
-        "templates": [_value(one) for one in found],
+        "outcome": ExitStatus.of_all(template.outcome for template in found).name.lower(),
+        "templates": [_value(template) for template in found],
     }
     return json.dumps(value, indent=1) + "\n"
 
@@ -107,9 +109,9 @@ def _value(one: ReportedTemplate) -> dict[str, Any]:
 
 
 def _check_value(checked: CheckedTemplate, check: Check) -> dict[str, Any]:
-    found = check.to_dict(checked.template.text)
+    value = check.to_dict(checked.template.text)
     names = ("name", "title", "purpose", "status", "void", "decisive", "detail", "line", "source", "decided_by")
-    return {name: found[name] for name in names}
+    return {name: value[name] for name in names}
 
 
 def _lock_value(compared: LockComparison) -> dict[str, Any]:
@@ -119,15 +121,15 @@ def _lock_value(compared: LockComparison) -> dict[str, Any]:
         "notes": list(compared.notes),
         "lines": [
             {
-                "first": one.first,
-                "last": one.last,
-                "was": one.was,
-                "now": one.now,
-                "probes": list(one.titles),
-                "is_tried": one.is_tried,
-                "sentence": one.sentence(),
+                "first": line.first,
+                "last": line.last,
+                "was": line.was,
+                "now": line.now,
+                "probes": list(line.titles),
+                "is_tried": line.is_tried,
+                "sentence": line.sentence(),
             }
-            for one in compared.lines
+            for line in compared.lines
         ],
     }
 
@@ -135,30 +137,40 @@ def _lock_value(compared: LockComparison) -> dict[str, Any]:
 def as_github(found: Sequence[ReportedTemplate]) -> str:
     """Workflow commands: an annotation for each changed line and for each template."""
     lines = []
-    for one in found:
-        file = workflow_property(_file_of(one.checked))
-        for changed in one.compared.lines if one.compared is not None else ():
+    for template in found:
+        file = workflow_property(_file_of(template.checked))
+        for changed in template.compared.lines if template.compared is not None else ():
             place = f"file={file},line={changed.first}"
             level = "error" if changed.titles or not changed.is_tried else "notice"
             lines.append(f"::{level} {place},title=Chat template::{workflow_data(changed.sentence())}")
-        said = [*(one.compared.changes if one.compared is not None else ()), one.last_sentence()]
-        level = "notice" if one.outcome is ExitStatus.PASSED else "error"
-        lines.append(f"::{level} file={file},title=rollout-inspector template::{workflow_data(' '.join(said))}")
+        sentences = [*(template.compared.changes if template.compared is not None else ()), template.last_sentence()]
+        level = "notice" if template.outcome is ExitStatus.PASSED else "error"
+        lines.append(f"::{level} file={file},title=rollout-inspector template::{workflow_data(' '.join(sentences))}")
     return "\n".join(lines) + "\n"
 
 
 def as_markdown(found: Sequence[ReportedTemplate]) -> str:
     """For the summary of a job."""
-    lines = [f"## Chat templates: {ExitStatus.of_all(one.outcome for one in found).name.lower()}", ""]
+    lines = [f"## Chat templates: {ExitStatus.of_all(template.outcome for template in found).name.lower()}", ""]
     lines += ["| template | outcome | why |", "|---|---|---|"]
     lines += [
-        f"| {markdown_cell(one.checked.name)} | {one.outcome.name.lower()} | {markdown_cell(one.last_sentence())} |"
-        for one in found
+        f"| {markdown_cell(template.checked.name)} | {template.outcome.name.lower()} "
+        f"| {markdown_cell(template.last_sentence())} |"
+        for template in found
     ]
-    for one in found:
-        told = [*one.compared.changes, *(line.sentence() for line in one.compared.lines)] if one.compared else []
-        if told:
-            lines += ["", f"{markdown_cell(one.checked.name)}:", "", *(f"* {markdown_cell(text)}" for text in told)]
+    for template in found:
+        changes = (
+            [*template.compared.changes, *(line.sentence() for line in template.compared.lines)]
+            if template.compared
+            else []
+        )
+        if changes:
+            lines += [
+                "",
+                f"{markdown_cell(template.checked.name)}:",
+                "",
+                *(f"* {markdown_cell(text)}" for text in changes),
+            ]
     return "\n".join(lines) + "\n"
 
 

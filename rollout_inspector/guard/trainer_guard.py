@@ -36,7 +36,7 @@ class GuardFailed(Exception):
     """What was asked to raise found something. ``findings`` holds it with its place."""
 
     def __init__(self, findings: Sequence[PlacedFinding]) -> None:
-        super().__init__("\n".join(f"{one.finding.kind}: {finding_text(one)}" for one in findings[:3]))
+        super().__init__("\n".join(f"{placed.finding.kind}: {finding_text(placed)}" for placed in findings[:3]))
         self.findings = tuple(findings)
 
 
@@ -130,16 +130,16 @@ class Guard:
         with self._lock:
             names = ("calls", "seen", "checked", "tokens_seen", "tokens_checked", "failing", "dropped", "unchecked",
                      "late", "unreadable", "errors")
-            found: dict[str, Any] = {name: self._counts[name] for name in names}
-            found["seconds"], found["slowest_seconds"] = self._seconds, self._slowest
-            found["findings"] = {kind: count.n_findings for kind, count in self._checked.sorted_kinds()}
-            return found
+            figures: dict[str, Any] = {name: self._counts[name] for name in names}
+            figures["seconds"], figures["slowest_seconds"] = self._seconds, self._slowest
+            figures["findings"] = {kind: count.n_findings for kind, count in self._checked.sorted_kinds()}
+            return figures
 
     def figures(self, prefix: str = "guard/") -> dict[str, float]:
         """The counters as flat numbers, for the logger of a trainer."""
-        found = self.counters()
-        kinds = found.pop("findings")
-        flat = {f"{prefix}{name}": float(value) for name, value in found.items()}
+        figures = self.counters()
+        kinds = figures.pop("findings")
+        flat = {f"{prefix}{name}": float(value) for name, value in figures.items()}
         return flat | {f"{prefix}findings/{kind}": float(n) for kind, n in kinds.items()}
 
     def report(self, form: str = "text") -> str:
@@ -165,9 +165,9 @@ class Guard:
             self._look(look)
             if self.on == "raise" and look.unreadable:
                 raise BatchUnreadable(look.unreadable)
-            kept = value
+            remaining = value
             if self.on == "drop" and (dropped := set(look.dropped)):
-                kept = items.kept([n for n in range(items.n) if n not in dropped])
+                remaining = items.kept([n for n in range(items.n) if n not in dropped])
                 with self._lock:
                     self._counts["dropped"] += len(dropped)
         except Exception as error:
@@ -179,7 +179,7 @@ class Guard:
             self._timed(start)
         if self.on == "raise" and look.failing:
             raise GuardFailed(list(look.failing))
-        return kept
+        return remaining
 
     def _choose(self, n: int) -> list[int]:
         """Which of ``n`` items are looked at: at random, and over many calls exactly the share that was asked for."""
@@ -233,16 +233,22 @@ class Guard:
             self._warn("unreadable", str(error))
             look.unreadable = look.unreadable or str(error)
             return
-        failing = [one for one in diagnosis.findings if self._fails(one)]
+        failing = [finding for finding in diagnosis.findings if self._fails(finding)]
         placed = [
             PlacedFinding(
-                one,
+                finding,
                 FindingPlace(
-                    "trainer", None, trajectory.external_id, trajectory.training_step, one.step, one.row, one.start,
-                    one.stop,
+                    "trainer",
+                    None,
+                    trajectory.external_id,
+                    trajectory.training_step,
+                    finding.step,
+                    finding.row,
+                    finding.start,
+                    finding.stop,
                 ),
             )
-            for one in failing
+            for finding in failing
         ]
         with self._lock:
             self._checked.add("trainer", None, trajectory, diagnosis)
@@ -252,8 +258,8 @@ class Guard:
         if placed:
             look.failing += placed
             look.dropped.append(n)
-        for one in placed:
-            self._warn(one.finding.kind, f"{title_of(one.finding.kind)}. {finding_text(one)}")
+        for finding in placed:
+            self._warn(finding.finding.kind, f"{title_of(finding.finding.kind)}. {finding_text(finding)}")
 
     def _fails(self, finding: Finding) -> bool:
         return finding.kind != "not_decidable" and self._rule.concerns(finding.kind, KindCount(finding.severity))

@@ -239,10 +239,10 @@ class RolloutStream:
         end = time.monotonic() + seconds
         with self._changed:
             while not is_done():
-                left = end - time.monotonic()
-                if left <= 0 or not self._threads:
+                seconds_left = end - time.monotonic()
+                if seconds_left <= 0 or not self._threads:
                     return is_done()
-                self._changed.wait(min(left, 0.2))
+                self._changed.wait(min(seconds_left, 0.2))
         return True
 
     def _start(self) -> None:
@@ -362,7 +362,7 @@ class RolloutStream:
         """Send the oldest fragment. False = it is to be sent again later."""
         fragment = fragments.waiting()[0]
         try:
-            said = send_fragment(fragments, fragment, self.url, self.token)
+            answer = send_fragment(fragments, fragment, self.url, self.token)
         except ServerError as error:
             fragments.faults[fragment.name] = fragments.faults.get(fragment.name, 0) + (error.status == 500)
             if error.status in _REFUSED or fragments.faults[fragment.name] >= MAX_FAULTS:
@@ -377,12 +377,12 @@ class RolloutStream:
             self._warn("refused", f"A fragment cannot be read and now lies in {fragments.refused}: {error!r}")
             return True
         if fragments is self._fragments:
-            self.run = said["run"]
-        self.counts.stored += said.get("trajectories", 0)
-        self.counts.known += said.get("known", 0)
-        if said.get("n_rejected"):
-            self.counts.rejected += said["n_rejected"]
-            self._warn("rejected", f"The server could not read {said['n_rejected']} records: {said['rejected'][0]}")
+            self.run = answer["run"]
+        self.counts.stored += answer.get("trajectories", 0)
+        self.counts.known += answer.get("known", 0)
+        if answer.get("n_rejected"):
+            self.counts.rejected += answer["n_rejected"]
+            self._warn("rejected", f"The server could not read {answer['n_rejected']} records: {answer['rejected'][0]}")
         return True
 
 
@@ -400,9 +400,9 @@ def send_fragment(fragments: FragmentFolder, fragment: Path, url: str, token: st
         fragments.note(run=client.run)
     with gzip.open(fragment, "rb") as file:
         head = json.loads(file.readline())
-        said = client.push(_lines(file), head["prefix"], head["step"])
+        answer = client.push(_lines(file), head["prefix"], head["step"])
     fragment.unlink(missing_ok=True)
-    return said
+    return answer
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[bytes]:

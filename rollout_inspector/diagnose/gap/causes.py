@@ -35,6 +35,6 @@ def causes_of(tokens: GapTokens) -> NamedCauses:
     for rule in (*PLACE_RULES, *RUN_RULES):
         rule(case)
     order = {name: n for n, name in enumerate(CAUSES)}
-    found = tuple(sorted(case.causes, key=lambda one: order[one.cause]))
-    named = {one.cause for one in found}
-    return NamedCauses(found, {name: case.undecided[name] for name in CAUSES if name in case.undecided.keys() - named})
+    causes = tuple(sorted(case.causes, key=lambda one: order[one.cause]))
+    names = {cause.cause for cause in causes}
+    return NamedCauses(causes, {name: case.undecided[name] for name in CAUSES if name in case.undecided.keys() - names})

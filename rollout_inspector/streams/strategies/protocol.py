@@ -147,10 +147,10 @@ class Context:
         if not wanted:
             return np.zeros(len(ids), dtype=np.bool_)
         first, *others = wanted
-        found: Mask = ids == first
-        for one in others:
-            found |= ids == one
-        return found
+        mask: Mask = ids == first
+        for token_id in others:
+            mask |= ids == token_id
+        return mask
 
     def after_last(self, ids: Ids, stops: frozenset[int]) -> int:
         """The offset after the last stop token; 0 when there is none."""
