@@ -91,8 +91,8 @@ class Break:
         """The rest of both streams as text, from an offset of the sampled stream at or before ``text_start``."""
         gone = len(self.case.bytes_of(self.expected[self.start : start]))
         before = self.case.bytes_of(self.expected[start : self.start])
-        expected_text, actual_text = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
-        return expected_text.decode("utf-8", "replace"), actual_text.decode("utf-8", "replace")
+        expected, actual = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
+        return expected.decode("utf-8", "replace"), actual.decode("utf-8", "replace")
 
     @cached_property
     def groups(self) -> list[AlignedGroup]:

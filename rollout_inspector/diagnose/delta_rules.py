@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.delta import Delta
-from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Fault, Finding, Severity
 from rollout_inspector.diagnose.request import leading_system
 from rollout_inspector.diagnose.step_checks import control_text_in
-from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollout_inspector.diagnose.verdict import finding_on_step
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Ids, Message
@@ -21,19 +21,7 @@ _AROUND = 32
 """So many bytes of what the template writes around a text say where the text belongs."""
 
 
-@dataclass(frozen=True, eq=False)
-class DeltaFault:
-    """What a rule about the delta found. Offsets count in the delta."""
-
-    kind: str
-    evidence: str
-    start: int
-    stop: int
-    expected_ids: Ids
-    message_index: int | None = None
-
-
-def special_tokens_injected(d: Delta) -> DeltaFault | None:
+def special_tokens_injected(d: Delta) -> Fault | None:
     """A control token inside the text of a message."""
     for position, message in enumerate(d.new_messages or ()):
         if message.get("role") == "assistant":
@@ -41,16 +29,16 @@ def special_tokens_injected(d: Delta) -> DeltaFault | None:
         place = control_text_in(message.get("content"), d.data, d.case, d.ids, d.pieces)
         if place is not None:
             start, stop = place
-            return DeltaFault(
-                "special_tokens_injected",
+            return Fault(
+                "special_tokens_injected", start, stop,
                 f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
                 f"encoded as the control token {int(d.ids[start])}.",
-                start, stop, d.ids[:0], _message_index(d, position),
+                message_index=_message_index(d, position),
             )
     return None
 
 
-def stop_token_doubled(d: Delta) -> DeltaFault | None:
+def stop_token_doubled(d: Delta) -> Fault | None:
     """The sampled stop token stands a second time at the start of the delta."""
     if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
         return None
@@ -58,15 +46,14 @@ def stop_token_doubled(d: Delta) -> DeltaFault | None:
         pair = (d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)
         if pair.any():
             return None  # the template itself writes it twice
-    return DeltaFault(
-        "stop_token_doubled",
+    return Fault(
+        "stop_token_doubled", 0, 1,
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
         "it again.",
-        0, 1, d.ids[:0],
     )
 
 
-def message_dropped(d: Delta) -> DeltaFault | None:
+def message_dropped(d: Delta) -> Fault | None:
     """A new message leaves no trace in the delta."""
     if not d.new_messages:
         return None
@@ -92,10 +79,10 @@ def message_dropped(d: Delta) -> DeltaFault | None:
         ends = np.cumsum([len(piece) for piece in d.pieces])
         place = int(np.searchsorted(ends, gap, side="right")) if gap else 0
         start, stop, expected = (place, place, d.ids[:0]) if drops or d.difference is None else d.difference
-        return DeltaFault(
-            "message_dropped",
+        return Fault(
+            "message_dropped", start, stop,
             f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
-            start, stop, expected, _message_index(d, position),
+            expected_ids=expected, message_index=_message_index(d, position),
         )
     return None
 
@@ -122,7 +109,7 @@ def _is_begun(d: Delta, position: int, rest: bytes) -> bool:
     return (before != b"" and begins in rest) or (behind != b"" and ends in rest)
 
 
-def generation_prompt_missing(d: Delta) -> DeltaFault | None:
+def generation_prompt_missing(d: Delta) -> Fault | None:
     """The delta equals the template's up to the generation prompt, and ends without it or with another one."""
     prompt = d.generation_prompt
     if not len(prompt) or d.full is None:
@@ -144,14 +131,14 @@ def generation_prompt_missing(d: Delta) -> DeltaFault | None:
         shared = cut = len(d.ids)
     what = "without the assistant header" if cut == len(d.ids) else "with another assistant header"
     missing = (expected if expected is not None else np.concatenate([d.ids, prompt]))[shared:]
-    return DeltaFault(
-        "generation_prompt_missing",
+    return Fault(
+        "generation_prompt_missing", shared, len(d.ids),
         f"The prompt of step {d.index} ends {what}; the template writes {d.case.text(prompt)!r}.",
-        shared, len(d.ids), missing,
+        expected_ids=missing,
     )
 
 
-def turn_separator_lost(d: Delta) -> DeltaFault | None:
+def turn_separator_lost(d: Delta) -> Fault | None:
     """The text that the template writes right after the stop token is missing, and nothing else."""
     expected = d.expected
     if expected is not None:
@@ -166,11 +153,11 @@ def turn_separator_lost(d: Delta) -> DeltaFault | None:
         if lost_ids is None:
             return None
         lost = lost_ids
-    return DeltaFault(
-        "turn_separator_lost",
+    return Fault(
+        "turn_separator_lost", 0, 0,
         f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
-        0, 0, lost,
+        expected_ids=lost,
     )
 
 
@@ -188,7 +175,7 @@ def _usual_separator(d: Delta) -> Ids | None:
     return following[:1] if not d.case.text(following[:1]).strip() else None
 
 
-def system_prompt_injected(d: Delta) -> DeltaFault | None:
+def system_prompt_injected(d: Delta) -> Fault | None:
     """The additional tokens start like a conversation: with BOS, or with the header of the system block."""
     if any(message.get("role") in ("system", "developer") for message in d.new_messages or ()):
         return None
@@ -203,21 +190,19 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
     for start, stop in extra:
         added = d.case.text(d.ids[start:stop]).strip()
         if added in own:
-            return DeltaFault(
-                "system_prompt_injected",
+            return Fault(
+                "system_prompt_injected", max(start, differs), max(start, differs, stop),
                 f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
-                max(start, differs), max(start, differs, stop), d.ids[:0],
             )
         for place in range(max(0, start - 3), min(stop, start + 4)):
             ids = d.ids[place:]
             has_bos = bos is not None and len(ids) > 0 and int(ids[0]) == bos and bos != d.stop_id
             has_header = any(np.array_equal(ids[: len(head)], head) and _too_many(d, head) for head in starts)
             if has_bos or has_header:
-                return DeltaFault(
-                    "system_prompt_injected",
+                return Fault(
+                    "system_prompt_injected", max(place, differs), max(place + 1, differs, stop),
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
                     f"{quoted(d.case.text(ids[:48]))}.",
-                    max(place, differs), max(place + 1, differs, stop), d.ids[:0],
                 )
     return None
 
@@ -284,7 +269,7 @@ def _preamble(d: Delta, with_tools: bool) -> Ids:
     return preamble[:4] if len(preamble) > 3 or d.case.is_special(preamble).any() else preamble[:0]
 
 
-def tool_messages_split(d: Delta) -> DeltaFault | None:
+def tool_messages_split(d: Delta) -> Fault | None:
     """A run of tool messages has more turns in the delta than in the template's render."""
     tools = [m for m in d.new_messages or () if m.get("role") == "tool"]
     if len(tools) < 2 or d.expected is None:
@@ -301,16 +286,16 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
         place, end = int(offsets[group.right_start]), int(offsets[group.right_stop])
         between = any(stop <= end and place <= start for (_, stop), (start, _) in pairwise(spans))
         if between and extra > n_expected:
-            return DeltaFault(
-                "tool_messages_split",
+            return Fault(
+                "tool_messages_split", group.right_start, group.right_stop,
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
                 f"the turn between them.",
-                group.right_start, group.right_stop, d.expected[group.left_start : group.left_stop],
+                expected_ids=d.expected[group.left_start : group.left_stop],
             )
     return None
 
 
-def delta_differs(d: Delta) -> DeltaFault | None:
+def delta_differs(d: Delta) -> Fault | None:
     """All other differences from the template."""
     if d.expected is None or d.difference is None:
         return None
@@ -327,8 +312,10 @@ def delta_differs(d: Delta) -> DeltaFault | None:
     if position is not None:
         role = (d.new_messages or ())[position].get("role")
         evidence = f"A {role} message of step {d.index} is cut in its prompt, {cut}: {where}."
-    return DeltaFault(
-        "delta_differs", evidence, start, stop, expected, None if position is None else _message_index(d, position)
+    return Fault(
+        "delta_differs", start, stop,
+        evidence,
+        expected_ids=expected, message_index=None if position is None else _message_index(d, position),
     )
 
 
@@ -390,9 +377,8 @@ def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Find
             case.undecided["delta"] = "render of the new messages"
     if fault is None:
         return None
-    verdict = Verdict(fault.kind, fault.evidence, message_index=fault.message_index)
-    span = StepSpan(d.start + fault.start, d.start + fault.stop, d.ids[fault.start : fault.stop], fault.expected_ids)
-    return finding_on_step(case, index, verdict, span, Axis.DELTA)
+    placed = replace(fault, start=d.start + fault.start, stop=d.start + fault.stop)
+    return finding_on_step(case, index, placed, Axis.DELTA)
 
 
 def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None:
@@ -417,6 +403,8 @@ def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None
                 f"The text of a {message.get('role')} message spells {case.text(ids)}, which was encoded as the "
                 f"control token {int(ids[0])}."
             )
-            verdict = Verdict("special_tokens_injected", evidence, Severity.WARNING, position)
-            return finding_on_step(case, index, verdict, StepSpan(start, stop, ids), Axis.DELTA)
+            fault = Fault(
+                "special_tokens_injected", start, stop, evidence, severity=Severity.WARNING, message_index=position
+            )
+            return finding_on_step(case, index, fault, Axis.DELTA)
     return None

@@ -46,6 +46,27 @@ class Cost:
     """Sampled tokens behind a break. They would be lost if the row went on over the break, and no new row began."""
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a row, the delta of a step or its stream, and where. Offsets count in it."""
+
+    kind: str
+    start: int
+    stop: int
+    evidence: str
+    wrong: int | None = 0
+    """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
+    lost: int | None = 0
+    """Sampled tokens that are not trained. None = not known."""
+    severity: Severity | None = None
+    """None = that of the kind."""
+    places: tuple[tuple[int, int], ...] = ()
+    """Every stretch, when there are several."""
+    expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
+    """The ids that should stand at ``[start, stop)``; empty = not known."""
+    message_index: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Finding:
     """One diagnosis. Offsets count in the stream of ``step`` (prompt + completion); without a step, in ``row``."""

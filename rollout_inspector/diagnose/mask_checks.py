@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout_inspector.diagnose.row_checks import LAGS, RowFault, nonzero, shift_fault
+from rollout_inspector.diagnose.finding import Fault, Severity
+from rollout_inspector.diagnose.row_checks import LAGS, nonzero, shift_fault
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
@@ -103,7 +104,7 @@ def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = f
     return frozenset(int(ids[stop - 1]) for stop in ends if stop == len(ids) or int(ids[stop]) not in known)
 
 
-def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> RowFault | None:
+def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> Fault | None:
     """The mask fits the turns at one lag other than 0, at both ends of every stretch. Its columns moved with it."""
     runs, n = mask_runs(row.loss_mask), len(row.ids)
     marks = marks_of(row)
@@ -141,7 +142,7 @@ def _sampled(row: Row) -> Mask | None:
     return sampled if sampled.any() else None
 
 
-def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
+def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     """Every place where the mask covers tokens that were not sampled, or leaves out sampled tokens."""
     if overrun := _to_the_end(row, marks):
         yield overrun
@@ -154,7 +155,7 @@ def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
 # -- with the origin of each token
 
 
-def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
+def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     origin = row.origin
     assert origin is not None
     sampled = origin == Origin.SAMPLED
@@ -175,7 +176,7 @@ def _is_encoded_again(row: Row, start: int, stop: int) -> bool:
     return is_inserted and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
 
 
-def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:
+def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Fault:
     """The fault of trained tokens that were not sampled, named by who wrote them."""
     origin, n = row.origin, stop - start
     assert origin is not None
@@ -191,10 +192,10 @@ def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:
     return _observation(start, stop)
 
 
-def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: bool) -> RowFault:
+def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: bool) -> Fault:
     if stop - start == 1 and ends_turn and _is_stop(row, marks, start) and start > 0 and row.loss_mask[start - 1]:
         return _stop_untrained(row, start)
-    return RowFault(
+    return Fault(
         "sampled_masked", start, stop, f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.",
         lost=stop - start,
     )
@@ -203,12 +204,12 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
 # -- with ids, mask and marks only
 
 
-def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
+def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     for start, stop in mask_runs(row.loss_mask):
         yield from _run_faults(row, marks, start, stop)
 
 
-def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
+def _to_the_end(row: Row, marks: TurnBoundaries) -> Fault | None:
     """One trained stretch that reaches the row's end and holds whole turns of others."""
     runs = mask_runs(row.loss_mask)
     if len(runs) != 1 or runs[0][1] != len(row.ids):
@@ -226,14 +227,14 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
         wrong = len(row.ids) - start
     if n_others < 1 or not wrong:
         return None
-    return RowFault(
+    return Fault(
         "mask_overrun", start, len(row.ids),
         f"The mask runs from offset {start} to the end of the row, over {counted(n_others, 'turn')} of others.",
         wrong=wrong,
     )
 
 
-def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[RowFault]:
+def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[Fault]:
     """Checks one trained stretch: it should start after the header and end with the stop token."""
     headers = header_places(marks, row.ids)
     opens = [last for _, last in headers]
@@ -313,39 +314,39 @@ def _is_stop(row: Row, marks: TurnBoundaries, place: int) -> bool:
 # -- the faults with their sentences
 
 
-def _header(start: int, stop: int) -> RowFault:
-    return RowFault(
+def _header(start: int, stop: int) -> Fault:
+    return Fault(
         "generation_prompt_trained", start, stop,
         f"The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
         wrong=stop - start,
     )
 
 
-def _separator(start: int, stop: int) -> RowFault:
-    return RowFault(
+def _separator(start: int, stop: int) -> Fault:
+    return Fault(
         "separator_trained", start, stop, f"The white space after the stop token at {start} is under the gradient.",
         wrong=stop - start,
     )
 
 
-def _observation(start: int, stop: int) -> RowFault:
-    return RowFault(
+def _observation(start: int, stop: int) -> Fault:
+    return Fault(
         "observation_trained", start, stop,
         f"Under the gradient, but not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
         wrong=stop - start,
     )
 
 
-def _appended(row: Row, start: int, stop: int) -> RowFault:
-    return RowFault(
+def _appended(row: Row, start: int, stop: int) -> Fault:
+    return Fault(
         "appended_eos_trained", start, stop,
         f"The last token (id {int(row.ids[stop - 1])}) was appended, not sampled, and is under the gradient.",
-        wrong=stop - start, severity="" if row.origin is not None else "warning",
+        wrong=stop - start, severity=None if row.origin is not None else Severity.WARNING,
     )
 
 
-def _stop_untrained(row: Row, place: int) -> RowFault:
-    return RowFault(
+def _stop_untrained(row: Row, place: int) -> Fault:
+    return Fault(
         "stop_token_untrained", place, place + 1,
         f"The stop token that was sampled at offset {place} (id {int(row.ids[place])}) is masked.",
         lost=1,

@@ -9,7 +9,7 @@ import numpy as np
 
 from rollout_inspector.diagnose import row_checks as checks
 from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
-from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.mask_checks import (
     TurnBoundaries,
@@ -21,7 +21,6 @@ from rollout_inspector.diagnose.mask_checks import (
     places_of,
     written_by_assistant,
 )
-from rollout_inspector.diagnose.row_checks import RowFault
 from rollout_inspector.diagnose.row_versions import trained_versions
 from rollout_inspector.diagnose.verdict import bounded
 from rollout_inspector.streams.align import sampled_places
@@ -50,7 +49,7 @@ def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     yield from _step_rows(case)
 
 
-def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[RowFault]:
+def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[Fault]:
     if fault := checks.length_mismatch(row):
         yield fault
         return  # without equal lengths nothing else can be compared
@@ -82,7 +81,7 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         yield fault
 
 
-def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
+def _mended(row: Row, faults: Sequence[Fault]) -> Row:
     """The row with the mask that it should have."""
     mask = row.loss_mask.copy()
     for fault in faults:
@@ -90,7 +89,7 @@ def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
     return replace(row, loss_mask=mask)
 
 
-def _with_counts(fault: RowFault, row: Row, marks: TurnBoundaries) -> RowFault:
+def _with_counts(fault: Fault, row: Row, marks: TurnBoundaries) -> Fault:
     """A mask that runs over turns or leaves out all: its wrong and lost tokens, counted by who wrote each token."""
     if fault.kind != "mask_overrun":
         return fault
@@ -101,9 +100,9 @@ def _with_counts(fault: RowFault, row: Row, marks: TurnBoundaries) -> RowFault:
     return replace(fault, wrong=int(np.count_nonzero(wrong)), lost=int(np.count_nonzero(lost)))
 
 
-def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
+def _merged(faults: Sequence[Fault]) -> Iterator[Fault]:
     """One fault for each kind: the first place, with all places and their counts."""
-    by_kind: dict[str, list[RowFault]] = {}
+    by_kind: dict[str, list[Fault]] = {}
     for fault in faults:
         by_kind.setdefault(fault.kind, []).append(fault)
     for same in by_kind.values():
@@ -245,13 +244,13 @@ class _TemplateProperties:
         return TurnBoundaries(special, blank, headers, by_template, stops, self.stop_ids)
 
 
-def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
+def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault, step: int | None = None) -> Finding:
     kind = KINDS[fault.kind]
     ids = row.ids[fault.start : fault.stop]
     return Finding(
         axis=Axis.ROW,
         kind=fault.kind,
-        severity=Severity(fault.severity) if fault.severity else kind.severity,
+        severity=fault.severity or kind.severity,
         step=step,
         row=index,
         start=fault.start,
@@ -288,7 +287,7 @@ def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
                            Cost(trained_tokens_lost=len(counts), rows=len(rows)))
 
 
-def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | None:
+def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> Fault | None:
     """A row that does not hold what its steps sampled, at each trained token that was not sampled as it stands.
 
     None when it trains no such token and begins with all that its last call read and sampled: then a break tells more.
@@ -300,12 +299,12 @@ def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | 
     if not places:
         if shared == len(stream):
             return None
-        return RowFault(
+        return Fault(
             "row_not_sampled", shared, len(row.ids),
             f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.", lost=lost,
         )
     n = int(np.count_nonzero(foreign))
-    return RowFault(
+    return Fault(
         "row_not_sampled", *places[0],
         f"The row trains {counted(n, 'token')} that its steps did not sample, the first at offset {places[0][0]}.",
         wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
@@ -341,7 +340,7 @@ def _order(case: DiagnosisContext) -> Iterator[Finding]:
         if wrong is None:
             return
         what = "is marked as the last step and is not" if flags[wrong] else "is the last step and is not marked"
-    fault = RowFault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}.")
+    fault = Fault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}.")
     yield _finding(case, wrong, rows[wrong], fault)
 
 

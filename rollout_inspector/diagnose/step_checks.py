@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_inspector.diagnose.context import DiagnosisContext
-from rollout_inspector.diagnose.finding import Cost, Finding, Severity
-from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
+from rollout_inspector.diagnose.verdict import finding_on_step
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.canonical import canonical_check_batch
 from rollout_inspector.streams.dropped_text import holds_all, unheld_tokens
@@ -18,7 +18,7 @@ from rollout_inspector.streams.message_view import reply_in, texts_of
 from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import clipped, counted, listed
 from rollout_inspector.streams.token_origins import byte_offsets
-from rollout_inspector.streams.trajectory import Ids, Message, Step
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Step
 
 _CONSTANT = 4
 _PLACES = 20
@@ -46,13 +46,9 @@ def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
         return None
     case.no_ids.add(index)
     which, start, stop = reason
-    return finding_on_step(
-        case,
-        index,
-        Verdict("token_ids_missing", f"Step {index}: {which}."),
-        StepSpan(start, stop, step.stream[start:stop]),
-        cost=Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=case.n_rows),
-    )
+    cost = Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=case.n_rows)
+    fault = Fault("token_ids_missing", start, stop, f"Step {index}: {which}.")
+    return finding_on_step(case, index, fault, cost=cost)
 
 
 def _parts(step: Step) -> tuple[tuple[str, Ids, int], ...]:
@@ -117,20 +113,19 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
     n, sampled = len(step.prompt_ids), len(step.completion_ids)
     cost = Cost(trained_tokens_wrong=sampled, rows=case.n_rows)
     if step.logprobs is not None and len(step.logprobs) != sampled:
-        verdict = Verdict(
-            "engine_ids_inconsistent",
+        fault = Fault(
+            "engine_ids_inconsistent", n, n + sampled,
             f"Step {index} sampled {counted(sampled, 'id')} and came with {counted(len(step.logprobs), 'logprob')}.",
         )
-        return finding_on_step(case, index, verdict, StepSpan(n, n + sampled), cost=cost)
+        finding = finding_on_step(case, index, fault, cost=cost)
+        return replace(finding, actual_ids=NO_IDS, evidence=fault.evidence)  # the ids may be right
     if case.codec is None:
         return None
     if (place := _text_differs(case, index)) is not None:
-        verdict = Verdict(
-            "engine_ids_inconsistent", f"The decoded ids of step {index} differ from the text that came with them."
-        )
+        evidence = f"The decoded ids of step {index} differ from the text that came with them."
         text = clipped(step.text if step.text is not None else _said(step) or "", 1000)
-        span = StepSpan(n + place, n + sampled, step.completion_ids[place:], expected_text=text)
-        return finding_on_step(case, index, verdict, span, cost=cost)
+        fault = Fault("engine_ids_inconsistent", n + place, n + sampled, evidence)
+        return finding_on_step(case, index, fault, cost=cost, expected_text=text)
     return None
 
 
@@ -197,15 +192,13 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     is_reasoning = lost[-1].stop <= closed
     what = "reasoning that was sampled" if is_reasoning else "sampled text"
     more = f" and at {counted(len(lost) - 1, 'more place')}" if len(lost) > 1 else ""
-    verdict = Verdict(
-        "reply_text_lost",
-        f"The message of step {index} does not hold {what}: “{clipped(lost[0].text, 100)}”{more}.",
-        Severity.INFO if is_reasoning else None,
-    )
-    first = lost[0]
-    span = StepSpan(start + first.start, start + first.stop, ids[first.start : first.stop])
     places = tuple((start + stretch.start, start + stretch.stop) for stretch in lost[:_PLACES])
-    return replace(finding_on_step(case, index, verdict, span), places=places if len(places) > 1 else ())
+    fault = Fault(
+        "reply_text_lost", *places[0],
+        f"The message of step {index} does not hold {what}: “{clipped(lost[0].text, 100)}”{more}.",
+        severity=Severity.INFO if is_reasoning else None, places=places if len(places) > 1 else (),
+    )
+    return finding_on_step(case, index, fault)
 
 
 def _reasoning_stop(case: DiagnosisContext, index: int) -> int:
@@ -222,8 +215,8 @@ def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
     prompt_ids = case.steps[index].prompt_ids
     if bos is None or len(prompt_ids) < 2 or int(prompt_ids[0]) != bos or int(prompt_ids[1]) != bos:
         return None
-    verdict = Verdict("bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.")
-    return finding_on_step(case, index, verdict, StepSpan(1, 2, prompt_ids[1:2]))
+    fault = Fault("bos_mismatch", 1, 2, f"The prompt of step {index} starts with BOS (id {bos}) twice.")
+    return finding_on_step(case, index, fault)
 
 
 def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Finding]:
@@ -241,14 +234,13 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
         others = len(drifts) - 1
         more = f", and at {others} more place{'s' * (others > 1)}" if others else ""
         half = " It holds bytes that are not a whole character." if any(d.invalid_utf8 for d in drifts) else ""
-        verdict = Verdict(
-            "noncanonical_sampling",
+        fault = Fault(
+            "noncanonical_sampling", start + drift.start, start + drift.stop,
             f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
             f"{listed(drift.expected_ids)}{more}; it would drift if it were encoded again.{half}",
-            Severity.INFO,
+            severity=Severity.INFO, expected_ids=drift.expected_ids,
         )
-        span = StepSpan(start + drift.start, start + drift.stop, drift.actual_ids, drift.expected_ids)
-        yield finding_on_step(case, index, verdict, span)
+        yield finding_on_step(case, index, fault)
 
 
 def control_text_in(

@@ -6,12 +6,14 @@ import numpy as np
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import DiagnosisContext
-from rollout_inspector.diagnose.finding import Finding
-from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollout_inspector.diagnose.finding import Fault, Finding
+from rollout_inspector.diagnose.verdict import Verdict, finding_on_step
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.snippets import quoted_or_nothing
 from rollout_inspector.streams.trajectory import Step
+
+_FOREIGN = "Decoded with this tokenizer, the prompt of step {} does not hold the text of its messages."
 
 
 def template_not_append_only(b: Break) -> Verdict | None:
@@ -74,14 +76,7 @@ def tokenizer_mismatch(b: Break) -> Verdict | None:
     """With this tokenizer the prompt's text is not that of the request's messages."""
     if b.known_messages is None or not foreign(b.case, b.index):
         return None
-    return _foreign_verdict(b.index)
-
-
-def _foreign_verdict(index: int) -> Verdict:
-    return Verdict(
-        "tokenizer_mismatch",
-        f"Decoded with this tokenizer, the prompt of step {index} does not hold the text of its messages.",
-    )
+    return Verdict("tokenizer_mismatch", _FOREIGN.format(b.index))
 
 
 def foreign(case: DiagnosisContext, index: int) -> bool:
@@ -102,7 +97,8 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     if case.codec is None or messages is None or index in case.no_ids:
         return None
     if foreign(case, index):
-        return finding_on_step(case, index, _foreign_verdict(index), StepSpan(0, len(step.prompt_ids), step.prompt_ids))
+        fault = Fault("tokenizer_mismatch", 0, len(step.prompt_ids), _FOREIGN.format(index))
+        return finding_on_step(case, index, fault)
     rendered = case.render(step, messages, True, key=("prompt", index))
     if rendered is None:
         case.undecided["first_prompt"] = "render of the first messages"
@@ -121,13 +117,13 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
         return None  # content whose control tokens were encoded as text, which is right
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
-    verdict = Verdict(
-        "tokenizer_mismatch",
+    fault = Fault(
+        "tokenizer_mismatch", start, stop,
         f"The prompt of step {index} has the text that the template writes for its messages, but from offset "
         f"{start} on other ids than this tokenizer writes.",
+        expected_ids=rendered[start : len(rendered) - tail],
     )
-    span = StepSpan(start, stop, step.prompt_ids[start:stop], rendered[start : len(rendered) - tail])
-    return finding_on_step(case, index, verdict, span)
+    return finding_on_step(case, index, fault)
 
 
 def _spelled(names: set[bytes], step: Step) -> int:

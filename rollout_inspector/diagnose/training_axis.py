@@ -5,22 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 MAX_NAMED = 3
 """Places that a sentence names."""
 
 
-@dataclass(frozen=True)
-class AxisStep:
+class AxisStep(Protocol):
     """Where the trajectories of a training step stand in their run."""
 
-    training_step: int
-    first: int | None
-    """Position of the first one in the run, in the order in which they were stored; None = not known."""
-    last: int | None
-    """Position of the last one."""
+    @property
+    def training_step(self) -> int: ...
+    @property
+    def first(self) -> int | None:
+        """Position of the first one in the run, in the order in which they were stored; None = not known."""
+    @property
+    def last(self) -> int | None: ...
 
 
 def axis_sentences(steps: Sequence[AxisStep]) -> list[str]:

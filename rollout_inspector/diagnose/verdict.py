@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
-from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Severity
 from rollout_inspector.diagnose.kinds import KINDS
-from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollout_inspector.streams.trajectory import Ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,50 +89,32 @@ def break_cost(b: Break, kind: str) -> Cost:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class StepSpan:
-    """The place in a step's stream that a finding is about, and the ids there."""
-
-    start: int = 0
-    stop: int = 0
-    """The place is ``[start, stop)`` of prompt and completion."""
-    actual_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """The ids that stand there."""
-    expected_ids: Ids = field(default_factory=lambda: NO_IDS)
-    """The ids that should stand there; empty = not known."""
-    expected_text: str | None = None
-    """None = the text of ``expected_ids``."""
-
-
 def finding_on_step(
-    case: DiagnosisContext,
-    index: int,
-    verdict: Verdict,
-    span: StepSpan,
-    axis: Axis | None = None,
-    cost: Cost | None = None,
+    case: DiagnosisContext, index: int, fault: Fault, axis: Axis | None = None, cost: Cost | None = None,
+    expected_text: str | None = None,
 ) -> Finding:
-    """A finding about the tokens of one step.
+    """A finding about tokens of one step. Offsets of the fault count in its prompt and completion.
 
-    ``axis``: None = that of the kind. ``cost``: None = only the rows of the trajectory.
+    ``axis``: None = that of the kind. ``cost``: None = only the rows of the trajectory. ``expected_text``: None = the
+    text of the expected ids.
     """
-    kind = KINDS[verdict.kind]
+    kind = KINDS[fault.kind]
     stream = case.steps[index].stream
-    expected = bounded(span.expected_ids)
+    expected, actual = bounded(fault.expected_ids), stream[fault.start : fault.stop]
     return Finding(
         axis=axis or kind.axis,
-        kind=verdict.kind,
-        severity=verdict.severity or kind.severity,
+        kind=fault.kind,
+        severity=fault.severity or kind.severity,
         step=index,
-        start=span.start,
-        stop=span.stop,
+        start=fault.start,
+        stop=fault.stop,
         expected_ids=expected,
-        actual_ids=bounded(span.actual_ids),
-        expected_text=case.text(expected) if span.expected_text is None else span.expected_text,
-        actual_text=case.widened(stream, span.start, span.stop) if span.stop >= span.start and len(stream) else "",
-        message_index=verdict.message_index,
-        evidence=verdict.evidence + bound_note(span.expected_ids, span.actual_ids),
+        actual_ids=bounded(actual),
+        expected_text=case.text(expected) if expected_text is None else expected_text,
+        actual_text=case.widened(stream, fault.start, fault.stop) if fault.stop >= fault.start and len(stream) else "",
+        message_index=fault.message_index,
+        evidence=fault.evidence + bound_note(fault.expected_ids, actual),
         remedy=kind.remedy,
         cost=cost or Cost(rows=case.n_rows),
-        missing=verdict.missing,
+        places=fault.places,
     )

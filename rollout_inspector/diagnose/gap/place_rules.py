@@ -222,7 +222,8 @@ def _near_context_limit(case: CauseCase) -> None:
         # Not a few heavy tokens that happen to stand there.
         wide = int((near & (tokens.size > NEAR_MEAN)).sum())
         is_clear = mean > NEAR_MEAN and mean >= (NEAR_TIMES if is_known else NEAR_TIMES_GUESSED) * mean_elsewhere
-        is_clear &= (not same.any() or mean >= NEAR_TIMES_ROW * mean_before) and wide >= max(8, NEAR_WIDE * int(near.sum()))
+        is_clear &= not same.any() or mean >= NEAR_TIMES_ROW * mean_before
+        is_clear &= wide >= max(8, NEAR_WIDE * int(near.sum()))
         if not elsewhere.any() or not is_clear or (best is not None and mean < best[1] / 2):
             continue
         best = near, mean, mean_elsewhere, window

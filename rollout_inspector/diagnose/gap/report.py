@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.gap.causes import NamedCauses, causes_of
+from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
@@ -34,7 +34,7 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
     """
     figures = GapFigures.of(tokens.d.astype(np.float64))
     n = figures.tokens
-    named_causes = causes_of(tokens) if n else NamedCauses()
+    causes, undecided = causes_of(tokens) if n else ([], {})
     return {
         "tokens": n,
         "rows": len(tokens.rows),
@@ -52,9 +52,9 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
         "causes": [
             {"cause": cause.cause, "evidence": cause.evidence, "from_step": cause.from_step, "tokens": cause.tokens,
              "example": _token(tokens, cause.worst)}
-            for cause in named_causes.causes
+            for cause in causes
         ],
-        "undecided": named_causes.undecided,
+        "undecided": undecided,
         "worst": [_token(tokens, int(place)) for place in _worst(tokens)],
         "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
         "ids": _by_id(tokens),

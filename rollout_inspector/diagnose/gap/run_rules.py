@@ -188,8 +188,8 @@ def _unexplained(case: CauseCase) -> None:
         case.name(
             "unexplained",
             unexplained,
-            f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % of them "
-            f"are beyond {np.quantile(size, 0.99):.3g}.",
+            f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % "
+            f"of them are beyond {np.quantile(size, 0.99):.3g}.",
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, trainer_column
-from rollout_inspector.diagnose.loss_weights.rules import MAX_LOG_RATIO, Flags, LossRule, Values
+from rollout_inspector.diagnose.loss_weights.rules import MAX_LOG_RATIO, LossRule, RowWeights, Values
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Floats, Row
 
@@ -30,22 +30,6 @@ class LossInputs:
     """The columns that the row lacks, of ``advantages``, ``sampler`` and ``trainer``."""
     has_column: bool
     """A trainer's column holds the advantages."""
-
-
-@dataclass(frozen=True, eq=False)
-class RowWeights:
-    """The weights of the trained tokens of a row under a rule, before the mean. Arrays are ``[n]``."""
-
-    values: Values
-    """Advantage times factor; NaN = not decidable."""
-    clipped: Flags
-    masked: Flags
-
-    @property
-    def known(self) -> Flags:
-        """The tokens whose weight is decidable."""
-        is_known: Flags = np.isfinite(self.values)
-        return is_known
 
 
 def advantage_column(row: Row) -> str:
@@ -94,7 +78,7 @@ def row_weights(inputs: LossInputs, rule: LossRule) -> RowWeights:
     # The ratio of a row is that of all its trained tokens, whether or not each of them has an advantage.
     weighed = rule.weigh(inputs.log_ratios[use], np.nan_to_num(inputs.advantages[use]))
     values, clipped, masked = np.full(n, np.nan), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    values[use] = weighed.factors * inputs.advantages[use]
+    values[use] = weighed.values * inputs.advantages[use]
     clipped[use], masked[use] = weighed.clipped, weighed.masked
     is_known = np.isfinite(values)
     return RowWeights(values, clipped & is_known, masked & is_known)

@@ -16,14 +16,14 @@ import msgspec
 
 from rollout_inspector.formats.registry import Join, join_lines
 from rollout_inspector.formats.writers import export_records as records
-from rollout_inspector.formats.writers.export_faults import ExportFault, has_reward, one_row, row_fault
+from rollout_inspector.formats.writers.export_faults import has_reward, one_row, row_fault
 from rollout_inspector.formats.writers.export_records import Decode, Skyrl, Start, per_row
 from rollout_inspector.streams.prefix import merged_rows, row_of
 from rollout_inspector.streams.trajectory import Row, Trajectory
 
 _SPOOL_BYTES = 8 << 20
 RowsOf = Callable[[Trajectory], Sequence[Row]]
-FaultOf = Callable[[Trajectory, Sequence[Row]], ExportFault | None]
+FaultOf = Callable[[Trajectory, Sequence[Row]], str | None]
 
 
 class ExportRefused(ValueError):
@@ -132,7 +132,7 @@ def _fault(
     for n, row in enumerate(rows):
         fault = row_fault(row, target.needs_logprobs, target.needs_prompt, target.longest, target.writes_advantages)
         if fault is not None:
-            return _sentence(target, f"Row {n} of trajectory", trajectory, str(fault))
+            return _sentence(target, f"Row {n} of trajectory", trajectory, fault)
     for check in target.faults:
         fault = check(trajectory, rows)
         if fault is not None:
