@@ -56,7 +56,7 @@ def warm_tokenizers() -> Iterator[None]:
     from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
 
     real = LoadedTokenizer.close
-    demo = ROOT / "rollouts" / "demo_policy"
+    demo = ROOT / "rollouts" / "sampling" / "demo_policy"
 
     def close(tokenizer: LoadedTokenizer) -> None:
         folder = tokenizer.path
@@ -198,7 +198,7 @@ def corpus() -> Path:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> Path:
     """The demo policy's own tokenizer folder."""
-    folder = ROOT / "rollouts" / "demo_policy" / "model"
+    folder = ROOT / "rollouts" / "sampling" / "demo_policy" / "model"
     if not (folder / "tokenizer.json").exists():
         missing("the demo policy has not been trained (manage.py train_demo_policy)")
     return folder

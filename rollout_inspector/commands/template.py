@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
 from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock, path_of_name
@@ -11,7 +12,7 @@ from rollout_inspector.commands.tokenizer_options import OptionUnusable
 from rollout_inspector.guard.checked_templates import PURPOSES, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
 from rollout_inspector.guard.template_lock import LOCK_TIME, compare_with_lock, read_lock
-from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS, ReportedTemplate
+from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -42,8 +43,10 @@ def run(options: Namespace) -> int:
     reports = []
     for template in templates:
         checked = check_template(template, purposes, LOCK_TIME if lock is not None else "")
-        compared = None if lock is None else compare_with_lock(checked, lock, name_in_lock(template.name, options.lock))
-        reports.append(ReportedTemplate(checked, compared))
+        if lock is not None:
+            comparison = compare_with_lock(checked, lock, name_in_lock(template.name, options.lock))
+            checked = replace(checked, compared=comparison)
+        reports.append(checked)
     try:
         write_reports(files, lambda form: TEMPLATE_REPORTS[form](reports))
     except OptionUnusable as error:

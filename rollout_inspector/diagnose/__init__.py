@@ -24,10 +24,10 @@ from rollout_inspector.diagnose import (
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.checks import Diagnosis, lacks_of
 from rollout_inspector.diagnose.context import DiagnosisContext, RendererFor
-from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import finding_at_break
 from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
-from rollout_inspector.diagnose.verdict import Verdict, finding_at_break
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.retokenized import rows_again
 from rollout_inspector.streams.trajectory import Trajectory
@@ -37,7 +37,7 @@ __all__ = [
     "examine",
 ]
 
-Rule = Callable[[Break], "Verdict | None"]
+Rule = Callable[[Break], "Fault | None"]
 
 # Why a prompt does not start with the sampled stream. The first rule that matches names the cause.
 BREAK_RULES: tuple[Rule, ...] = (
@@ -162,7 +162,7 @@ def _name_break(b: Break) -> Finding:
     needs = f" Naming the cause needs {missing}." if missing else ""
     return finding_at_break(
         b,
-        Verdict(
+        Fault(
             "unclassified",
             f"The prompt of step {b.index} leaves the stream of step {b.parent_index} at offset {b.start} of "
             f"{len(b.expected)}.{needs}",

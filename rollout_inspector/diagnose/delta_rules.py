@@ -10,9 +10,9 @@ import numpy as np
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.delta import Delta
 from rollout_inspector.diagnose.finding import Axis, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.diagnose.request import leading_system
 from rollout_inspector.diagnose.step_checks import control_text_in
-from rollout_inspector.diagnose.verdict import finding_on_step
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Ids, Message
@@ -30,9 +30,10 @@ def special_tokens_injected(d: Delta) -> Fault | None:
         if place is not None:
             start, stop = place
             return Fault(
-                "special_tokens_injected", start, stop,
+                "special_tokens_injected",
                 f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
                 f"encoded as the control token {int(d.ids[start])}.",
+                start, stop,
                 message_index=_message_index(d, position),
             )
     return None
@@ -47,9 +48,10 @@ def stop_token_doubled(d: Delta) -> Fault | None:
         if pair.any():
             return None  # the template itself writes it twice
     return Fault(
-        "stop_token_doubled", 0, 1,
+        "stop_token_doubled",
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
         "it again.",
+        0, 1,
     )
 
 
@@ -80,8 +82,9 @@ def message_dropped(d: Delta) -> Fault | None:
         place = int(np.searchsorted(ends, gap, side="right")) if gap else 0
         start, stop, expected = (place, place, d.ids[:0]) if drops or d.difference is None else d.difference
         return Fault(
-            "message_dropped", start, stop,
+            "message_dropped",
             f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
+            start, stop,
             expected_ids=expected, message_index=_message_index(d, position),
         )
     return None
@@ -132,8 +135,9 @@ def generation_prompt_missing(d: Delta) -> Fault | None:
     what = "without the assistant header" if cut == len(d.ids) else "with another assistant header"
     missing = (expected if expected is not None else np.concatenate([d.ids, prompt]))[shared:]
     return Fault(
-        "generation_prompt_missing", shared, len(d.ids),
+        "generation_prompt_missing",
         f"The prompt of step {d.index} ends {what}; the template writes {d.case.text(prompt)!r}.",
+        shared, len(d.ids),
         expected_ids=missing,
     )
 
@@ -154,9 +158,10 @@ def turn_separator_lost(d: Delta) -> Fault | None:
             return None
         lost = lost_ids
     return Fault(
-        "turn_separator_lost", 0, 0,
+        "turn_separator_lost",
         f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
+        0, 0,
         expected_ids=lost,
     )
 
@@ -191,8 +196,9 @@ def system_prompt_injected(d: Delta) -> Fault | None:
         added = d.case.text(d.ids[start:stop]).strip()
         if added in own:
             return Fault(
-                "system_prompt_injected", max(start, differs), max(start, differs, stop),
+                "system_prompt_injected",
                 f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
+                max(start, differs), max(start, differs, stop),
             )
         for place in range(max(0, start - 3), min(stop, start + 4)):
             ids = d.ids[place:]
@@ -200,9 +206,10 @@ def system_prompt_injected(d: Delta) -> Fault | None:
             has_header = any(np.array_equal(ids[: len(head)], head) and _too_many(d, head) for head in starts)
             if has_bos or has_header:
                 return Fault(
-                    "system_prompt_injected", max(place, differs), max(place + 1, differs, stop),
+                    "system_prompt_injected",
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
                     f"{quoted(d.case.text(ids[:48]))}.",
+                    max(place, differs), max(place + 1, differs, stop),
                 )
     return None
 
@@ -287,9 +294,10 @@ def tool_messages_split(d: Delta) -> Fault | None:
         between = any(stop <= end and place <= start for (_, stop), (start, _) in pairwise(spans))
         if between and extra > n_expected:
             return Fault(
-                "tool_messages_split", group.right_start, group.right_stop,
+                "tool_messages_split",
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
                 f"the turn between them.",
+                group.right_start, group.right_stop,
                 expected_ids=d.expected[group.left_start : group.left_stop],
             )
     return None
@@ -313,8 +321,9 @@ def delta_differs(d: Delta) -> Fault | None:
         role = (d.new_messages or ())[position].get("role")
         evidence = f"A {role} message of step {d.index} is cut in its prompt, {cut}: {where}."
     return Fault(
-        "delta_differs", start, stop,
+        "delta_differs",
         evidence,
+        start, stop,
         expected_ids=expected, message_index=None if position is None else _message_index(d, position),
     )
 
@@ -404,7 +413,7 @@ def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None
                 f"control token {int(ids[0])}."
             )
             fault = Fault(
-                "special_tokens_injected", start, stop, evidence, severity=Severity.WARNING, message_index=position
+                "special_tokens_injected", evidence, start, stop, severity=Severity.WARNING, message_index=position
             )
             return finding_on_step(case, index, fault, Axis.DELTA)
     return None

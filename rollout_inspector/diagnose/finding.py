@@ -48,12 +48,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a row, the delta of a step or its stream, and where. Offsets count in it."""
+    """What a rule found: of a row, of the delta of a step or its stream with the place in it, or of a break."""
 
     kind: str
-    start: int
-    stop: int
     evidence: str
+    start: int = 0
+    stop: int = 0
+    """Of a break the place is that of the break."""
     wrong: int | None = 0
     """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
     lost: int | None = 0
@@ -61,10 +62,15 @@ class Fault:
     severity: Severity | None = None
     """None = that of the kind."""
     places: tuple[tuple[int, int], ...] = ()
-    """Every stretch, when there are several."""
+    """The stretches to mark, when there are several; an empty one marks where tokens are missing."""
     expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
     """The ids that should stand at ``[start, stop)``; empty = not known."""
     message_index: int | None = None
+    missing: str = ""
+    aside: int | None = None
+    """Of a break: a step that is no part of the main conversation. Later breaks are measured against other steps."""
+    stops: tuple[int, int] | None = None
+    """Of a break: where the differing stretch ends in the sampled stream and in the prompt. None = by the alignment."""
 
 
 @dataclass(frozen=True, eq=False)

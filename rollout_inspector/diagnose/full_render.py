@@ -12,9 +12,9 @@ from rollout_inspector.diagnose import text, thinking
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import bound_note, bounded
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.template import template_not_append_only
-from rollout_inspector.diagnose.verdict import bound_note, bounded
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.prefix import stream_length
 from rollout_inspector.streams.recorded_renders import kwargs_of_record

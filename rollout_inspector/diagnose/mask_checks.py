@@ -196,7 +196,7 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
     if stop - start == 1 and ends_turn and _is_stop(row, marks, start) and start > 0 and row.loss_mask[start - 1]:
         return _stop_untrained(row, start)
     return Fault(
-        "sampled_masked", start, stop, f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.",
+        "sampled_masked", f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.", start, stop,
         lost=stop - start,
     )
 
@@ -228,8 +228,9 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> Fault | None:
     if n_others < 1 or not wrong:
         return None
     return Fault(
-        "mask_overrun", start, len(row.ids),
+        "mask_overrun",
         f"The mask runs from offset {start} to the end of the row, over {counted(n_others, 'turn')} of others.",
+        start, len(row.ids),
         wrong=wrong,
     )
 
@@ -316,38 +317,42 @@ def _is_stop(row: Row, marks: TurnBoundaries, place: int) -> bool:
 
 def _header(start: int, stop: int) -> Fault:
     return Fault(
-        "generation_prompt_trained", start, stop,
+        "generation_prompt_trained",
         f"The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
+        start, stop,
         wrong=stop - start,
     )
 
 
 def _separator(start: int, stop: int) -> Fault:
     return Fault(
-        "separator_trained", start, stop, f"The white space after the stop token at {start} is under the gradient.",
+        "separator_trained", f"The white space after the stop token at {start} is under the gradient.", start, stop,
         wrong=stop - start,
     )
 
 
 def _observation(start: int, stop: int) -> Fault:
     return Fault(
-        "observation_trained", start, stop,
+        "observation_trained",
         f"Under the gradient, but not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
+        start, stop,
         wrong=stop - start,
     )
 
 
 def _appended(row: Row, start: int, stop: int) -> Fault:
     return Fault(
-        "appended_eos_trained", start, stop,
+        "appended_eos_trained",
         f"The last token (id {int(row.ids[stop - 1])}) was appended, not sampled, and is under the gradient.",
+        start, stop,
         wrong=stop - start, severity=None if row.origin is not None else Severity.WARNING,
     )
 
 
 def _stop_untrained(row: Row, place: int) -> Fault:
     return Fault(
-        "stop_token_untrained", place, place + 1,
+        "stop_token_untrained",
         f"The stop token that was sampled at offset {place} (id {int(row.ids[place])}) is masked.",
+        place, place + 1,
         lost=1,
     )

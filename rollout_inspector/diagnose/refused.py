@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import bounded
 from rollout_inspector.diagnose.thinking import lone_block
-from rollout_inspector.diagnose.verdict import bounded
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.strategies.protocol import TemplateRewrites
 

@@ -42,16 +42,16 @@ def length_mismatch(row: Row) -> Fault | None:
     if not wrong:
         return None
     what = ", ".join(f"{name} has {size}" for name, size in wrong.items())
-    return Fault("length_mismatch", min(n, *wrong.values()), n, f"The row has {n} ids, but {what}.", wrong=n)
+    return Fault("length_mismatch", f"The row has {n} ids, but {what}.", min(n, *wrong.values()), n, wrong=n)
 
 
 def mask_overrun(row: Row, has_other_roles: bool) -> Fault | None:
     """The mask is 1 on a whole row that has other roles, or is 1 nowhere."""
     n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
     if n and trained == n and has_other_roles:
-        return Fault("mask_overrun", 0, n, f"All {n} tokens of the row are under the gradient.", wrong=n)
+        return Fault("mask_overrun", f"All {n} tokens of the row are under the gradient.", 0, n, wrong=n)
     if n and not trained and not _left_out(row):
-        return Fault("mask_overrun", 0, n, f"None of the {n} tokens of the row is under the gradient.", lost=n)
+        return Fault("mask_overrun", f"None of the {n} tokens of the row is under the gradient.", 0, n, lost=n)
     return None
 
 
@@ -87,9 +87,8 @@ def shift_fault(row: Row, right: Mask, what: str, lag: int) -> Fault:
     behind = "behind" if lag > 0 else "before"
     return Fault(
         "columns_shifted",
-        int(places[0]),
-        int(places[-1]) + 1,
         f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
+        int(places[0]), int(places[-1]) + 1,
         wrong=int(np.count_nonzero(row.loss_mask)),
     )
 
@@ -136,17 +135,16 @@ def logprob_invalid(row: Row) -> Fault | None:
         place = int(bad.argmax())
         return Fault(
             "logprob_invalid",
-            place,
-            place + 1,
             f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
             f"{int(np.count_nonzero(row.loss_mask))} trained tokens have an impossible value.",
+            place, place + 1,
             wrong=int(bad.sum()),
         )
     trained = values[row.loss_mask]
     if len(trained) > 1 and not trained.any():
         first = int(row.loss_mask.argmax())
         return Fault(
-            "logprob_invalid", first, len(row.ids), f"The logprobs of all {len(trained)} trained tokens are exactly 0.",
+            "logprob_invalid", f"The logprobs of all {len(trained)} trained tokens are exactly 0.", first, len(row.ids),
             wrong=len(trained),
         )
     return None
@@ -167,8 +165,9 @@ def advantage_misplaced(row: Row) -> Fault | None:
         parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
         parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
         return Fault(
-            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
-            f"By {name}: {' and '.join(parts)}.", wrong=n_none,
+            "advantage_misplaced",
+            f"By {name}: {' and '.join(parts)}.",
+            place, int(np.flatnonzero(none | extra)[-1]) + 1, wrong=n_none,
         )
     return None
 
@@ -195,7 +194,7 @@ def logprobs_other_distribution(row: Row) -> Fault | None:
         what = f"are {slope:.2f} times the sampler's, as another temperature makes them"
     else:
         return None
-    return Fault("logprobs_other_distribution", start, stop, f"The trainer's {name} {what}.", wrong=int(use.sum()))
+    return Fault("logprobs_other_distribution", f"The trainer's {name} {what}.", start, stop, wrong=int(use.sum()))
 
 
 def prompt_split_wrong(row: Row, written: Mask | None = None) -> Fault | None:
@@ -213,9 +212,10 @@ def prompt_split_wrong(row: Row, written: Mask | None = None) -> Fault | None:
         if mask is None or not (first := int(mask.argmax())) < length == len(row.ids) - int(np.count_nonzero(mask)):
             continue
         return Fault(
-            "prompt_split_wrong", first, length,
+            "prompt_split_wrong",
             f"The prompt is said to be {length} ids long, which is the number of {what}; the first {which} stands at "
             f"{first}.",
+            first, length,
             wrong=length - first,
         )
     return None
@@ -232,8 +232,9 @@ def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> Fault | None:
         n = routing_rows(extra.get(name))
         if n is not None and n not in (n_tokens - 1, n_tokens):
             return Fault(
-                "routing_misaligned", min(n, n_tokens), n_tokens,
+                "routing_misaligned",
                 f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
+                min(n, n_tokens), n_tokens,
             )
     return None
 

@@ -10,6 +10,7 @@ import numpy as np
 from rollout_inspector.diagnose import row_checks as checks
 from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding
+from rollout_inspector.diagnose.finding_makers import bounded
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.mask_checks import (
     TurnBoundaries,
@@ -22,7 +23,6 @@ from rollout_inspector.diagnose.mask_checks import (
     written_by_assistant,
 )
 from rollout_inspector.diagnose.row_versions import trained_versions
-from rollout_inspector.diagnose.verdict import bounded
 from rollout_inspector.streams.align import sampled_places
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix, stream_length
@@ -300,14 +300,15 @@ def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> Fault | Non
         if shared == len(stream):
             return None
         return Fault(
-            "row_not_sampled", shared, len(row.ids),
-            f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.", lost=lost,
+            "row_not_sampled",
+            f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.",
+            shared, len(row.ids), lost=lost,
         )
     n = int(np.count_nonzero(foreign))
     return Fault(
-        "row_not_sampled", *places[0],
+        "row_not_sampled",
         f"The row trains {counted(n, 'token')} that its steps did not sample, the first at offset {places[0][0]}.",
-        wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
+        *places[0], wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
     )
 
 
@@ -340,7 +341,7 @@ def _order(case: DiagnosisContext) -> Iterator[Finding]:
         if wrong is None:
             return
         what = "is marked as the last step and is not" if flags[wrong] else "is the last step and is not marked"
-    fault = Fault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}.")
+    fault = Fault("step_order_invalid", f"Row {wrong} of {len(rows)} {what}.", 0, len(rows[wrong].ids))
     yield _finding(case, wrong, rows[wrong], fault)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
-from rollout_inspector.diagnose.verdict import finding_on_step
+from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.canonical import canonical_check_batch
 from rollout_inspector.streams.dropped_text import holds_all, unheld_tokens
@@ -47,7 +47,7 @@ def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
     case.no_ids.add(index)
     which, start, stop = reason
     cost = Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=case.n_rows)
-    fault = Fault("token_ids_missing", start, stop, f"Step {index}: {which}.")
+    fault = Fault("token_ids_missing", f"Step {index}: {which}.", start, stop)
     return finding_on_step(case, index, fault, cost=cost)
 
 
@@ -114,8 +114,9 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
     cost = Cost(trained_tokens_wrong=sampled, rows=case.n_rows)
     if step.logprobs is not None and len(step.logprobs) != sampled:
         fault = Fault(
-            "engine_ids_inconsistent", n, n + sampled,
+            "engine_ids_inconsistent",
             f"Step {index} sampled {counted(sampled, 'id')} and came with {counted(len(step.logprobs), 'logprob')}.",
+            n, n + sampled,
         )
         finding = finding_on_step(case, index, fault, cost=cost)
         return replace(finding, actual_ids=NO_IDS, evidence=fault.evidence)  # the ids may be right
@@ -124,7 +125,7 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
     if (place := _text_differs(case, index)) is not None:
         evidence = f"The decoded ids of step {index} differ from the text that came with them."
         text = clipped(step.text if step.text is not None else _said(step) or "", 1000)
-        fault = Fault("engine_ids_inconsistent", n + place, n + sampled, evidence)
+        fault = Fault("engine_ids_inconsistent", evidence, n + place, n + sampled)
         return finding_on_step(case, index, fault, cost=cost, expected_text=text)
     return None
 
@@ -189,14 +190,14 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     if not lost:
         return None
     start, closed = len(case.steps[index].prompt_ids), _reasoning_stop(case, index)
-    is_reasoning = lost[-1].stop <= closed
+    is_reasoning = lost[-1][2] <= closed
     what = "reasoning that was sampled" if is_reasoning else "sampled text"
     more = f" and at {counted(len(lost) - 1, 'more place')}" if len(lost) > 1 else ""
-    places = tuple((start + stretch.start, start + stretch.stop) for stretch in lost[:_PLACES])
+    places = tuple((start + first, start + stop) for _, first, stop in lost[:_PLACES])
     fault = Fault(
-        "reply_text_lost", *places[0],
-        f"The message of step {index} does not hold {what}: “{clipped(lost[0].text, 100)}”{more}.",
-        severity=Severity.INFO if is_reasoning else None, places=places if len(places) > 1 else (),
+        "reply_text_lost",
+        f"The message of step {index} does not hold {what}: “{clipped(lost[0][0], 100)}”{more}.",
+        *places[0], severity=Severity.INFO if is_reasoning else None, places=places if len(places) > 1 else (),
     )
     return finding_on_step(case, index, fault)
 
@@ -215,7 +216,7 @@ def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
     prompt_ids = case.steps[index].prompt_ids
     if bos is None or len(prompt_ids) < 2 or int(prompt_ids[0]) != bos or int(prompt_ids[1]) != bos:
         return None
-    fault = Fault("bos_mismatch", 1, 2, f"The prompt of step {index} starts with BOS (id {bos}) twice.")
+    fault = Fault("bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.", 1, 2)
     return finding_on_step(case, index, fault)
 
 
@@ -235,9 +236,10 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
         more = f", and at {others} more place{'s' * (others > 1)}" if others else ""
         half = " It holds bytes that are not a whole character." if any(d.invalid_utf8 for d in drifts) else ""
         fault = Fault(
-            "noncanonical_sampling", start + drift.start, start + drift.stop,
+            "noncanonical_sampling",
             f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
             f"{listed(drift.expected_ids)}{more}; it would drift if it were encoded again.{half}",
+            start + drift.start, start + drift.stop,
             severity=Severity.INFO, expected_ids=drift.expected_ids,
         )
         yield finding_on_step(case, index, fault)

@@ -7,7 +7,7 @@ import numpy as np
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.finding import Fault, Finding
-from rollout_inspector.diagnose.verdict import Verdict, finding_on_step
+from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.snippets import quoted_or_nothing
@@ -16,7 +16,7 @@ from rollout_inspector.streams.trajectory import Step
 _FOREIGN = "Decoded with this tokenizer, the prompt of step {} does not hold the text of its messages."
 
 
-def template_not_append_only(b: Break) -> Verdict | None:
+def template_not_append_only(b: Break) -> Fault | None:
     """The streams differ in text that the template wrote, and the messages are equal."""
     if b.known_messages is not None and b.first_changed is not None:
         return None
@@ -38,7 +38,7 @@ def template_not_append_only(b: Break) -> Verdict | None:
         where = "at the end of" if tail_length >= len(b.parent.prompt_ids) - start else "in"
         was, came = quoted_or_nothing(b.a), quoted_or_nothing(b.b)
         evidence = f"The template wrote {was} {where} step {b.parent_index}'s prompt and {came} in its place"
-    return Verdict("template_not_append_only", f"{evidence} when messages followed.")
+    return Fault("template_not_append_only", f"{evidence} when messages followed.")
 
 
 def _tail_length(b: Break) -> int:
@@ -72,11 +72,11 @@ def _template_did_it(b: Break) -> bool:
     )
 
 
-def tokenizer_mismatch(b: Break) -> Verdict | None:
+def tokenizer_mismatch(b: Break) -> Fault | None:
     """With this tokenizer the prompt's text is not that of the request's messages."""
     if b.known_messages is None or not foreign(b.case, b.index):
         return None
-    return Verdict("tokenizer_mismatch", _FOREIGN.format(b.index))
+    return Fault("tokenizer_mismatch", _FOREIGN.format(b.index))
 
 
 def foreign(case: DiagnosisContext, index: int) -> bool:
@@ -97,7 +97,7 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     if case.codec is None or messages is None or index in case.no_ids:
         return None
     if foreign(case, index):
-        fault = Fault("tokenizer_mismatch", 0, len(step.prompt_ids), _FOREIGN.format(index))
+        fault = Fault("tokenizer_mismatch", _FOREIGN.format(index), 0, len(step.prompt_ids))
         return finding_on_step(case, index, fault)
     rendered = case.render(step, messages, True, key=("prompt", index))
     if rendered is None:
@@ -118,9 +118,10 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
     fault = Fault(
-        "tokenizer_mismatch", start, stop,
+        "tokenizer_mismatch",
         f"The prompt of step {index} has the text that the template writes for its messages, but from offset "
         f"{start} on other ids than this tokenizer writes.",
+        start, stop,
         expected_ids=rendered[start : len(rendered) - tail],
     )
     return finding_on_step(case, index, fault)

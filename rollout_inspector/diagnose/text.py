@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import foreign
-from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.snippets import contrast, listed
 from rollout_inspector.streams.trajectory import Ids, Step
@@ -21,7 +21,7 @@ _TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")
 _TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
 
 
-def special_tokens_dropped(b: Break) -> Verdict | None:
+def special_tokens_dropped(b: Break) -> Fault | None:
     """Every missing token is a control token."""
     if b.case.codec is None:
         return None
@@ -41,7 +41,7 @@ def special_tokens_dropped(b: Break) -> Verdict | None:
     kinds = list(dict.fromkeys(gone.tolist()))
     names = ", ".join(b.case.text(np.array([kind])) for kind in kinds[:4]) + " and others" * (len(kinds) > 4)
     places = b.start + _lost_at(b, lost, alone)
-    return Verdict(
+    return Fault(
         "special_tokens_dropped",
         f"Only control tokens are missing from the prompt of step {b.index}: {names}.",
         stops=(b.start + int(lost[-1]) + 1, int(places[-1])),
@@ -101,18 +101,18 @@ def _stop_alone_is_lost(b: Break) -> bool:
     return rendered is not None and np.array_equal(rendered[-len(lost) - len(behind) :], np.append(lost, behind))
 
 
-def invalid_utf8(b: Break) -> Verdict | None:
+def invalid_utf8(b: Break) -> Fault | None:
     """A replacement character stands in one of the differing texts."""
     if b.case.codec is None or "�" not in b.a + b.b or foreign(b.case, b.index):
         return None
-    return Verdict(
+    return Fault(
         "invalid_utf8",
         f"What step {b.parent_index} sampled holds bytes that are not a whole character. As text they became U+FFFD, "
         "which encodes to other tokens.",
     )
 
 
-def tool_call_reserialized(b: Break) -> Verdict | None:
+def tool_call_reserialized(b: Break) -> Fault | None:
     """The texts differ inside a tool call, and the values of the call are equal."""
     turn = b.turn_at(b.text_start)
     if b.case.codec is None or b.same_text or turn is None:
@@ -133,19 +133,19 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     else:
         return None
     was, now = contrast(old, new)
-    return Verdict(
+    return Fault(
         "tool_call_reserialized",
         f"The tool call was parsed and written again: {was} became {now}; {values}.",
         message_index=len(b.known_messages[0]) if b.known_messages and turn is b.parent else None,
     )
 
 
-def whitespace_changed(b: Break) -> Verdict | None:
+def whitespace_changed(b: Break) -> Fault | None:
     """The texts are equal except for white space."""
     if b.case.codec is None or b.same_text or not _only_white_space(b):
         return None
     sampled, came = contrast(b.a, b.b)
-    return Verdict("whitespace_changed", f"Only white space differs: {sampled} was sampled, {came} came back.")
+    return Fault("whitespace_changed", f"Only white space differs: {sampled} was sampled, {came} came back.")
 
 
 def _only_white_space(b: Break) -> bool:
@@ -160,22 +160,22 @@ def _said(b: Break, step: Step) -> str:
     return b.case.text(step.completion_ids[: int(text[-1]) + 1]).rstrip() if text.size else ""
 
 
-def boundary_merge(b: Break) -> Verdict | None:
+def boundary_merge(b: Break) -> Fault | None:
     """The same text in other tokens, across the seam of two pieces that were encoded separately."""
     if b.case.codec is None or not b.same_text or _inside_sampled(b):
         return None
-    return Verdict(
+    return Fault(
         "boundary_merge",
         f"The text is the same. Tokens {listed(b.expected_stretch)} were joined from pieces and "
         f"became {listed(b.actual_stretch)} when the text was encoded as a whole.",
     )
 
 
-def noncanonical_sampling(b: Break) -> Verdict | None:
+def noncanonical_sampling(b: Break) -> Fault | None:
     """The same text in other tokens. All of them were sampled."""
     if b.case.codec is None or not b.same_text or not _inside_sampled(b):
         return None
-    return Verdict(
+    return Fault(
         "noncanonical_sampling",
         f"The text is the same. The model sampled {listed(b.expected_stretch)} where the encoder "
         f"chooses {listed(b.actual_stretch)}.",

@@ -41,6 +41,8 @@ class Rejected:
 
     line: int | None
     reason: str
+    file: str = ""
+    """Where it is among lines of several files."""
 
 
 Detect = Callable[[Sequence[Any]], bool]

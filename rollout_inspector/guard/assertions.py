@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ import msgspec
 from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.guard.checked_files import CheckedFiles, check_files, codec_of, diagnosis_of
-from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
+from rollout_inspector.guard.checked_templates import NamedTemplate, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
 from rollout_inspector.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
-from rollout_inspector.guard.template_reports import ReportedTemplate
 from rollout_inspector.guard.template_reports import as_text as template_text
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.guard.trainer_batches import BatchUnreadable, array_of, items_of_rows
@@ -137,24 +137,15 @@ def assert_template_safe(
         checked = check_template(
             NamedTemplate(label, text, codec), wanted_purposes, "" if template_lock is None else LOCK_TIME
         )
-        compared = (
-            None
-            if template_lock is None
-            else compare_with_lock(checked, template_lock, _locked_name(template_lock, name))
-        )
+        if template_lock is not None:
+            comparison = compare_with_lock(checked, template_lock, _locked_name(template_lock, name))
+            checked = replace(checked, compared=comparison)
     finally:
         if folder is not None:
             folder.cleanup()
-    assert_passed(ReportedTemplate(checked, compared))
+    if checked.outcome is not ExitStatus.PASSED:
+        raise AssertionError("\n" + template_text([checked]))
 
 
 def _locked_name(lock: TemplateLock, name: str) -> str:
     return name or (next(iter(lock.templates)) if len(lock.templates) == 1 else "")
-
-
-def assert_passed(reported: ReportedTemplate) -> CheckedTemplate:
-    """The check of a template that passed. Raises ``AssertionError`` with the report of any other."""
-    __tracebackhide__ = True
-    if reported.outcome is not ExitStatus.PASSED:
-        raise AssertionError("\n" + template_text([reported]))
-    return reported.checked

@@ -64,15 +64,6 @@ class KindCount:
     n_trajectories: int = 0
 
 
-@dataclass(frozen=True)
-class Unread:
-    """A file, or a line of a file, that was not read."""
-
-    file: str
-    line: int | None
-    reason: str
-
-
 @dataclass
 class CheckedFiles:
     """What was read, what was found in it, and what could not be checked."""
@@ -88,7 +79,8 @@ class CheckedFiles:
     """Kind of finding -> its counts; ``not_decidable`` is not among them."""
     found: list[PlacedFinding] = field(default_factory=list)
     """In reading order, at most ``MAX_PLACES`` of each kind."""
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[Rejected] = field(default_factory=list)
+    """Lines that were not read; without a number the whole file was not."""
     n_unread: int = 0
     checks: Counter[str] = field(default_factory=Counter)
     """Check -> on how many trajectories it passed, was noted or failed."""
@@ -108,7 +100,7 @@ class CheckedFiles:
         """Count what was not read."""
         self.n_unread += 1
         if len(self.unread) < MAX_UNREAD:
-            self.unread.append(Unread(file, line, reason))
+            self.unread.append(Rejected(line, reason, file))
 
     def add(self, file: str, line: int | None, trajectory: Trajectory, diagnosis: Diagnosis) -> None:
         """Count a trajectory and what was found in it."""

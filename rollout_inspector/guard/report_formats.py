@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from rollout_inspector.diagnose import KINDS
 from rollout_inspector.diagnose.checks import CHECKS
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
+from rollout_inspector.formats import Rejected
 from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, title_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FilesVerdict
 from rollout_inspector.guard.text_files import line_of, plain
@@ -110,7 +111,7 @@ def as_text(checked: CheckedFiles, verdict: FilesVerdict) -> str:
             lines.append(f"  ... and {count.n_findings - len(findings):,} more.")
     if checked.n_unread:
         lines += ["", "Not read:"]
-        lines += [f"  {_unread_text(line.file, line.line)}: {line_of(line.reason)}" for line in checked.unread]
+        lines += [f"  {_unread_text(line)}" for line in checked.unread]
         if checked.n_unread > len(checked.unread):
             lines.append(f"  ... and {checked.n_unread - len(checked.unread):,} more.")
     if unchecked := list(_unchecked(checked)):
@@ -122,8 +123,8 @@ def as_text(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     return "\n".join([*lines, *opened, "", _outcome(verdict), ""])
 
 
-def _unread_text(file: str, line: int | None) -> str:
-    return line_of(file if line is None else f"{file}:{line}")
+def _unread_text(line: Rejected) -> str:
+    return f"{line_of(line.file if line.line is None else f'{line.file}:{line.line}')}: {line_of(line.reason)}"
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -218,9 +219,7 @@ def as_junit(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     if verdict.outcome is ExitStatus.UNDECIDED:
         n_errors = 1
         error = ElementTree.SubElement(case, "error", message=plain(_outcome(verdict)), type="undecided")
-        error.text = "\n".join(
-            f"{_unread_text(line.file, line.line)}: {line_of(line.reason)}" for line in checked.unread
-        )
+        error.text = "\n".join(map(_unread_text, checked.unread))
     else:
         ElementTree.SubElement(case, "system-out").text = "\n".join([f"Read {_counts(checked)}.", *_unchecked(checked)])
     suite.set("tests", str(len(suite)))
@@ -259,7 +258,7 @@ def as_sarif(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     notes = [
         {
             "level": "error",
-            "message": {"text": f"{_unread_text(line.file, line.line)}: {line_of(line.reason)}"},
+            "message": {"text": _unread_text(line)},
         }
         for line in checked.unread
     ]
@@ -359,7 +358,7 @@ def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     if checked.unread:
         lines += ["", "Not read:", ""]
         lines += [
-            f"* {markdown_cell(_unread_text(line.file, line.line))}: {markdown_cell(line.reason)}"
+            f"* {markdown_cell(_unread_text(line))}"
             for line in checked.unread[:MAX_TEXT]
         ]
     if unchecked := list(_unchecked(checked)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +20,20 @@ MAX_CHECKS = 3
 """Failing checks of one template that are printed."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReportedTemplate:
-    """A checked template, and what changed since it was locked."""
-
-    checked: CheckedTemplate
-    compared: LockComparison | None = None
-    """None = no lock was named."""
-
-    @property
-    def outcome(self) -> ExitStatus:
-        """With a lock, a change fails; what was locked as not safe is accepted. A void pass is no pass either way."""
-        if self.compared is None:
-            return self.checked.outcome
-        is_void = None in self.checked.outcomes().values()
-        return ExitStatus.of_all([self.compared.outcome, *([ExitStatus.UNDECIDED] if is_void else [])])
-
-    def last_sentence(self) -> str:
-        """The outcome in words."""
-        if self.compared is not None and self.outcome is ExitStatus.FAILED:
-            return "Failed: it is not what was locked. If that is meant, write the lock again."
-        reasons = " ".join(self.checked.reasons())
-        if self.outcome is ExitStatus.PASSED:
-            reasons_known = f" Known since it was locked: {reasons}" if reasons else ""
-            return f"Passed: {'it is what was locked' if self.compared is not None else 'safe'}.{reasons_known}"
-        if self.outcome is ExitStatus.FAILED:
-            return f"Failed: {reasons}"
-        unsaid = "" if self.compared is None else " ".join([*self.compared.changes, *self.compared.notes])
-        return f"Not decided: {' '.join(filter(None, [reasons, unsaid]))}"
-
-
-def as_text(found: Sequence[ReportedTemplate]) -> str:
+def as_text(found: Sequence[CheckedTemplate]) -> str:
     """For a terminal."""
     lines = []
     for template in found:
-        report = template.checked.report
+        report = template.report
         lines.append(
-            line_of(template.checked.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else "")
+            line_of(template.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else "")
         )
         if report is not None:
             lines += [f"  {note}" for note in report.notes]
             lines += [f"  {purpose}: {verdict}" for purpose, verdict in report.verdicts.items()]
-            failing = template.checked.failing()
+            failing = template.failing()
             lines += [
-                f"  broken: {check.title}. {check.detail}{_decided(template.checked, check)}"
+                f"  broken: {check.title}. {check.detail}{_decided(template, check)}"
                 for check in failing[:MAX_CHECKS]
             ]
             lines += [f"  ... and {len(failing) - MAX_CHECKS} more."] * (len(failing) > MAX_CHECKS)
@@ -82,7 +51,7 @@ def _decided(checked: CheckedTemplate, check: Check) -> str:
     return "" if decision is None else f" Decided on line {decision['line']}: {decision['source']}"
 
 
-def as_json(found: Sequence[ReportedTemplate]) -> str:
+def as_json(found: Sequence[CheckedTemplate]) -> str:
     """One object."""
     value = {
         "version": VERSION,
@@ -92,18 +61,18 @@ def as_json(found: Sequence[ReportedTemplate]) -> str:
     return json.dumps(value, indent=1) + "\n"
 
 
-def _value(one: ReportedTemplate) -> dict[str, Any]:
-    report, compared = one.checked.report, one.compared
-    tokenizer = one.checked.template.tokenizer
+def _value(one: CheckedTemplate) -> dict[str, Any]:
+    report, compared = one.report, one.compared
+    tokenizer = one.template.tokenizer
     return {
-        "name": one.checked.name,
+        "name": one.name,
         "outcome": one.outcome.name.lower(),
-        "reasons": one.checked.reasons(),
+        "reasons": one.reasons(),
         "sha256": None if report is None else report.chat_template_sha256,
         "tokenizer_sha256": None if tokenizer is None else tokenizer.sha256,
         "prefix_preserving": None if report is None else report.prefix_preserving,
         "verdicts": {} if report is None else dict(report.verdicts),
-        "checks": [] if report is None else [_check_value(one.checked, check) for check in report.checks],
+        "checks": [] if report is None else [_check_value(one, check) for check in report.checks],
         "lock": None if compared is None else _lock_value(compared),
     }
 
@@ -134,11 +103,11 @@ def _lock_value(compared: LockComparison) -> dict[str, Any]:
     }
 
 
-def as_github(found: Sequence[ReportedTemplate]) -> str:
+def as_github(found: Sequence[CheckedTemplate]) -> str:
     """Workflow commands: an annotation for each changed line and for each template."""
     lines = []
     for template in found:
-        file = workflow_property(_file_of(template.checked))
+        file = workflow_property(_file_of(template))
         for changed in template.compared.lines if template.compared is not None else ():
             place = f"file={file},line={changed.first}"
             level = "error" if changed.titles or not changed.is_tried else "notice"
@@ -149,12 +118,12 @@ def as_github(found: Sequence[ReportedTemplate]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_markdown(found: Sequence[ReportedTemplate]) -> str:
+def as_markdown(found: Sequence[CheckedTemplate]) -> str:
     """For the summary of a job."""
     lines = [f"## Chat templates: {ExitStatus.of_all(template.outcome for template in found).name.lower()}", ""]
     lines += ["| template | outcome | why |", "|---|---|---|"]
     lines += [
-        f"| {markdown_cell(template.checked.name)} | {template.outcome.name.lower()} "
+        f"| {markdown_cell(template.name)} | {template.outcome.name.lower()} "
         f"| {markdown_cell(template.last_sentence())} |"
         for template in found
     ]
@@ -167,7 +136,7 @@ def as_markdown(found: Sequence[ReportedTemplate]) -> str:
         if changes:
             lines += [
                 "",
-                f"{markdown_cell(template.checked.name)}:",
+                f"{markdown_cell(template.name)}:",
                 "",
                 *(f"* {markdown_cell(text)}" for text in changes),
             ]
@@ -181,7 +150,7 @@ def _file_of(checked: CheckedTemplate) -> str:
     return str(inside if inside.is_file() else path)
 
 
-TemplateReport = Callable[[Sequence[ReportedTemplate]], str]
+TemplateReport = Callable[[Sequence[CheckedTemplate]], str]
 TEMPLATE_REPORTS: dict[str, TemplateReport] = {
     "text": as_text,
     "json": as_json,

@@ -92,7 +92,6 @@ def test_every_command_explains_itself(path: Path, capsys: pytest.CaptureFixture
 
 
 def test_findings_are_listed_by_run_and_by_trajectory(file: Path) -> None:
-    pass
     from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
     from tests.storage.build import ids
 
@@ -182,7 +181,6 @@ def test_a_tokenizer_is_registered_and_a_run_judged_by_it(file: Path, tiny_token
 
 
 def test_the_import_task_reads_what_the_run_names_and_only_once(tmp_path: Path) -> None:
-    pass
     from rollouts.jobs.imports import imports
     from rollouts.worker.jobs import do_job
 

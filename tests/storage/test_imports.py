@@ -223,7 +223,6 @@ def test_the_recorded_tokenizer_is_taken_when_one_of_that_name_is_registered(
 
 
 def test_origins_between_completions_are_found_with_a_tokenizer(run: models.Run, tiny_tokenizer: Path) -> None:
-    pass
     from rollout_inspector.streams.trajectory import Origin
 
     run.tokenizer = registered = register_tokenizer(tiny_tokenizer)
@@ -337,7 +336,6 @@ def own_line(value: Trajectory) -> bytes:
 
 
 def test_a_thousand_mutations_raise_nothing_and_store_nothing_by_halves(db: None) -> None:
-    pass
 
     n = 250 if connection.vendor == "postgresql" else 1000  # what the reader makes of them is the same
     make = mutations(1000, seed=20)

@@ -28,18 +28,8 @@ _MAX_LOG_RATIO = 20.0
 """A ratio beyond ``exp(20)`` counts as that in k3, so that one token does not overflow a sum."""
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The tokens of a row that can be compared."""
-
-    column: str
-    """The trainer's column."""
-    offsets: NDArray[np.int64]
-    """Offsets in the row ``[n]``."""
-    sampler: NDArray[np.float64]
-    """Log-probabilities ``[n]``."""
-    trainer: NDArray[np.float64]
-    """Log-probabilities ``[n]``."""
+Pairs = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
+"""The tokens of a row that can be compared: offsets, log-probabilities of sampler and trainer, each ``[n]``."""
 
 
 def trainer_column(row: Row) -> str:
@@ -61,7 +51,7 @@ def pairs_of(row: Row, column: str = "") -> Pairs | None:
         return None
     sampler, trainer = row.logprobs, row.columns[name]
     offsets = np.flatnonzero(_comparable(sampler, trainer, row.loss_mask))
-    return Pairs(name, offsets, sampler[offsets].astype(np.float64), trainer[offsets].astype(np.float64))
+    return offsets, sampler[offsets].astype(np.float64), trainer[offsets].astype(np.float64)
 
 
 def _comparable(sampler: Floats, trainer: Floats, mask: Mask) -> Mask:
@@ -209,4 +199,4 @@ def gap_of_rows(rows: Iterable[Row]) -> GapFigures | None:
     pairs_of_rows = [pairs for row in rows if (pairs := pairs_of(row)) is not None]
     if not pairs_of_rows:
         return None
-    return GapFigures.of(np.concatenate([pairs.trainer - pairs.sampler for pairs in pairs_of_rows]))
+    return GapFigures.of(np.concatenate([trainer - sampler for _, sampler, trainer in pairs_of_rows]))

@@ -21,7 +21,7 @@ def row_fault(
     if (fault := checks.length_mismatch(row) or checks.mask_overrun(row, False)) is not None:
         return _finding(fault)
     if not row.loss_mask.any():
-        return _finding(Fault("mask_overrun", 0, len(row.ids), "None of its tokens is under the gradient."))
+        return _finding(Fault("mask_overrun", "None of its tokens is under the gradient.", 0, len(row.ids)))
     if needs_logprobs:
         if row.logprobs is None:
             return "It has no log-probabilities, and the target needs one for each trained token."
@@ -48,7 +48,7 @@ def _above_zero(row: Row) -> Fault | None:
     if not len(bad):
         return None
     place = int(bad[0])
-    return Fault("logprob_invalid", place, place + 1, f"The logprob at offset {place} is above 0.")
+    return Fault("logprob_invalid", f"The logprob at offset {place} is above 0.", place, place + 1)
 
 
 def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> str | None:

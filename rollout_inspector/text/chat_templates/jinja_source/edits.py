@@ -36,21 +36,14 @@ class Edit:
         return template[: self.start] + self.text + template[self.stop :]
 
 
-@dataclass(frozen=True)
-class ConditionOperand:
-    """One operand of ``and`` or ``or``; all numbers are offsets in the template."""
-
-    start: int
-    stop: int
-    joined_start: int
-    joined_stop: int
-    """The same range with the word that joins the operand: the word after the first operand, before any other."""
-    word: str
-    """That word: ``and`` or ``or``."""
+Span = tuple[int, int]
 
 
-def operands(tokens: Sequence[Token]) -> Iterator[ConditionOperand]:
-    """The operands of a condition, nested ones too."""
+def operands(tokens: Sequence[Token]) -> Iterator[tuple[Span, Span, str]]:
+    """The operands of the ``and`` and ``or`` of a condition, nested ones too: offsets in the template.
+
+    An operand, the same with the word that joins it (behind the first operand, before any other), and that word.
+    """
     joints = [n for n in top_level(tokens) if tokens[n].text in ("and", "or")]
     if not joints:
         if tokens and not top_level(tokens) and (tokens[0].text, tokens[-1].text) == ("(", ")"):
@@ -62,9 +55,9 @@ def operands(tokens: Sequence[Token]) -> Iterator[ConditionOperand]:
         part = tokens[before + 1 : after]
         start, stop = part[0].start, part[-1].stop
         if before < 0:
-            yield ConditionOperand(start, stop, start, tokens[after + 1].start, tokens[after].text)
+            yield (start, stop), (start, tokens[after + 1].start), tokens[after].text
         else:
-            yield ConditionOperand(start, stop, tokens[before - 1].stop, stop, tokens[before].text)
+            yield (start, stop), (tokens[before - 1].stop, stop), tokens[before].text
         yield from operands(part)
 
 
@@ -115,15 +108,15 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
             kind = _kind(template[start:stop])
             add(start, stop, "true", line, kind, 0)
             add(start, stop, "false", line, kind, 1)
-            for operand in operands(condition):
-                text = template[operand.start : operand.stop]
+            for operand, joined, word in operands(condition):
+                text = template[slice(*operand)]
                 small = max(kind, _kind(text))
-                if operand.word == "and" and text == "loop.last" and operand.start == operand.joined_start:
+                if word == "and" and text == "loop.last" and operand[0] == joined[0]:
                     # Unchanged at the last message, true at the messages before it.
-                    add(operand.start, operand.joined_stop, "not loop.last or ", line, small, 5)
-                add(operand.joined_start, operand.joined_stop, "", line, small, 2)
-                add(operand.start, operand.stop, "true", line, small, 3)
-                add(operand.start, operand.stop, "false", line, small, 4)
+                    add(*joined, "not loop.last or ", line, small, 5)
+                add(*joined, "", line, small, 2)
+                add(*operand, "true", line, small, 3)
+                add(*operand, "false", line, small, 4)
     return sorted(edits_by_place.values(), key=lambda edit: edit.rank)
 
 

@@ -20,8 +20,14 @@ from rollout_inspector.text.chat_templates.probes.checks import all_checks, chec
 from rollout_inspector.text.chat_templates.probes.conversations import Probe
 from rollout_inspector.text.chat_templates.probes.message_shape import candidates
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
-from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
-from rollout_inspector.text.chat_templates.repair.regression_set import Changed, RegressionSet
+from rollout_inspector.text.chat_templates.probes.report import (
+    Check,
+    CheckReport,
+    CheckStatus,
+    Purpose,
+    conversation_dict,
+)
+from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
 from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
 
 MAX_CANDIDATES = 400
@@ -50,7 +56,8 @@ class Repair:
     """Names of the probes that failed before and pass now."""
     still_broken: tuple[str, ...]
     """Names of the decisive prefix probes that fail before and after."""
-    changed: tuple[Changed, ...]
+    changed: tuple[tuple[Conversation, str, str], ...]
+    """The conversations that render differently, each with the render before and after."""
     scope: str
     """What the mended probes are about: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation``
     prompt alone, or ``every`` = the generation prompt and one of the others."""
@@ -67,7 +74,10 @@ class Repair:
             "fixes": list(self.fixes),
             "still_broken": list(self.still_broken),
             "changed_conversations": len(self.changed),
-            "changed": [changed.to_dict() for changed in self.changed],
+            "changed": [
+                {**conversation_dict(conversation), "before": before, "after": after}
+                for conversation, before, after in self.changed
+            ],
             "wider": None if self.wider is None else self.wider.to_dict(),
         }
 

@@ -86,7 +86,7 @@ class PrefetchingRenderer(TemplateRenderer):
                 self._ids[key] = ids
         return ids
 
-    def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[client.Series, list[Key]]:
+    def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[client.RenderJob, list[Key]]:
         messages, tools, kwargs = _Table(), _Table(), _Table()
         kwargs.place({})
         renders, keys = [], []
@@ -99,9 +99,9 @@ class PrefetchingRenderer(TemplateRenderer):
                 ask.add_generation_prompt,
             ))
             keys.append(_key(ask))
-        kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
+        kept.extend((*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs)))
         base = self.base_variables()
-        return client.Series(base, messages.values, tools.values, kwargs.values, renders), keys
+        return client.RenderJob(base, False, messages.values, tools.values, kwargs.values, renders), keys
 
 
 class _Table:

@@ -1,32 +1,12 @@
-"""The result of a rule, and the finding that it becomes."""
+"""The finding that the fault of a rule becomes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
-from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.trajectory import Ids
-
-
-@dataclass(frozen=True, eq=False)
-class Verdict:
-    """A cause that a rule found."""
-
-    kind: str
-    evidence: str
-    severity: Severity | None = None
-    """None = that of the kind."""
-    message_index: int | None = None
-    missing: str = ""
-    aside: int | None = None
-    """A step that is no part of the main conversation; later breaks are measured against the other steps."""
-    stops: tuple[int, int] | None = None
-    """Where the differing stretch ends in the sampled stream and in the prompt. None = where the alignment ends it."""
-    places: tuple[tuple[int, int], ...] = ()
-    """The stretches of the prompt to mark; an empty one marks where tokens are missing. Empty = the whole stretch."""
 
 
 def bounded(ids: Ids) -> Ids:
@@ -40,15 +20,15 @@ def bound_note(*stretches: Ids) -> str:
     return f" The difference is {longest} ids long; the first {MAX_STRETCH} of both are kept." * (longest > MAX_STRETCH)
 
 
-def finding_at_break(b: Break, verdict: Verdict) -> Finding:
+def finding_at_break(b: Break, fault: Fault) -> Finding:
     """The finding of a stream break: the differing stretch of both streams, and what it costs."""
-    kind = KINDS[verdict.kind]
-    expected_stop, actual_stop = verdict.stops or (b.expected_stop, b.actual_stop)
+    kind = KINDS[fault.kind]
+    expected_stop, actual_stop = fault.stops or (b.expected_stop, b.actual_stop)
     expected, actual = b.expected[b.start : expected_stop], b.actual[b.start : actual_stop]
     return Finding(
         axis=kind.axis,
-        kind=verdict.kind,
-        severity=verdict.severity or kind.severity,
+        kind=fault.kind,
+        severity=fault.severity or kind.severity,
         step=b.index,
         start=b.start,
         stop=actual_stop,
@@ -56,12 +36,12 @@ def finding_at_break(b: Break, verdict: Verdict) -> Finding:
         actual_ids=bounded(actual),
         expected_text=b.case.widened(b.expected, b.start, expected_stop),
         actual_text=b.case.widened(b.actual, b.start, actual_stop),
-        message_index=verdict.message_index,
-        evidence=verdict.evidence + bound_note(expected, actual),
+        message_index=fault.message_index,
+        evidence=fault.evidence + bound_note(expected, actual),
         remedy=kind.remedy,
-        cost=break_cost(b, verdict.kind),
-        missing=verdict.missing,
-        places=verdict.places[:MAX_STRETCH] if len(verdict.places) > 1 else (),
+        cost=break_cost(b, fault.kind),
+        missing=fault.missing,
+        places=fault.places[:MAX_STRETCH] if len(fault.places) > 1 else (),
     )
 
 
