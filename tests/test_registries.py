@@ -296,7 +296,7 @@ KNOWN_NAMES = {
     ("tools/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
-OTHER_NAMES = ("tools/gpu_proof/", "rollouts/management/", "rollout_inspector/text/chat_templates/")
+OTHER_NAMES = ("tools/gpu_proof/", "tools/management/", "rollouts/management/")
 """Where a name is also that of a package or of a probe."""
 
 

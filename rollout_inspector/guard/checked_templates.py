@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
+from rollout_inspector.guard.template_changes import LockComparison
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, outcome_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
-
-if TYPE_CHECKING:
-    from rollout_inspector.guard.template_lock import LockComparison
 
 PURPOSES = {
     "tools": Purpose.TOOLS,

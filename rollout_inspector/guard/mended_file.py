@@ -25,7 +25,7 @@ from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.formats.writers.mask_patches import PATCHED, why_not, without
 from rollout_inspector.guard.checked_files import CheckedFiles, KindCount, check_files, diagnosis_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, verdict_on
-from rollout_inspector.guard.mended_trajectory import LeftOut, MendedTrajectory, MendWay, Remake, mend_trajectory
+from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay, Remake, left_out, mend_trajectory
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 
@@ -264,7 +264,7 @@ class _Mending:
         except Exception as error:  # as in diagnosis_of: one odd trajectory must not stop the others
             reason = f"The repair itself failed on this trajectory ({type(error).__name__}: {error})."
             every = tuple(range(len(trajectory.steps)))
-            return MendedTrajectory((), ("left_out",), (), (LeftOut(every, (), reason),))
+            return left_out(every, (), reason)
 
     def _not_read(self, one: Rejected) -> None:
         self.report.actions["not_read"] += 1
@@ -315,7 +315,7 @@ def _fails(finding: Finding, rule: FailRule) -> bool:
 def _not_in_place(trajectory: Trajectory, done: MendedTrajectory, found: Format) -> MendedTrajectory:
     reason = f"It would need {', '.join(done.actions)}; in {found.title} a record is only masked or left out."
     every = tuple(range(len(trajectory.steps)))
-    return MendedTrajectory((), ("left_out",), done.kinds, (LeftOut(every, done.kinds, reason),))
+    return left_out(every, done.kinds, reason)
 
 
 def _line_of(lines: Iterator[Any], number: int) -> bytes:

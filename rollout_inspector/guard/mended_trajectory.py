@@ -87,6 +87,11 @@ class _Part:
     columns: list[str] = field(default_factory=list)
 
 
+def left_out(steps: tuple[int, ...], kinds: tuple[str, ...], reason: str) -> MendedTrajectory:
+    """A trajectory of which nothing is written."""
+    return MendedTrajectory((), ("left_out",), kinds, (LeftOut(steps, kinds, reason),))
+
+
 def mend_trajectory(
     trajectory: Trajectory, way: MendWay, find_faults: FindFaults, remake: Remake | None = None
 ) -> MendedTrajectory:
@@ -97,31 +102,31 @@ def mend_trajectory(
         return MendedTrajectory((trajectory,), steps=(every,))
     kinds = _kinds(faults)
     if way is MendWay.DROP:
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, "It fails the check."),))
+        return left_out(every, kinds, "It fails the check.")
     if way is MendWay.STRATEGY:
         assert remake is not None
         return _remade(trajectory, kinds, find_faults, remake(trajectory))
     parts = _cut(trajectory, faults, way)
     written: list[_Part] = []
-    left_out: list[LeftOut] = []
+    dropped: list[LeftOut] = []
     for part in parts:
         remaining = find_faults(part.trajectory)
         if remaining and (repaired := _repaired(part, remaining, find_faults)) is not None:
             part, remaining = repaired, ()
         if remaining:
-            left_out.append(LeftOut(part.steps, _kinds(remaining), "No repair makes it pass the check."))
+            dropped.append(LeftOut(part.steps, _kinds(remaining), "No repair makes it pass the check."))
         else:
             written.append(part)
     if way is MendWay.MASK and len(parts) == 1 and parts[0].steps != every:
         parts[0].actions.insert(0, "masked")
     actions = [*(["split"] if len(parts) > 1 else []), *(action for part in written for action in part.actions)]
-    actions += ["left_out"] if left_out else []
+    actions += ["left_out"] if dropped else []
     same_rows = len(written) == 1 and written[0].actions == ["masked"] and written[0].steps == every
     return MendedTrajectory(
         tuple(part.trajectory for part in written),
         tuple(dict.fromkeys(actions)),
         kinds,
-        tuple(left_out),
+        tuple(dropped),
         tuple(part.steps for part in written),
         _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
         tuple(dict.fromkeys(name for part in written for name in part.columns)),
@@ -143,15 +148,14 @@ def _remade(
     every = tuple(range(len(trajectory.steps)))
     if doubtful := sorted(UNSOUND_IDS & set(kinds)):
         reason = f"Its ids are in doubt ({', '.join(doubtful)}), and rows alone would not show it."
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, reason),))
+        return left_out(every, kinds, reason)
     if result.refused or not result.rows:
-        why = result.refused or "The strategy makes no row of it."
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, why),))
+        return left_out(every, kinds, result.refused or "The strategy makes no row of it.")
     rows = tuple(replace(row, step_indices=()) for row in result.rows)
     remade = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
     if faults := find_faults(remade):
         reason = f"The rows of the strategy {result.slug} fail the check."
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, _kinds(faults), reason),))
+        return replace(left_out(every, _kinds(faults), reason), kinds=kinds)
     columns = dict.fromkeys(name for row in trajectory.rows for name in row.columns)
     return MendedTrajectory((remade,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.streams.snippets import contrast, counted
 from rollout_inspector.text.chat_templates.jinja_source.scan import line_text
 from rollout_inspector.text.chat_templates.probes.compare import common_length
@@ -62,6 +63,18 @@ class ChangedLines:
         return (
             f"{text} It changes the renders of {counted(len(self.titles), 'probe')}: {titles}{more}. {self.difference}"
         )
+
+
+@dataclass(frozen=True)
+class LockComparison:
+    """What changed since a template was locked."""
+
+    outcome: ExitStatus
+    changes: tuple[str, ...] = ()
+    """One sentence for each change."""
+    lines: tuple[ChangedLines, ...] = ()
+    """The changed lines, those that change most renders first."""
+    notes: tuple[str, ...] = ()
 
 
 def lines_of(template: str) -> list[str]:

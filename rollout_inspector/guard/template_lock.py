@@ -15,7 +15,13 @@ from typing import Any
 
 from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
 from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
-from rollout_inspector.guard.template_changes import ChangedLines, changed_lines, first_difference, lines_of
+from rollout_inspector.guard.template_changes import (
+    ChangedLines,
+    LockComparison,
+    changed_lines,
+    first_difference,
+    lines_of,
+)
 from rollout_inspector.guard.text_files import FileUnusable, read_text
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.text import chat_templates
@@ -62,18 +68,6 @@ class TemplateLock:
     """The version of the checks that wrote it."""
     jinja: str = field(default_factory=lambda: version("jinja2"))
     """The version of Jinja that rendered."""
-
-
-@dataclass(frozen=True)
-class LockComparison:
-    """What changed since a template was locked."""
-
-    outcome: ExitStatus
-    changes: tuple[str, ...] = ()
-    """One sentence for each change."""
-    lines: tuple[ChangedLines, ...] = ()
-    """The changed lines, those that change most renders first."""
-    notes: tuple[str, ...] = ()
 
 
 def render_digests(report: CheckReport) -> dict[str, str]:

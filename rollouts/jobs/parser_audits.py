@@ -184,7 +184,7 @@ def _by_template(
         return None
     try:
         renderer = chat_templates.renderer(codec, text)
-        if note := form_of(codec, renderer).note:
+        if note := form_of(codec, renderer)[2]:
             notes.append(note)
         tools = None if step.request is None else step.request.tools
         reading = reading_of(parser_of(codec, renderer)(step.prompt_ids, step.completion_ids, tools))

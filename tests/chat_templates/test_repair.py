@@ -113,12 +113,12 @@ def test_edits_are_ordered_by_likelihood_and_apply_cleanly() -> None:
     template = "{% if a and (b or loop.last) %}x{% endif %}{{ 'y' if m.reasoning else 'z' }}"
     template += "{% if m.role == 'user' and a %}{% endif %}"
     found = edits(template, {1: 0})
-    assert found[0].apply(template).startswith("{% if true %}x")
-    results = {edit.apply(template) for edit in found}
+    results = [template[:start] + text + template[stop:] for _, start, stop, text in found]
+    assert results[0].startswith("{% if true %}x")
     assert any("{% if a and (b) %}" in result for result in results)
     assert any("{% if a and (b or false) %}" in result for result in results)
     assert any("{{ 'y' if true else 'z' }}" in result for result in results)
-    assert found[-1].rank > found[0].rank
+    assert found[-1][0] > found[0][0]
 
 
 def test_a_changed_set_can_be_the_repair(tiny_tokenizer: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_changed_set_can_be_the_repair(tiny_tokenizer: Path) -> None:
         "{% for m in messages %}{% set here = not loop.last %}\n"
         "{% if m.role == 'assistant' and here %}~{% endif %}" + TURN + "{% endfor %}" + PROMPT
     )
-    found = [edit.apply(broken) for edit in edits(broken, {1: 0})]
+    found = [broken[:start] + text + broken[stop:] for _, start, stop, text in edits(broken, {1: 0})]
     assert found[0].startswith("{% for m in messages %}{% set here = true %}")
     tokenizer = load(tiny_tokenizer)
     repair, detail = find_repair(tokenizer, check(tokenizer, broken))

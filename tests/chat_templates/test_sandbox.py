@@ -136,7 +136,8 @@ def _alive(pid: int) -> bool:
 def test_the_sandbox_imports_nothing_heavy() -> None:
     code = (
         "import sys; from rollout_inspector.text.chat_templates import renderer;"
-        "from rollout_inspector.streams.interfaces import Conversation; renderer(None, 'a').render_text(Conversation([]));"
+        "from rollout_inspector.streams.interfaces import Conversation;"
+        "renderer(None, 'a').render_text(Conversation([]));"
         "heavy = {'torch', 'transformers', 'django', 'tokenizers'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

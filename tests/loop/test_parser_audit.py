@@ -49,7 +49,7 @@ def test_what_a_parser_lost_and_what_it_made_up_is_told_with_places(codec: Loade
     one = completion(codec, f"Now I look here.\n{RAW}")
     found = audit(one, ParserReading("", "", (SUM,)))
     assert [text for text, _, _ in found.lost] == ["Now I look here"]
-    assert codec.decode(one.ids[found.lost[0].start : found.lost[0].stop]).strip().startswith("Now I look here")
+    assert codec.decode(one.ids[found.lost[0][1] : found.lost[0][2]]).strip().startswith("Now I look here")
     found = audit(one, ParserReading("Now I look here. Let me know how it goes.", "", (SUM,)))
     assert found.added == ("Let me know how it goes",) and found.lost == ()
     missing = audit(one, ParserReading(calls=(ToolCall("multiply", {"q": 9}),)))

@@ -70,12 +70,8 @@ class StreamCounts:
         return self.dropped_queue_full + self.dropped_folder_full + self.dropped_unwritable + self.dropped_unreadable
 
 
-@dataclass(frozen=True)
-class _Batch:
-    records: list[Any]
-    prefix: str
-    step: int | None
-    weight: int
+_Batch = tuple[list[Any], str, int | None, int]
+"""Records, prefix, step, weight."""
 
 
 class RolloutStream:
@@ -147,7 +143,7 @@ class RolloutStream:
             else:
                 full = False
                 self.counts.taken += len(batch)
-                self._queue.append(_Batch(batch, prefix, step, weight))
+                self._queue.append((batch, prefix, step, weight))
                 self._queued_values += weight
                 self._start()
                 self._changed.notify_all()
@@ -269,19 +265,19 @@ class RolloutStream:
                         return
                     self._changed.wait()
                 batch = self._queue.popleft()
-                self._queued_values -= batch.weight
+                self._queued_values -= batch[3]
                 self._is_busy["write"] = True
             try:
-                self._write(batch)
+                self._write(*batch[:3])
             finally:
                 with self._changed:
                     self._is_busy["write"] = False
                     self._changed.notify_all()
 
-    def _write(self, batch: _Batch) -> None:
+    def _write(self, records: list[Any], prefix: str, step: int | None) -> None:
         lines: list[bytes] = []
         size = 0
-        for record in batch.records:
+        for record in records:
             try:
                 line = line_of(record)
             except Exception as error:
@@ -289,14 +285,14 @@ class RolloutStream:
                 self._warn("line", f"A record cannot be written as JSON and was dropped: {error}")
                 continue
             if lines and size + len(line) > MAX_FRAGMENT_BYTES:
-                self._keep(lines, batch)
+                self._keep(lines, prefix, step)
                 lines, size = [], 0
             lines.append(line)
             size += len(line)
         if lines:
-            self._keep(lines, batch)
+            self._keep(lines, prefix, step)
 
-    def _keep(self, lines: list[bytes], batch: _Batch) -> None:
+    def _keep(self, lines: list[bytes], prefix: str, step: int | None) -> None:
         """Write one fragment, or count what it would have held."""
         try:
             if self._fragments is None or not self._fragments.path.is_dir():  # somebody may have cleaned up
@@ -306,7 +302,7 @@ class RolloutStream:
                 self._warn("folder", f"{self.counts.dropped_folder_full:,} records were dropped so far: {self.folder} "
                            f"holds {self.max_folder_bytes >> 20} MB of fragments that were not sent.")
                 return
-            self._fragments.add({"prefix": batch.prefix, "step": batch.step, "n": len(lines)}, lines)
+            self._fragments.add({"prefix": prefix, "step": step, "n": len(lines)}, lines)
         except OSError as error:
             self.counts.dropped_unwritable += len(lines)
             self._warn("disk", f"{self.counts.dropped_unwritable:,} records were dropped so far: {self.folder} cannot "

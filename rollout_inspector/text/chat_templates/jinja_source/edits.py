@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rollout_inspector.text.chat_templates.jinja_source.scan import FAR, scan
@@ -18,22 +17,6 @@ POSITION = re.compile(
 REASONING = re.compile(r"reason|think", re.IGNORECASE)
 _TEST = re.compile(r"loop\.(?:last|first)\b|[=!<>]=|[<>]|\b(?:not|is|in)\b")
 """In the value of a ``set``: the value is true or false."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """Replace ``template[start:stop]`` by ``text``."""
-
-    start: int
-    stop: int
-    text: str
-    line: int
-    rank: tuple[int, ...]
-    """Lower = tried earlier."""
-
-    def apply(self, template: str) -> str:
-        """The template with the change made."""
-        return template[: self.start] + self.text + template[self.stop :]
 
 
 Span = tuple[int, int]
@@ -93,13 +76,16 @@ def _inline(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
                 yield from _inline(tokens[opened + 1 : n])
 
 
-def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
-    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``)."""
-    edits_by_place: dict[tuple[int, int, str], Edit] = {}
+def edits(template: str, near: Mapping[int, int]) -> list[tuple[tuple[int, int, int], int, int, str]]:
+    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``).
+
+    The rank, which begins with the distance of the line; then ``start``, ``stop``, ``text``: what replaces that range.
+    """
+    ranks: dict[tuple[int, int, str], tuple[int, int, int]] = {}
 
     def add(start: int, stop: int, text: str, line: int, kind: int, order: int) -> None:
-        if template[start:stop].strip() != text and (start, stop, text) not in edits_by_place:
-            edits_by_place[start, stop, text] = Edit(start, stop, text, line, (near.get(line, FAR), kind, order))
+        if template[start:stop].strip() != text and (start, stop, text) not in ranks:
+            ranks[start, stop, text] = near.get(line, FAR), kind, order
 
     for tag in scan(template):
         for condition in filter(None, _conditions(tag)):
@@ -117,7 +103,7 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
                 add(*joined, "", line, small, 2)
                 add(*operand, "true", line, small, 3)
                 add(*operand, "false", line, small, 4)
-    return sorted(edits_by_place.values(), key=lambda edit: edit.rank)
+    return [(ranks[edit], *edit) for edit in sorted(ranks, key=ranks.__getitem__)]
 
 
 def _kind(condition: str) -> int:

@@ -24,8 +24,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import (
 from rollout_inspector.text.chat_templates.probes.delta_checks import DELTA_CHECKS
 from rollout_inspector.text.chat_templates.probes.generation_checks import generation_masks
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, Tool, find_message_shape
-from rollout_inspector.text.chat_templates.probes.question import CheckFunction, Question
-from rollout_inspector.text.chat_templates.probes.render_cache import CONTROL_SHAPE, RenderCache
+from rollout_inspector.text.chat_templates.probes.render_cache import CONTROL_SHAPE, CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import (
     Check,
     CheckReport,
@@ -51,7 +50,7 @@ def tito_post_probe(form: MessageShape, cache: RenderCache) -> Probe:
 
 def check_append(probe: Probe, cache: RenderCache) -> Check:
     """Does appending keep what was rendered before, token for token?"""
-    question = Question(probe.name, probe.title, probe.purpose, probe.decisive)
+    question = Check(probe.name, probe.title, probe.purpose, decisive=probe.decisive)
     before, after = cache.renders(*probe.conversations())
     if failed := question.raised(before, after):
         return failed

@@ -94,30 +94,14 @@ class _NotFinished(Exception):
     """The search took longer than ``SAFETY_SECONDS``."""
 
 
-@dataclass
-class _Work:
-    """How much a search has done, and how much it may do."""
-
-    until: float
-    allowed: int = 0
-    tried: int = 0
-
-    def take(self) -> bool:
-        """Whether one more candidate may be tried. Raises ``_NotFinished``."""
-        if time.monotonic() > self.until:
-            raise _NotFinished
-        may = self.tried < self.allowed
-        self.tried += may
-        return may
-
-
 def _search(
-    regressions: RegressionSet, start: str, goal: Sequence[Probe], work: _Work, progress: Progress
+    regressions: RegressionSet, start: str, goal: Sequence[Probe], may_try: Callable[[], bool],
+    progress: Progress,
 ) -> tuple[str | None, bool]:
     """Change conditions, fewest first and the likeliest first, until every probe of the goal passes.
 
     Returns the first template on which all of them pass and True, else the one on which most of them pass and False.
-    Raises ``_NotFinished``.
+    ``may_try``: whether one more candidate may be tried. Raises ``_NotFinished``, as it does.
     """
     failed = regressions.failing(regressions.cache.template, regressions.probes)
     others = [probe for probe in regressions.probes if probe not in failed]
@@ -129,12 +113,12 @@ def _search(
         for _, template in level[:BEAM]:
             near = suspects(template, regressions.places(template, regressions.failing(template, goal)))
             # Further changes are made where the difference comes from; the first one may be anywhere.
-            tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
-            for n, edit in enumerate(tried):
-                candidate = edit.apply(template)
+            tried = [edit for edit in edits(template, near) if depth == 0 or edit[0][0] < FAR]
+            for n, (_, first, stop, text) in enumerate(tried):
+                candidate = template[:first] + text + template[stop:]
                 if candidate in visited:
                     continue
-                if not work.take():
+                if not may_try():
                     return best, False
                 visited.add(candidate)
                 if n % 10 == 0:
@@ -172,7 +156,17 @@ def find_repair(
     First tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is
     the ``wider`` of the repair before it.
     """
-    work = _Work(time.monotonic() + SAFETY_SECONDS)
+    until = time.monotonic() + SAFETY_SECONDS
+    n_allowed = n_tried = 0
+
+    def may_try() -> bool:
+        nonlocal n_tried
+        if time.monotonic() > until:
+            raise _NotFinished
+        is_allowed = n_tried < n_allowed
+        n_tried += is_allowed
+        return is_allowed
+
     broken = [
         check
         for check in report.checks
@@ -204,10 +198,10 @@ def find_repair(
         if not added:
             continue
         # What an earlier purpose leaves of its share is there for the next one.
-        work.allowed = n_candidates * (n + 1) // len(stages)
+        n_allowed = n_candidates * (n + 1) // len(stages)
         start = repairs[-1].template if repairs else report.chat_template
         try:
-            template, is_whole = _search(regressions, start, goal, work, progress)
+            template, is_whole = _search(regressions, start, goal, may_try, progress)
         except _NotFinished:
             return None, NOT_FINISHED
         if template is not None and template != start:
@@ -216,7 +210,7 @@ def find_repair(
             if repair is not None and len(repair.fixes) > max((len(check.fixes) for check in repairs), default=0):
                 repairs.append(repair)
     if not repairs:
-        return None, _none(everything, hopeless, work.tried >= n_candidates)
+        return None, _none(everything, hopeless, n_tried >= n_candidates)
     chosen = repairs.pop()
     while repairs:
         chosen = replace(repairs.pop(), wider=chosen)
