@@ -395,11 +395,7 @@ class Client:
 
 
 def push(
-    url: str,
-    token: str,
-    run: str | None,
-    records: Iterable[Any] | Mapping[str, Any],
-    prefix: str = "",
+    url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any], prefix: str = "",
     step: int | None = None,
 ) -> dict[str, Any]:
     """Send records to a run (None creates one) and return what the server counted. Raises :class:`PushError`."""

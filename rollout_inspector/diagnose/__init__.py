@@ -72,10 +72,7 @@ def diagnose(
 
 
 def examine(
-    trajectory: Trajectory,
-    codec: Codec | None,
-    renderer_for: RendererFor | None = None,
-    rows_template: str = "",
+    trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None, rows_template: str = "",
     encode_rows: bool = True,
 ) -> Diagnosis:
     """The findings of a trajectory, and what each check came to.
@@ -198,12 +195,7 @@ def _undecidable(case: DiagnosisContext) -> list[Finding]:
 def _not_decidable(axis: Axis, field: str, what: str) -> Finding:
     on_rows = axis is Axis.ROW
     return Finding(
-        axis=axis,
-        kind="not_decidable",
-        severity=Severity.INFO,
-        step=None if on_rows else 0,
-        row=0 if on_rows else None,
-        evidence=f"{what} could not be checked: the source has no {field}.",
-        remedy=KINDS["not_decidable"].remedy,
-        missing=field,
+        axis=axis, kind="not_decidable", severity=Severity.INFO, step=None if on_rows else 0,
+        row=0 if on_rows else None, evidence=f"{what} could not be checked: the source has no {field}.",
+        remedy=KINDS["not_decidable"].remedy, missing=field,
     )

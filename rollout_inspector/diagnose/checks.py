@@ -99,10 +99,7 @@ class Diagnosis:
 def failed_diagnosis(evidence: str) -> Diagnosis:
     """The diagnosis of a trajectory on which the diagnosis itself failed: no check is decided."""
     failure = Finding(
-        Axis.STREAM,
-        "not_decidable",
-        Severity.WARNING,
-        evidence=evidence,
+        Axis.STREAM, "not_decidable", Severity.WARNING, evidence=evidence,
         remedy="Nothing can be said about it. Please report it together with the file.",
         missing="a diagnosis that works",
     )

@@ -145,11 +145,7 @@ class DiagnosisContext:
         return self._renderers[key]
 
     def render(
-        self,
-        step: Step,
-        messages: Sequence[Message],
-        generation_prompt: bool,
-        key: object = None,
+        self, step: Step, messages: Sequence[Message], generation_prompt: bool, key: object = None,
         with_tools: bool = True,
     ) -> Ids | None:
         """A render with the step's template, tools, switches and date. None when there is no template or it refuses.

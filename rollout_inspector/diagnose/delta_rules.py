@@ -82,10 +82,8 @@ def message_dropped(d: Delta) -> Fault | None:
         place = int(np.searchsorted(ends, gap, side="right")) if gap else 0
         start, stop, expected = (place, place, d.ids[:0]) if drops or d.difference is None else d.difference
         return Fault(
-            "message_dropped",
-            f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
-            start, stop,
-            expected_ids=expected, message_index=_message_index(d, position),
+            "message_dropped", f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
+            start, stop, expected_ids=expected, message_index=_message_index(d, position),
         )
     return None
 
@@ -321,9 +319,7 @@ def delta_differs(d: Delta) -> Fault | None:
         role = (d.new_messages or ())[position].get("role")
         evidence = f"A {role} message of step {d.index} is cut in its prompt, {cut}: {where}."
     return Fault(
-        "delta_differs",
-        evidence,
-        start, stop,
+        "delta_differs", evidence, start, stop,
         expected_ids=expected, message_index=None if position is None else _message_index(d, position),
     )
 

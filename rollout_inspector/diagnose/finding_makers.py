@@ -26,22 +26,12 @@ def finding_at_break(b: Break, fault: Fault) -> Finding:
     expected_stop, actual_stop = fault.stops or (b.expected_stop, b.actual_stop)
     expected, actual = b.expected[b.start : expected_stop], b.actual[b.start : actual_stop]
     return Finding(
-        axis=kind.axis,
-        kind=fault.kind,
-        severity=fault.severity or kind.severity,
-        step=b.index,
-        start=b.start,
-        stop=actual_stop,
-        expected_ids=bounded(expected),
-        actual_ids=bounded(actual),
+        axis=kind.axis, kind=fault.kind, severity=fault.severity or kind.severity, step=b.index, start=b.start,
+        stop=actual_stop, expected_ids=bounded(expected), actual_ids=bounded(actual),
         expected_text=b.case.widened(b.expected, b.start, expected_stop),
-        actual_text=b.case.widened(b.actual, b.start, actual_stop),
-        message_index=fault.message_index,
-        evidence=fault.evidence + bound_note(expected, actual),
-        remedy=kind.remedy,
-        cost=break_cost(b, fault.kind),
-        missing=fault.missing,
-        places=fault.places[:MAX_STRETCH] if len(fault.places) > 1 else (),
+        actual_text=b.case.widened(b.actual, b.start, actual_stop), message_index=fault.message_index,
+        evidence=fault.evidence + bound_note(expected, actual), remedy=kind.remedy, cost=break_cost(b, fault.kind),
+        missing=fault.missing, places=fault.places[:MAX_STRETCH] if len(fault.places) > 1 else (),
     )
 
 
@@ -62,9 +52,7 @@ def break_cost(b: Break, kind: str) -> Cost:
     stored = case.trajectory.rows
     opens_row = not stored or any(row.step_indices[:1] == (b.index,) for row in stored)
     return Cost(
-        trained_tokens_lost=case.n_lost(behind),
-        rows=case.n_rows,
-        prompt_tokens_repaid=b.start if opens_row else 0,
+        trained_tokens_lost=case.n_lost(behind), rows=case.n_rows, prompt_tokens_repaid=b.start if opens_row else 0,
         lost_in_one_row=sum(max(0, len(case.steps[index].completion_ids) - first) for index, first in behind),
     )
 
@@ -82,19 +70,10 @@ def finding_on_step(
     stream = case.steps[index].stream
     expected, actual = bounded(fault.expected_ids), stream[fault.start : fault.stop]
     return Finding(
-        axis=axis or kind.axis,
-        kind=fault.kind,
-        severity=fault.severity or kind.severity,
-        step=index,
-        start=fault.start,
-        stop=fault.stop,
-        expected_ids=expected,
-        actual_ids=bounded(actual),
+        axis=axis or kind.axis, kind=fault.kind, severity=fault.severity or kind.severity, step=index,
+        start=fault.start, stop=fault.stop, expected_ids=expected, actual_ids=bounded(actual),
         expected_text=case.text(expected) if expected_text is None else expected_text,
         actual_text=case.widened(stream, fault.start, fault.stop) if fault.stop >= fault.start and len(stream) else "",
-        message_index=fault.message_index,
-        evidence=fault.evidence + bound_note(fault.expected_ids, actual),
-        remedy=kind.remedy,
-        cost=cost or Cost(rows=case.n_rows),
-        places=fault.places,
+        message_index=fault.message_index, evidence=fault.evidence + bound_note(fault.expected_ids, actual),
+        remedy=kind.remedy, cost=cost or Cost(rows=case.n_rows), places=fault.places,
     )

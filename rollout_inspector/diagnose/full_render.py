@@ -21,11 +21,7 @@ from rollout_inspector.streams.recorded_renders import kwargs_of_record
 from rollout_inspector.streams.snippets import quoted_or_nothing
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Link, Request, Step, Trajectory
 
-COMPARE = {
-    "strict": "every token",
-    "ignore_whitespace": "the text, white space aside",
-    "off": "not at all",
-}
+COMPARE = {"strict": "every token", "ignore_whitespace": "the text, white space aside", "off": "not at all"}
 """How a finished stream is compared with a full render."""
 
 _CAUSES = (
@@ -132,11 +128,7 @@ def _broken(
 
 
 def _other_tokens(
-    trajectory: Trajectory,
-    codec: Codec,
-    renderer: Renderer,
-    conversation: Request,
-    full: Ids,
+    trajectory: Trajectory, codec: Codec, renderer: Renderer, conversation: Request, full: Ids,
     known: Collection[Finding],
 ) -> Finding | None:
     """The first place in a completion where other tokens have the same text, unless a known finding says so."""
@@ -208,10 +200,7 @@ def _goes_on(b: Break) -> Finding:
 
 def _not_rendered(step: int) -> Finding:
     return Finding(
-        Axis.DELTA,
-        "not_decidable",
-        Severity.INFO,
-        step=step,
+        Axis.DELTA, "not_decidable", Severity.INFO, step=step,
         evidence="The stream could not be compared with a full render: the chat template refuses it.",
         remedy="Look at the last messages: a call that is not JSON, or roles that the template does not accept.",
         missing="a render of the final conversation",

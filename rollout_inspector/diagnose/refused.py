@@ -25,15 +25,7 @@ def finding_of_refusal(codec: Codec, refused: TemplateRewrites) -> Finding:
     toggled = [body for pair in ((before, after), (after, before)) if (body := lone_block(*pair)) is not None]
     kind = "empty_think_toggled" if toggled and not toggled[0].strip() else "template_not_append_only"
     return Finding(
-        Axis.STREAM,
-        kind,
-        Severity.ERROR,
-        start=refused.shared,
-        stop=len(refused.shorter),
-        expected_ids=bounded(shorter),
-        actual_ids=bounded(longer),
-        expected_text=codec.decode(bounded(shorter)),
-        actual_text=codec.decode(bounded(longer)),
-        evidence=str(refused),
-        remedy=REMEDY,
+        Axis.STREAM, kind, Severity.ERROR, start=refused.shared, stop=len(refused.shorter),
+        expected_ids=bounded(shorter), actual_ids=bounded(longer), expected_text=codec.decode(bounded(shorter)),
+        actual_text=codec.decode(bounded(longer)), evidence=str(refused), remedy=REMEDY,
     )

@@ -248,20 +248,11 @@ def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault, step: i
     kind = KINDS[fault.kind]
     ids = row.ids[fault.start : fault.stop]
     return Finding(
-        axis=Axis.ROW,
-        kind=fault.kind,
-        severity=fault.severity or kind.severity,
-        step=step,
-        row=index,
-        start=fault.start,
-        stop=fault.stop,
-        expected_ids=bounded(fault.expected_ids),
-        expected_text=case.text(fault.expected_ids),
-        actual_ids=bounded(ids),
+        axis=Axis.ROW, kind=fault.kind, severity=fault.severity or kind.severity, step=step, row=index,
+        start=fault.start, stop=fault.stop, expected_ids=bounded(fault.expected_ids),
+        expected_text=case.text(fault.expected_ids), actual_ids=bounded(ids),
         actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
-        places=fault.places[:MAX_STRETCH],
-        evidence=fault.evidence,
-        remedy=kind.remedy,
+        places=fault.places[:MAX_STRETCH], evidence=fault.evidence, remedy=kind.remedy,
         cost=Cost(fault.lost, fault.wrong, rows=max(1, len(case.trajectory.rows))),
     )
 
@@ -369,12 +360,8 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
             finding_kind = KINDS["mixed_policy_versions"]
             names = ", ".join(version[:100] for version in distinct[:8])
             yield Finding(
-                axis=Axis.ROW,
-                kind=finding_kind.slug,
-                severity=finding_kind.severity,
-                row=index,
-                remedy=finding_kind.remedy,
-                evidence=f"Row {index} holds tokens of the policy versions {names}.",
+                axis=Axis.ROW, kind=finding_kind.slug, severity=finding_kind.severity, row=index,
+                remedy=finding_kind.remedy, evidence=f"Row {index} holds tokens of the policy versions {names}.",
             )
 
 

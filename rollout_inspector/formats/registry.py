@@ -125,9 +125,7 @@ class SeenIds:
 
 
 def each_batch(
-    source: Source,
-    read_batch: Callable[[Any, int], Sequence[Trajectory]],
-    decode: Callable[[bytes], Any] = decode,
+    source: Source, read_batch: Callable[[Any, int], Sequence[Trajectory]], decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
     seen_ids = SeenIds()
@@ -147,9 +145,7 @@ def each_batch(
 
 
 def each_line(
-    source: Source,
-    read_line: Callable[[Any, int], Trajectory],
-    decode: Callable[[bytes], Any] = decode,
+    source: Source, read_line: Callable[[Any, int], Trajectory], decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
     return each_batch(source, lambda value, number: (read_line(value, number),), decode)

@@ -159,9 +159,7 @@ def folded(trace: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
             if branch.get(name):
                 values = shapes.sequence(branch[name], f"{where}.{name}")
                 _spread(
-                    nodes,
-                    paths[index],
-                    name,
+                    nodes, paths[index], name,
                     [float(number) if isinstance(number, bool) else number for number in values],
                 )
     return {**trace, "nodes": nodes}

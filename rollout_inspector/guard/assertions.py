@@ -29,11 +29,7 @@ _ROWS = "rows"
 
 
 def assert_tito(
-    rows_or_file: Any,
-    tokenizer: Any = None,
-    *,
-    chat_template: str | None = None,
-    fail_on: str = "error",
+    rows_or_file: Any, tokenizer: Any = None, *, chat_template: str | None = None, fail_on: str = "error",
     max_rate: Iterable[str] = (),
 ) -> None:
     """Assert that rollouts can be trained on. Raises ``AssertionError`` with the report of the check.
@@ -108,12 +104,8 @@ def _listed(value: Any) -> Any:
 
 
 def assert_template_safe(
-    tokenizer: Any = None,
-    chat_template: str | Path | None = None,
-    *,
-    purposes: str | Iterable[str] = "tools",
-    lock: str | Path | None = None,
-    name: str = "",
+    tokenizer: Any = None, chat_template: str | Path | None = None, *, purposes: str | Iterable[str] = "tools",
+    lock: str | Path | None = None, name: str = "",
 ) -> None:
     """Assert that a chat template is safe for its purposes. Raises ``AssertionError`` with the report of the check.
 

@@ -142,12 +142,8 @@ class CheckedFiles:
 
 
 def check_files(
-    paths: Iterable[str | Path],
-    codec: Codec | None = None,
-    renderer: Renderer | None = None,
-    format_name: str = "auto",
-    training_step: TrainingStepRule = ANY,
-    progress: Progress | None = None,
+    paths: Iterable[str | Path], codec: Codec | None = None, renderer: Renderer | None = None,
+    format_name: str = "auto", training_step: TrainingStepRule = ANY, progress: Progress | None = None,
 ) -> CheckedFiles:
     """Read files and folders and diagnose every trajectory in them.
 
@@ -168,13 +164,8 @@ def check_files(
 
 
 def _check_file(
-    file: Path,
-    checked: CheckedFiles,
-    codec: Codec | None,
-    renderer: Renderer | None,
-    format_name: str,
-    training_step: TrainingStepRule,
-    progress: Progress | None,
+    file: Path, checked: CheckedFiles, codec: Codec | None, renderer: Renderer | None, format_name: str,
+    training_step: TrainingStepRule, progress: Progress | None,
 ) -> None:
     name = str(file)
     checked.files.append(name)

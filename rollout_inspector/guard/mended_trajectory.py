@@ -123,12 +123,8 @@ def mend_trajectory(
     actions += ["left_out"] if dropped else []
     same_rows = len(written) == 1 and written[0].actions == ["masked"] and written[0].steps == every
     return MendedTrajectory(
-        tuple(part.trajectory for part in written),
-        tuple(dict.fromkeys(actions)),
-        kinds,
-        tuple(dropped),
-        tuple(part.steps for part in written),
-        _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
+        tuple(part.trajectory for part in written), tuple(dict.fromkeys(actions)), kinds, tuple(dropped),
+        tuple(part.steps for part in written), _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
         tuple(dict.fromkeys(name for part in written for name in part.columns)),
     )
 

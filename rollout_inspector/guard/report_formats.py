@@ -255,13 +255,7 @@ def as_sarif(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         for placed in checked.found
         if placed.finding.kind in kinds
     ]
-    notes = [
-        {
-            "level": "error",
-            "message": {"text": _unread_text(line)},
-        }
-        for line in checked.unread
-    ]
+    notes = [{"level": "error", "message": {"text": _unread_text(line)}} for line in checked.unread]
     value = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -357,10 +351,7 @@ def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         lines += ["", OPENED]
     if checked.unread:
         lines += ["", "Not read:", ""]
-        lines += [
-            f"* {markdown_cell(_unread_text(line))}"
-            for line in checked.unread[:MAX_TEXT]
-        ]
+        lines += [f"* {markdown_cell(_unread_text(line))}" for line in checked.unread[:MAX_TEXT]]
     if unchecked := list(_unchecked(checked)):
         lines += ["", "Not checked, and on how many trajectories:", "", *(f"* {sentence}" for sentence in unchecked)]
     return "\n".join(lines) + "\n"

@@ -94,11 +94,9 @@ def locked(checked: CheckedTemplate) -> LockedTemplate:
     report = checked.report
     assert report is not None
     return LockedTemplate(
-        report.chat_template,
-        None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
+        report.chat_template, None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
         {purpose.value: outcome_of(purpose, report.checks) for purpose in Purpose if purpose is not Purpose.FACTS},
-        {check.name: check.status.value for check in report.checks},
-        render_digests(report),
+        {check.name: check.status.value for check in report.checks}, render_digests(report),
     )
 
 

@@ -25,9 +25,7 @@ def as_text(found: Sequence[CheckedTemplate]) -> str:
     lines = []
     for template in found:
         report = template.report
-        lines.append(
-            line_of(template.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else "")
-        )
+        lines.append(line_of(template.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else ""))
         if report is not None:
             lines += [f"  {note}" for note in report.notes]
             lines += [f"  {purpose}: {verdict}" for purpose, verdict in report.verdicts.items()]

@@ -266,9 +266,7 @@ def _without_padding(row: Row, kept: Mask | None) -> Row:
         return values[cut] if len(values) == n else values
 
     return Row(
-        row.ids[cut],
-        column(row.loss_mask),
-        None if row.logprobs is None else column(row.logprobs),
+        row.ids[cut], column(row.loss_mask), None if row.logprobs is None else column(row.logprobs),
         columns={name: column(values) for name, values in row.columns.items()},
     )
 
@@ -288,14 +286,11 @@ def step_of(fields: Mapping[str, Any]) -> Step:
     logprobs = _first(fields, LOGPROBS)
     try:
         return Step(
-            ids_array(array_of(prompt)),
-            ids_array(array_of(completion)),
+            ids_array(array_of(prompt)), ids_array(array_of(completion)),
             None if logprobs is None else array_of(logprobs).astype(np.float32),
             finish_reason=str(fields.get("finish_reason") or ""),
             request=None if messages is None else Request(tuple(messages), None if tools is None else tuple(tools)),
-            reply=fields.get("reply"),
-            text=fields.get("text"),
-            policy_version=str(fields.get("policy_version") or ""),
+            reply=fields.get("reply"), text=fields.get("text"), policy_version=str(fields.get("policy_version") or ""),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise BatchUnreadable(f"A step cannot be read: {error}.") from error

@@ -61,15 +61,8 @@ class Guard:
     """
 
     def __init__(
-        self,
-        tokenizer: Any = None,
-        *,
-        chat_template: str | None = None,
-        on: str = "warn",
-        sample: float = 0.05,
-        fail_on: str = "error",
-        max_seconds: float = MAX_SECONDS,
-        seed: int | None = None,
+        self, tokenizer: Any = None, *, chat_template: str | None = None, on: str = "warn", sample: float = 0.05,
+        fail_on: str = "error", max_seconds: float = MAX_SECONDS, seed: int | None = None,
     ) -> None:
         """``tokenizer``: a folder, a loaded tokenizer, or one of ``transformers``; None = only ids and columns.
 
@@ -238,14 +231,8 @@ class Guard:
             PlacedFinding(
                 finding,
                 FindingPlace(
-                    "trainer",
-                    None,
-                    trajectory.external_id,
-                    trajectory.training_step,
-                    finding.step,
-                    finding.row,
-                    finding.start,
-                    finding.stop,
+                    "trainer", None, trajectory.external_id, trajectory.training_step, finding.step, finding.row,
+                    finding.start, finding.stop,
                 ),
             )
             for finding in failing

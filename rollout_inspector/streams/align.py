@@ -34,9 +34,7 @@ class AlignedGroup:
 
 
 def align_same_bytes(
-    left_bytes: Sequence[bytes],
-    right_bytes: Sequence[bytes],
-    left_ids: Ids | None = None,
+    left_bytes: Sequence[bytes], right_bytes: Sequence[bytes], left_ids: Ids | None = None,
     right_ids: Ids | None = None,
 ) -> list[AlignedGroup]:
     """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time.

@@ -110,11 +110,9 @@ class TrlStream:
             scores = [score for score in scores if score == score]
             trajectories.append(
                 records.trajectory(
-                    str(first + i),
-                    steps=steps,
+                    str(first + i), steps=steps,
                     rows=[records.row(prompt, ids, mask, own, by_token, range(len(steps)))],
-                    reward=sum(scores) if scores else None,
-                    reward_parts=parts,
+                    reward=sum(scores) if scores else None, reward_parts=parts,
                     group=str((first + i) // trainer.num_generations),
                 )
             )

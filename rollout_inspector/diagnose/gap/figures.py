@@ -93,13 +93,8 @@ class GapFigures:
         buckets = np.flatnonzero(counts)
         near = np.minimum(d, _MAX_LOG_RATIO)
         return cls(
-            len(d),
-            float(d.sum()),
-            float(size.sum()),
-            float((d * d).sum()),
-            float((np.expm1(near) - near).sum()),
-            float(d.min()),
-            float(d.max()),
+            len(d), float(d.sum()), float(size.sum()), float((d * d).sum()), float((np.expm1(near) - near).sum()),
+            float(d.min()), float(d.max()),
             dict(zip((buckets + least).tolist(), counts[buckets].tolist(), strict=True)),
         )
 
@@ -171,14 +166,10 @@ def added(figures: Iterable[GapFigures]) -> GapFigures:
     for part in filled:
         buckets.update(part.buckets)
     return GapFigures(
-        tokens=sum(part.tokens for part in filled),
-        total=sum(part.total for part in filled),
-        total_abs=sum(part.total_abs for part in filled),
-        total_square=sum(part.total_square for part in filled),
-        k3=sum(part.k3 for part in filled),
-        lowest=min(part.lowest for part in filled),
-        highest=max(part.highest for part in filled),
-        buckets=buckets,
+        tokens=sum(part.tokens for part in filled), total=sum(part.total for part in filled),
+        total_abs=sum(part.total_abs for part in filled), total_square=sum(part.total_square for part in filled),
+        k3=sum(part.k3 for part in filled), lowest=min(part.lowest for part in filled),
+        highest=max(part.highest for part in filled), buckets=buckets,
     )
 
 

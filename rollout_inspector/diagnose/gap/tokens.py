@@ -207,9 +207,7 @@ class GapCollector:
         version = self._version(value, row, turns, len(starts))
         offset, turn = trained[use], turns[use]
         position = (trained - trained[starts][turns])[use]
-        self._parts.append(
-            (offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use])
-        )
+        self._parts.append((offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use]))
         if self._classes is not None:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1

@@ -104,10 +104,7 @@ SessionId = Callable[[Mapping[str, Any], int], str]
 
 
 def read_sessions(
-    source: Source,
-    session_id: SessionId,
-    add_line: Callable[[Session, dict[str, Any]], None],
-    by_length: bool = False,
+    source: Source, session_id: SessionId, add_line: Callable[[Session, dict[str, Any]], None], by_length: bool = False,
 ) -> Iterator[Trajectory | Rejected]:
     """Yields trajectories in the order in which they end. The file is read twice, first for session ids alone, so only
     unfinished trajectories are in memory. Of a part of :func:`session_parts` the first reading is done.

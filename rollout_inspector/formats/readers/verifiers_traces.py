@@ -53,14 +53,9 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
         trajectories.append(
             Trajectory(
-                f"{name}-{n}" if len(traces) > 1 else name,
-                steps,
-                rows,
-                reward=reward,
-                reward_parts=parts,
+                f"{name}-{n}" if len(traces) > 1 else name, steps, rows, reward=reward, reward_parts=parts,
                 stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
-                group=_group(trace, value),
-                training_step=_training_step(trace, work),
+                group=_group(trace, value), training_step=_training_step(trace, work),
                 extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition")),
             )
         )
@@ -175,10 +170,7 @@ def _steps_and_rows(
         message = _message(shapes.mapping(node.get("message"), f"{place}.message"))
         decoded.add(place, len(stream) + len(ids), len(messages))
         paths.append(
-            (
-                np.concatenate([stream, ids]), (*messages, message), () if node.get("sampled") else (*new, message),
-                tools,
-            )
+            (np.concatenate([stream, ids]), (*messages, message), () if node.get("sampled") else (*new, message), tools)
         )
         if node.get("sampled") or n in calls:
             step, values = _step(node, calls.get(n, {}), ids, before, message, is_whole, place)
@@ -259,14 +251,11 @@ def _step(
         extra["call"] = shapes.rest(call, ("node", "finish_reason"))
     temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     step = Step(
-        prompt_ids=np.concatenate([stream, ids[:start]]),
-        completion_ids=ids[start:stop],
+        prompt_ids=np.concatenate([stream, ids[:start]]), completion_ids=ids[start:stop],
         logprobs=None if logprobs is None else spread(logprobs),
         finish_reason=shapes.text(call.get("finish_reason") or node.get("finish_reason"), f"{where}.finish_reason", 30),
         temperature=shapes.number(temperature, f"{where}: the call's temperature"),
-        request=_request(messages, tools, sampling, where) if is_whole else None,
-        reply=reply,
-        extra=extra,
+        request=_request(messages, tools, sampling, where) if is_whole else None, reply=reply, extra=extra,
     )
     return step, columns
 

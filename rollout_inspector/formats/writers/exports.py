@@ -81,14 +81,8 @@ def padded(target: Export, length: int, pad_id: int = 0) -> Export:
 
 
 def write(
-    target: Export,
-    trajectories: Iterable[Trajectory],
-    file: IO[bytes],
-    force: bool = False,
-    *,
-    leave_out: Callable[[str], object] | None = None,
-    rows: RowsOf | None = None,
-    decode: Decode | None = None,
+    target: Export, trajectories: Iterable[Trajectory], file: IO[bytes], force: bool = False, *,
+    leave_out: Callable[[str], object] | None = None, rows: RowsOf | None = None, decode: Decode | None = None,
     cause: Callable[[Trajectory], str] | None = None,
 ) -> int:
     """Returns the number of rows written. Raises :class:`ExportRefused` at the first bad row unless ``force``.
@@ -109,12 +103,8 @@ def write(
 
 
 def _records(
-    target: Export,
-    trajectories: Iterable[Trajectory],
-    told: Callable[[str], object] | None,
-    rows_of_one: RowsOf,
-    decode: Decode | None,
-    cause: Callable[[Trajectory], str] | None,
+    target: Export, trajectories: Iterable[Trajectory], told: Callable[[str], object] | None, rows_of_one: RowsOf,
+    decode: Decode | None, cause: Callable[[Trajectory], str] | None,
 ) -> Iterator[dict[str, Any]]:
     recorder = target.start(decode)
     for trajectory in trajectories:

@@ -189,14 +189,9 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
     except (StrategyRefused, RenderFailed) as error:
         return StrategyResult(strategy.slug, refused=str(error))
     return StrategyResult(
-        strategy.slug,
-        tuple(rows),
-        trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
-        lost_tokens=_lost_tokens(steps, rows),
-        prompt_tokens_repaid=repaid_tokens(rows),
-        sampled_tokens=conversation.n_sampled,
-        frozen_steps=frozen,
-        differs_at=differs or _last_differs(steps, rows),
+        strategy.slug, tuple(rows), trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
+        lost_tokens=_lost_tokens(steps, rows), prompt_tokens_repaid=repaid_tokens(rows),
+        sampled_tokens=conversation.n_sampled, frozen_steps=frozen, differs_at=differs or _last_differs(steps, rows),
     )
 
 

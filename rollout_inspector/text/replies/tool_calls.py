@@ -200,11 +200,7 @@ def _between(written: _Written) -> Reader | None:
     if place is None:
         return None
     name_at, json_at, stop = place
-    before, middle, after = (
-        single[:name_at],
-        single[name_at + len(_FIRST[0]) : json_at],
-        single[stop:],
-    )
+    before, middle, after = (single[:name_at], single[name_at + len(_FIRST[0]) : json_at], single[stop:])
     if not middle.strip():
         return None
     opening = before

@@ -176,12 +176,8 @@ def make_render_cache(
 
 
 def check(
-    tokenizer: TemplateTokenizer | None,
-    chat_template: str,
-    tools: Sequence[Tool] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    conversation: Sequence[Message] | None = None,
-    now: str = "",
+    tokenizer: TemplateTokenizer | None, chat_template: str, tools: Sequence[Tool] | None = None,
+    kwargs: Mapping[str, Any] | None = None, conversation: Sequence[Message] | None = None, now: str = "",
 ) -> CheckReport:
     """Check a chat template; without a tokenizer at the level of text, characters in place of tokens.
 
@@ -201,17 +197,10 @@ def check(
         if described is not None and hasattr(tokenizer, key):
             described[key] = getattr(tokenizer, key)
     return CheckReport(
-        chat_template=chat_template,
-        chat_template_sha256=renderer.chat_template_sha256,
-        tokenizer=described,
+        chat_template=chat_template, chat_template_sha256=renderer.chat_template_sha256, tokenizer=described,
         form=cache.form.describe(),
-        prefix_preserving=first.passed if first.status in (CheckStatus.OK, CheckStatus.BROKEN) else None,
-        checks=checks,
-        notes=notes,
-        verdicts=verdicts(checks),
-        tools=tools,
-        kwargs=kwargs,
-        conversation=conversation,
+        prefix_preserving=first.passed if first.status in (CheckStatus.OK, CheckStatus.BROKEN) else None, checks=checks,
+        notes=notes, verdicts=verdicts(checks), tools=tools, kwargs=kwargs, conversation=conversation,
     )
 
 

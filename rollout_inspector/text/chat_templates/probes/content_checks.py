@@ -88,10 +88,7 @@ def dates(cache: RenderCache) -> Check:
     question = Check("dates", "No date in the render", Purpose.REPRODUCIBLE)
     if "strftime_now" not in cache.template:
         return question.ok("The template does not ask for the date.")
-    conversations = [
-        cache.conversation([system("SYSX1"), user("UQ1")], True),
-        cache.conversation([user("UQ1")], True),
-    ]
+    conversations = [cache.conversation([system("SYSX1"), user("UQ1")], True), cache.conversation([user("UQ1")], True)]
     today = cache.renders(*conversations)
     later = cache.renderer.render_many(
         [render._replace(kwargs={**(render.kwargs or {}), NOW: "2027-02-28T13:30:00"}) for render in conversations]

@@ -51,9 +51,7 @@ def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
 
     def answer(cache: RenderCache) -> Check:
         form = cache.form
-        real: list[Message] = [
-            system("SYSX1"), user("UQ1"), form.call((CALC, {"expr": "ARGX1"}), content="CONX1"),
-        ]
+        real: list[Message] = [system("SYSX1"), user("UQ1"), form.call((CALC, {"expr": "ARGX1"}), content="CONX1")]
         if not form.calls:
             return question.unsupported("The template renders no tool calls.")
         base: list[Message] = [system("dummy"), user("dummy")]

@@ -32,10 +32,7 @@ class RenderCache:
     """A chat template, the form it accepts, and the renders that its checks have asked for."""
 
     def __init__(
-        self,
-        renderer: TemplateRenderer,
-        form: MessageShape,
-        tools: Sequence[Tool] | None = None,
+        self, renderer: TemplateRenderer, form: MessageShape, tools: Sequence[Tool] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.renderer = renderer

@@ -146,9 +146,7 @@ def _search(
 
 
 def find_repair(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    progress: Progress = lambda _: None,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, progress: Progress = lambda _: None,
     n_candidates: int = MAX_CANDIDATES,
 ) -> tuple[Repair | None, str]:
     """A verified repair of the failed prefix probes or None; and what it leaves broken, or why there is none.
@@ -286,10 +284,7 @@ def _left(report: CheckReport, repair: Repair, hopeless: Collection[str]) -> str
 
 
 def _verified(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    regressions: RegressionSet,
-    candidate: str,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, regressions: RegressionSet, candidate: str,
     goals: Collection[str],
 ) -> Repair | None:
     """Check the candidate from scratch, tokens included; None when anything that passed fails or a goal is missed."""
@@ -343,9 +338,7 @@ def _scope(mended: Sequence[Purpose]) -> str:
 
 
 def with_repair(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    progress: Progress = lambda _: None,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, progress: Progress = lambda _: None,
 ) -> CheckReport:
     """The same report with a repair, or with the sentence that says why there is none."""
     repair, detail = find_repair(tokenizer, report, progress)

@@ -37,11 +37,7 @@ class PrefetchingRenderer(TemplateRenderer):
     """A :class:`TemplateRenderer` that remembers the renders of one :meth:`foresee`. Not safe in several threads."""
 
     def __init__(
-        self,
-        tokenizer: TemplateTokenizer,
-        chat_template: str,
-        encode: Callable[[str], Ids],
-        now: str = "",
+        self, tokenizer: TemplateTokenizer, chat_template: str, encode: Callable[[str], Ids], now: str = "",
         prefetch: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         """``prefetch`` is told of texts that ``encode`` will be called with."""
@@ -93,10 +89,8 @@ class PrefetchingRenderer(TemplateRenderer):
         for ask in asks:
             clean = self.template_kwargs_of(ask.kwargs) if ask.kwargs else {}
             renders.append((
-                messages.places(ask.messages),
-                None if ask.tools is None else tools.place(ask.tools),
-                kwargs.place(clean, ask.kwargs) if clean else 0,
-                ask.add_generation_prompt,
+                messages.places(ask.messages), None if ask.tools is None else tools.place(ask.tools),
+                kwargs.place(clean, ask.kwargs) if clean else 0, ask.add_generation_prompt,
             ))
             keys.append(_key(ask))
         kept.extend((*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs)))
