@@ -6,7 +6,7 @@ import os
 from argparse import ArgumentParser, Namespace
 
 from rollout_inspector.commands.main import refuse
-from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock
+from rollout_inspector.commands.template_options import add_template_options, load_template, name_in_lock
 from rollout_inspector.commands.tokenizer_options import OptionUnusable
 from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.template_lock import LOCK_TIME, lock_text

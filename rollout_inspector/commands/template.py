@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from rollout_inspector.commands.main import refuse
-from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock, path_of_name
 from rollout_inspector.commands.report_files import add_report_options, report_files, write_reports
+from rollout_inspector.commands.template_options import add_template_options, load_template, name_in_lock, path_of_name
 from rollout_inspector.commands.tokenizer_options import OptionUnusable
 from rollout_inspector.guard.checked_templates import PURPOSES, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from rollout_inspector.formats.containers.refused import FileRefused, TooLarge
+from rollout_inspector.formats.containers.refusals import FileRefused, TooLarge
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.policy_versions import with_policy_versions
 from rollout_inspector.formats.readers import (

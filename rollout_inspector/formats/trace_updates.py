@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.containers.refused import FileRefused
+from rollout_inspector.formats.containers.refusals import FileRefused
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.formats.shapes import BadLine

@@ -145,9 +145,7 @@ def as_json(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         "rows": checked.n_rows,
         "kinds": {
             kind: {
-                "severity": count.severity.value,
-                "findings": count.n_findings,
-                "trajectories": count.n_trajectories,
+                "severity": count.severity.value, "findings": count.n_findings, "trajectories": count.n_trajectories,
                 "rate": checked.rate(kind),
             }
             for kind, count in checked.sorted_kinds()
@@ -165,33 +163,12 @@ def as_json(checked: CheckedFiles, verdict: FilesVerdict) -> str:
 
 
 def _finding_value(one: PlacedFinding) -> dict[str, Any]:
-    place, finding, cost = one.place, one.finding, one.finding.cost
+    finding = one.finding
     return {
-        "file": place.file,
-        "line": place.line,
-        "trajectory": place.trajectory,
-        "training_step": place.training_step,
-        "step": place.step,
-        "row": place.row,
-        "start": place.start,
-        "stop": place.stop,
-        "axis": finding.axis.value,
-        "kind": finding.kind,
-        "severity": finding.severity.value,
-        "expected_ids": finding.expected_ids.tolist(),
-        "actual_ids": finding.actual_ids.tolist(),
-        "expected_text": finding.expected_text,
-        "actual_text": finding.actual_text,
-        "evidence": finding.evidence,
-        "remedy": finding.remedy,
-        "missing": finding.missing,
-        "cost": {
-            "trained_tokens_lost": cost.trained_tokens_lost,
-            "trained_tokens_wrong": cost.trained_tokens_wrong,
-            "rows": cost.rows,
-            "prompt_tokens_repaid": cost.prompt_tokens_repaid,
-            "lost_in_one_row": cost.lost_in_one_row,
-        },
+        **vars(one.place), "axis": finding.axis.value, "kind": finding.kind, "severity": finding.severity.value,
+        "expected_ids": finding.expected_ids.tolist(), "actual_ids": finding.actual_ids.tolist(),
+        "expected_text": finding.expected_text, "actual_text": finding.actual_text, "evidence": finding.evidence,
+        "remedy": finding.remedy, "missing": finding.missing, "cost": vars(finding.cost),
     }
 
 
@@ -246,10 +223,8 @@ def as_sarif(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     ]
     results = [
         {
-            "ruleId": placed.finding.kind,
-            "ruleIndex": kinds.index(placed.finding.kind),
-            "level": _LEVEL[placed.finding.severity],
-            "message": {"text": finding_text(placed)},
+            "ruleId": placed.finding.kind, "ruleIndex": kinds.index(placed.finding.kind),
+            "level": _LEVEL[placed.finding.severity], "message": {"text": finding_text(placed)},
             "locations": [{"physicalLocation": _location(placed)}],
         }
         for placed in checked.found

@@ -88,13 +88,8 @@ def _lock_value(compared: LockComparison) -> dict[str, Any]:
         "notes": list(compared.notes),
         "lines": [
             {
-                "first": line.first,
-                "last": line.last,
-                "was": line.was,
-                "now": line.now,
-                "probes": list(line.titles),
-                "is_tried": line.is_tried,
-                "sentence": line.sentence(),
+                "first": line.first, "last": line.last, "was": line.was, "now": line.now, "probes": list(line.titles),
+                "is_tried": line.is_tried, "sentence": line.sentence(),
             }
             for line in compared.lines
         ],
@@ -133,10 +128,7 @@ def as_markdown(found: Sequence[CheckedTemplate]) -> str:
         )
         if changes:
             lines += [
-                "",
-                f"{markdown_cell(template.name)}:",
-                "",
-                *(f"* {markdown_cell(text)}" for text in changes),
+                "", f"{markdown_cell(template.name)}:", "", *(f"* {markdown_cell(text)}" for text in changes),
             ]
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.guard.cached_renderer import CachedRenderer
 from rollout_inspector.guard.checked_files import (
     CheckedFiles,
     FindingPlace,
@@ -22,7 +23,6 @@ from rollout_inspector.guard.checked_files import (
     title_of,
 )
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, RuleUnusable, fail_rule
-from rollout_inspector.guard.known_renders import KnownRenders
 from rollout_inspector.guard.report_formats import REPORTS, finding_text
 from rollout_inspector.guard.trainer_batches import BatchUnreadable, GuardedItems, items_of_rows, items_of_steps
 
@@ -81,7 +81,7 @@ class Guard:
         self.on, self.sample, self.max_seconds = on, sample, max_seconds
         self._rule: FailRule = fail_rule(fail_on)
         self._codec, self._folder = codec_of(tokenizer)
-        self._renderer: KnownRenders | None = None
+        self._renderer: CachedRenderer | None = None
         text = chat_template
         if text is None and self._codec is not None:
             text = self._codec.chat_template
@@ -92,7 +92,7 @@ class Guard:
             problem = chat_templates.cannot_render(renderer)
             if problem and chat_template:
                 raise RuleUnusable(f"The chat template cannot be used. {problem}")
-            self._renderer = None if problem else KnownRenders(renderer)
+            self._renderer = None if problem else CachedRenderer(renderer)
         self._random = random.Random(seed)
         self._share = self._random.random()  # so that ranks do not look at the same calls
         self._counts: Counter[str] = Counter()

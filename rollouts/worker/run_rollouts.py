@@ -239,7 +239,7 @@ class _Work:
     def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
         if refused is None:
             return ()
-        from rollout_inspector.diagnose.refused import finding_of_refusal
+        from rollout_inspector.diagnose.template_refusal import finding_of_refusal
 
         self.refused = True
         return (finding_of_refusal(self.context.codec, refused),)

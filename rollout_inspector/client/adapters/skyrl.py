@@ -60,9 +60,9 @@ def parts(output: Mapping[str, Any], versions: list[str]) -> Iterator[dict[str, 
             raise ValueError(f"{name} has {len(values)} elements for {n} response_ids.")
     if "trajectory_ids" in lists:
         lists["trajectory_ids"] = [
-            asdict(trajectory_id) if is_dataclass(trajectory_id) else trajectory_id
-            for trajectory_id in lists["trajectory_ids"]
-        ]  # type: ignore[arg-type]
+            asdict(item) if is_dataclass(item) else item  # type: ignore[arg-type]
+            for item in lists["trajectory_ids"]
+        ]
     version = (
         {"policy_version": versions[0]} if len(versions) == 1 else {"weight_versions": versions} if versions else {}
     )

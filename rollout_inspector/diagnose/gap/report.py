@@ -135,10 +135,8 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
     whole = float(sizes.sum()) or 1.0
     return [
         {
-            "name": name(int(index) + least),
-            "tokens": int(counts[index]),
-            "mean_abs": float(sizes[index] / counts[index]),
-            "mean": float(sums[index] / counts[index]),
+            "name": name(int(index) + least), "tokens": int(counts[index]),
+            "mean_abs": float(sizes[index] / counts[index]), "mean": float(sums[index] / counts[index]),
             "share": float(sizes[index] / whole),
         }
         for index in np.flatnonzero(counts)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
-from rollout_inspector.diagnose.loss_weights.of_rows import ADVANTAGES, loss_inputs, missing_words, row_weights
+from rollout_inspector.diagnose.loss_weights.row_weights import ADVANTAGES, loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, RowWeights
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Row, Trajectory

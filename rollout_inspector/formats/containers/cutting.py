@@ -6,10 +6,10 @@ from typing import IO, NamedTuple
 
 from rollout_inspector.formats import limits
 from rollout_inspector.formats.containers import parquet
+from rollout_inspector.formats.containers.compression import DAMAGE, pieces
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.containers.json_array import ARRAY
-from rollout_inspector.formats.containers.packed import DAMAGE, pieces
-from rollout_inspector.formats.containers.refused import FileRefused
+from rollout_inspector.formats.containers.refusals import FileRefused
 from rollout_inspector.formats.containers.source import Source
 
 

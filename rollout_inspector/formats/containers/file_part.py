@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.formats.containers.packed import Kind, unpacking
+from rollout_inspector.formats.containers.compression import Kind, unpacking
 
 SessionLines = tuple[tuple[tuple[int, int, int], ...], NDArray[np.bool_], NDArray[np.bool_]]
 """The lines of some sessions, which may lie between lines of others.

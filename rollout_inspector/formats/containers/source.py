@@ -11,10 +11,10 @@ from typing import IO, Any, BinaryIO, Literal
 
 from rollout_inspector.formats import limits
 from rollout_inspector.formats.containers import parquet
+from rollout_inspector.formats.containers.compression import DAMAGE, PACKED, unpacking
 from rollout_inspector.formats.containers.file_part import FilePart, SessionLines, Slice
 from rollout_inspector.formats.containers.json_array import ARRAY, elements, objects
-from rollout_inspector.formats.containers.packed import DAMAGE, PACKED, unpacking
-from rollout_inspector.formats.containers.refused import BadLine, FileRefused
+from rollout_inspector.formats.containers.refusals import BadLine, FileRefused
 
 CONVERT = (
     "Pickles can run code when they are opened, so they are never loaded here. Convert it on the machine that wrote it "

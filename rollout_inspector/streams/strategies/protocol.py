@@ -119,7 +119,8 @@ class Context:
     @classmethod
     def without_renderer(cls, why: str) -> Context:
         """A context for the strategies that render nothing."""
-        return cls(None, None, frozenset(), refused=why)  # type: ignore[arg-type]  # nobody asks them for anything
+        nothing: Any = None  # nobody asks it for anything
+        return cls(nothing, nothing, frozenset(), refused=why)
 
     def encode(self, text: str) -> Ids:
         """The ids of a text."""

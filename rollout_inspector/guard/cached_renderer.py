@@ -15,7 +15,7 @@ MAX_KEY_CHARACTERS = 2_000
 T = TypeVar("T")
 
 
-class KnownRenders:
+class CachedRenderer:
     """Implements :class:`rollout_inspector.streams.interfaces.Renderer`. Several threads may use it at once."""
 
     def __init__(self, renderer: Renderer) -> None:
