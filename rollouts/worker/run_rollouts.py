@@ -143,7 +143,7 @@ class _Work:
     def _do(self) -> BatchEnd:
         from rollout_inspector.streams.strategies import STRATEGIES, start
         from rollout_inspector.text.chat_templates import wants_call_ids
-        from rollout_inspector.text.replies.call_readers import way_of
+        from rollout_inspector.text.replies.call_readers import Way, way_of
         from rollout_inspector.text.replies.parsing import parser
         from rollouts.sampling.engines.vllm_engine import tool_call_reader
 
@@ -168,12 +168,12 @@ class _Work:
         limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
         try:
             if named := str(model.options.get("tool_call_parser", "")):
-                read, words, note = tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}", ""
+                way: Way = tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}", ""
             else:
-                read, words, note = way_of(tokenizer, context.renderer)
+                way = way_of(tokenizer, context.renderer)
         except EngineError as error:
             return BatchEnd(error=str(error))
-        run.settings |= {"tool_calls": words, "tool_calls_note": note}
+        run.settings |= {"tool_calls": way[1], "tool_calls_note": way[2]}
         try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
@@ -182,7 +182,7 @@ class _Work:
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
-                    parser(tokenizer.hf, tokenizer.stop_ids, read),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way[0]),
                     limits,
                     Callbacks(
                         prefetcher.more,
