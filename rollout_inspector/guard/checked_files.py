@@ -54,6 +54,14 @@ class PlacedFinding:
     place: FindingPlace
 
 
+def placed_finding(finding: Finding, file: str, line: int | None, trajectory: Trajectory) -> PlacedFinding:
+    """A finding of a trajectory that stands on a line of a file."""
+    return PlacedFinding(finding, FindingPlace(
+        file, line, trajectory.external_id, trajectory.training_step, finding.step, finding.row, finding.start,
+        finding.stop,
+    ))
+
+
 @dataclass
 class KindCount:
     """How often one kind of finding was found."""
@@ -127,11 +135,7 @@ class CheckedFiles:
             count.n_trajectories += finding.kind not in kinds
             kinds.add(finding.kind)
             if count.n_findings <= MAX_PLACES:
-                place = FindingPlace(
-                    file, line, trajectory.external_id, trajectory.training_step,
-                    finding.step, finding.row, finding.start, finding.stop,
-                )
-                self.found.append(PlacedFinding(finding, place))
+                self.found.append(placed_finding(finding, file, line, trajectory))
 
     def sorted_kinds(self) -> list[tuple[str, KindCount]]:
         """The kinds, errors first, then the kind of most trajectories."""

@@ -127,9 +127,7 @@ def as_markdown(found: Sequence[CheckedTemplate]) -> str:
             else []
         )
         if changes:
-            lines += [
-                "", f"{markdown_cell(template.name)}:", "", *(f"* {markdown_cell(text)}" for text in changes),
-            ]
+            lines += ["", f"{markdown_cell(template.name)}:", "", *(f"* {markdown_cell(text)}" for text in changes)]
     return "\n".join(lines) + "\n"
 
 

@@ -15,11 +15,11 @@ from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.guard.cached_renderer import CachedRenderer
 from rollout_inspector.guard.checked_files import (
     CheckedFiles,
-    FindingPlace,
     KindCount,
     PlacedFinding,
     codec_of,
     diagnosis_of,
+    placed_finding,
     title_of,
 )
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, RuleUnusable, fail_rule
@@ -227,16 +227,7 @@ class Guard:
             look.unreadable = look.unreadable or str(error)
             return
         failing = [finding for finding in diagnosis.findings if self._fails(finding)]
-        placed = [
-            PlacedFinding(
-                finding,
-                FindingPlace(
-                    "trainer", None, trajectory.external_id, trajectory.training_step, finding.step, finding.row,
-                    finding.start, finding.stop,
-                ),
-            )
-            for finding in failing
-        ]
+        placed = [placed_finding(finding, "trainer", None, trajectory) for finding in failing]
         with self._lock:
             self._checked.add("trainer", None, trajectory, diagnosis)
             self._counts["checked"] += 1

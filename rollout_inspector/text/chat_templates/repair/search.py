@@ -292,41 +292,25 @@ def _verified(
         now = check(tokenizer, candidate, report.tools, report.kwargs, report.conversation)
     except RenderFailed:
         return None
-    before = {verified_check.name: verified_check for verified_check in report.checks}
-    for verified_check in now.checks:
-        was = before.get(verified_check.name)
-        if (
-            was is not None
-            and was.status is CheckStatus.OK
-            and verified_check.status is not CheckStatus.OK
-            and verified_check.comparison is not None
-        ):
+    before = {answer.name: answer for answer in report.checks}
+    for answer in now.checks:
+        was = before.get(answer.name)
+        is_lost = was is not None and was.status is CheckStatus.OK and answer.status is not CheckStatus.OK
+        if is_lost and answer.comparison is not None:
             return None
     # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
     passed = {
-        verified_check.name
-        for verified_check in now.checks
-        if verified_check.status is CheckStatus.OK or (verified_check.void and verified_check.passed)
+        answer.name for answer in now.checks if answer.status is CheckStatus.OK or (answer.void and answer.passed)
     }
     if not passed.issuperset(goals) or not regressions.keeps(candidate) or regressions.loses(candidate):
         return None
-    append = [
-        verified_check
-        for verified_check in report.checks
-        if verified_check.comparison is not None and verified_check.status is CheckStatus.BROKEN
-    ]
-    mended = {verified_check.purpose for verified_check in append if verified_check.name in passed}
+    append = [it for it in report.checks if it.comparison is not None and it.status is CheckStatus.BROKEN]
+    mended = {it.purpose for it in append if it.name in passed}
     return Repair(
-        template=candidate,
-        diff=unified_diff(report.chat_template, candidate),
-        fixes=tuple(verified_check.name for verified_check in append if verified_check.name in passed),
-        still_broken=tuple(
-            verified_check.name
-            for verified_check in append
-            if verified_check.name not in passed and verified_check.decisive and verified_check.purpose in SCOPES
-        ),
-        changed=regressions.changed(candidate),
-        scope=_scope([purpose for purpose in SCOPES if purpose in mended]),
+        template=candidate, diff=unified_diff(report.chat_template, candidate),
+        fixes=tuple(it.name for it in append if it.name in passed),
+        still_broken=tuple(it.name for it in append if it.name not in passed and it.decisive and it.purpose in SCOPES),
+        changed=regressions.changed(candidate), scope=_scope([purpose for purpose in SCOPES if purpose in mended]),
     )
 
 
