@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_inspector.formats import FORMATS, FileRefused, Rejected, Source, read
-from rollout_inspector.formats.containers import cutting, packed
+from rollout_inspector.formats.containers import compression, cutting
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.readers import sessions
@@ -82,7 +82,7 @@ def test_a_file_that_is_packed_in_one_or_damaged_is_not_cut(kind: str) -> None:
 
     def spy(*arguments: Any) -> Any:
         nonlocal reads
-        for piece in packed.pieces(*arguments):
+        for piece in compression.pieces(*arguments):
             reads += 1
             yield piece
 
