@@ -297,7 +297,9 @@ KNOWN_NAMES = {
     ("tools/demo_policy/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
-OTHER_NAMES = ("tools/gpu_proof/", "tools/management/", "rollouts/management/")
+OTHER_NAMES = (
+    "tools/gpu_proof/", "tools/management/", "rollouts/management/", "rollout_inspector/text/chat_templates/",
+)
 """Where a name is also that of a package or of a probe."""
 
 
