@@ -18,7 +18,8 @@ token. CSS draws its words, so no copy holds them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from numpy.typing import NDArray
 from inspector.html.text import bytes_text_html, runs_right_to_left, split_fragments, text_html, visible_text
 from rollout_inspector.streams.trajectory import Origin
 from rollout_inspector.text.tokenizers import ByteTable
+from rollout_inspector.text.tokenizers.byte_table import special_tokens
+from rollouts.store.trajectories.rows import Tokens
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
 """Nats, from certain to surprising: about 99, 90, 74, 50, 25, 10, 1 and 0.01 %. Nine classes lie between."""
@@ -44,36 +47,9 @@ _SPOKEN = 7 | 1 << _MASK | 1 << _FAULT | 1 << _NOTE | 1 << _FOREIGN
 """The bits that a screen reader is told of."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """A stretch of one row. Arrays are all ``[n]``; ``start`` is the row offset of the first."""
-
-    start: int
-    ids: NDArray[np.int32]
-    origin: NDArray[np.uint8]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32] | None = None
-    """NaN where a token was not sampled; None = the source has none."""
-    classes: NDArray[np.int64] | None = None
-    """Classes of the lens that is shown, in place of the classes of the logprob; None = those of the logprob."""
-    origin_known: bool = True
-    """False: nobody recorded the origins, and ``origin`` was guessed from the loss mask."""
-
-    def __len__(self) -> int:
-        return int(self.ids.size)
-
-    def slice(self, start: int, stop: int) -> Tokens:
-        """The tokens with row offsets ``[start, stop)``."""
-        a, b = max(start - self.start, 0), max(stop - self.start, 0)
-        logprobs = None if self.logprobs is None else self.logprobs[a:b]
-        classes = None if self.classes is None else self.classes[a:b]
-        return replace(
-            self, start=self.start + a, ids=self.ids[a:b], origin=self.origin[a:b], loss_mask=self.loss_mask[a:b],
-            logprobs=logprobs, classes=classes,
-        )
-
-
 Ranges = Sequence[tuple[int, int]]
+Block = tuple[int, int, SafeString]
+"""Tokens ``[start, stop)`` of a row and their HTML. The browser draws a block only when the reader comes near."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +68,8 @@ class Marks:
     """The range that the address marks."""
     gaps: Mapping[int, str] = field(default_factory=dict)
     """Offset -> the HTML of :func:`gap_html`, drawn before the token there. The end of the row is an offset too."""
+    classes: NDArray[np.int64] | None = None
+    """Classes of the lens that is shown, of the whole row; None = those of the logprob."""
 
 
 NO_MARKS = Marks()
@@ -183,15 +161,15 @@ def _after_start(element: str, gap: str) -> str:
     return f"{tag}>{gap}{inner}"
 
 
-@dataclass(eq=False)
 class TokenPainter:
     """Draws the tokens of one tokenizer and keeps the HTML. ``table`` None: ids are drawn as numbers."""
 
-    table: ByteTable | None
-    _memo: dict[int, str] = field(default_factory=dict)
-    _partial: dict[int, bytes] = field(default_factory=dict)
-    """Bytes of the ids whose own bytes are no UTF-8."""
-    _stretches: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
+    def __init__(self, table: ByteTable | None) -> None:
+        self.table = table
+        self._memo: dict[int, str] = {}
+        self._partial: dict[int, bytes] = {}
+        """Bytes of the ids whose own bytes are no UTF-8."""
+        self._stretches: dict[tuple[int, ...], list[str]] = {}
 
     def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> SafeString:
         """One element per token, in order, with nothing between.
@@ -233,8 +211,10 @@ class TokenPainter:
         n = len(tokens)
         state = tokens.origin.astype(np.int64) & 7
         state |= tokens.loss_mask.astype(np.int64) << _MASK
-        classes = logprob_classes(tokens.logprobs if logprob else None, n) if tokens.classes is None else tokens.classes
-        state |= classes << _QUANTILE
+        if marks.classes is None:
+            state |= logprob_classes(tokens.logprobs if logprob else None, n) << _QUANTILE
+        else:
+            state |= marks.classes[tokens.start : tokens.stop] << _QUANTILE
         chosen = [marks.chosen] if marks.chosen else []
         for bit, spans in ((_FAULT, marks.faults), (_NOTE, marks.notes), (_MARK, chosen)):
             for low, high in _within(spans, tokens):
@@ -294,10 +274,7 @@ class TokenPainter:
 
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""
-        if self.table is None:
-            return np.zeros(len(ids), dtype=np.bool_)
-        is_known = (ids >= 0) & (ids < len(self.table.special))
-        return np.asarray(self.table.special)[np.where(is_known, ids, 0)].astype(np.bool_) & is_known
+        return special_tokens(self.table, ids)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token. False without a tokenizer."""
@@ -327,10 +304,10 @@ class TokenPainter:
     def _split_html(self, stretch: tuple[int, ...]) -> list[str]:
         pieces = [self._partial[key >> _STATE_BITS] for key in stretch]
         html = []
-        for key, piece, part in zip(stretch, pieces, split_fragments(pieces), strict=True):
-            names = [_state_classes(key & (1 << _STATE_BITS) - 1), "y", "yo" * part.opens, "yc" * part.closes]
+        for key, piece, (text, opens, closes) in zip(stretch, pieces, split_fragments(pieces), strict=True):
+            names = [_state_classes(key & (1 << _STATE_BITS) - 1), "y", "yo" * opens, "yc" * closes]
             classes = " ".join(name for name in names if name)
-            html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{part.html}</i>')
+            html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{text}</i>')
         return html
 
     def cuts(self, tokens: Tokens, parts: Ranges, size: int) -> list[list[int]]:
@@ -371,7 +348,7 @@ class TokenPainter:
         begin = first
         for a, b, label in zip(starts.tolist(), [*starts[1:].tolist(), end], labels, strict=True):
             if a in block_starts and html:
-                yield Block(begin, a, "".join(html))
+                yield begin, a, mark_safe("".join(html))
                 begin, html = a, []
             at = a - first
             names = _state_classes(int(state[at]) | (label or a in block_starts) << _SAID) + " x" * bool(special[at])
@@ -381,20 +358,7 @@ class TokenPainter:
                 f"<span{_class_attribute(names.strip())} data-a={a}>{before}{text.run_html(a, b)}{after}</span>"
             )
         if html:
-            yield Block(begin, end, "".join(html))
-
-
-@dataclass(frozen=True)
-class Block:
-    """About 512 tokens of the run view. The browser draws a block only when the reader comes near."""
-
-    start: int
-    stop: int
-    html: str
-
-    @property
-    def safe(self) -> SafeString:
-        return mark_safe(self.html)
+            yield begin, end, mark_safe("".join(html))
 
 
 @dataclass(frozen=True, eq=False)
@@ -461,3 +425,9 @@ def comment_mark(names: list[str], url: str) -> str:
     people = ", ".join(dict.fromkeys(visible_text(name) for name in names))
     label = escape(f"{n} comments, by {people}" if n > 1 else f"Comment by {people}")
     return f'<a class="gap said" href="{escape(url)}" data-gap="{n}" aria-label="{label}. Read it."></a>'
+
+
+@lru_cache(maxsize=16)
+def painter_of(table: ByteTable | None) -> TokenPainter:
+    """The painter of a tokenizer, which is kept."""
+    return TokenPainter(table)

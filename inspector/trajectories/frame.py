@@ -89,6 +89,13 @@ class PageLink:
     name: str
     url: str
     current: bool
+    slug: str = ""
+    """The value that stands for it in an address."""
+    note: str = ""
+    tone: str = ""
+    """The worst severity behind it, or ``breaks`` or ``drifts``."""
+    heading: str = ""
+    """The heading above it."""
 
 
 @dataclass(frozen=True)

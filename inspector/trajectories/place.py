@@ -37,6 +37,9 @@ class View(StrEnum):
     """An element per token: one window."""
 
 
+VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
+
+
 @dataclass(frozen=True)
 class PagePlace:
     """What an address of the tokens page asks for, corrected to fit the stored rows."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 
-from inspector.html.tokens import TokenPainter
+from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
     ComparisonJson,
@@ -28,7 +28,6 @@ from inspector.trajectories.compare.side_by_side import (
     first_shown,
     linked,
     opened_folds,
-    plain_tokens,
 )
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.tokens import page_queries as data
@@ -42,6 +41,7 @@ from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.retokenized import stored_drifts
+from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -124,7 +124,8 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         or _question(params, steps, len(rows), drifting, notices)
     )
     question = replace(question, opened=opened_folds(params), first=first_shown(params))
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     answer = _answer(trajectory, question, rows, steps, painter, notices)
     links = {
         **head_of(trajectory),

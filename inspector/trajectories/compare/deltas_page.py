@@ -17,9 +17,9 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter, painter_of
 from inspector.server.cached import keep, recall
-from inspector.trajectories.compare.side_by_side import plain_tokens, text_of
+from inspector.trajectories.compare.side_by_side import text_of
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
@@ -36,6 +36,7 @@ from rollouts.store.people.registered_tokenizers import chat_template_texts
 from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
 PAGE = 12
 """Steps of one page. Each step needs two renders."""
@@ -162,7 +163,8 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     first = step or 0
     notices = [f"“{step_text[:20]}” is no step."] if step_text and step is None else []
     stored = parts.continuing_steps(trajectory, first, PAGE + 1)
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     next_step = stored[PAGE].index if len(stored) > PAGE else None
     stored = stored[:PAGE]
     templates = _templates(trajectory, stored)

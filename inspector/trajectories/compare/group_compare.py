@@ -12,11 +12,11 @@ from inspector.trajectories.compare.side_by_side import (
     TokenComparison,
     align_texts,
     compare,
-    plain_tokens,
     up_to,
 )
 from inspector.trajectories.tokens import page_queries as data
 from rollouts.store import models
+from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_OTHERS = 512

@@ -17,11 +17,12 @@ from django.http import QueryDict
 from django.utils.safestring import SafeString
 
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import from_columns, whole_number
 from rollout_inspector.streams.align import AlignedGroup, Fold, align_ids, fold
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollouts.store.trajectories.rows import Tokens
 
 CONTEXT = 24
 """Equal tokens that are shown before and after a difference."""
@@ -352,12 +353,6 @@ def _cause(one: Ids, other: Ids, pieces: list[bytes | None], others: list[bytes 
         if len(other) > len(one)
         else "cut elsewhere"
     )
-
-
-def plain_tokens(ids: Ids, start: int = 0) -> Tokens:
-    """Ids without any state; the first stands at offset ``start``."""
-    n = len(ids)
-    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
 
 
 class Site(TypedDict):

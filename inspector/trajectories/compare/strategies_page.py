@@ -13,7 +13,7 @@ import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import Tokens
+from inspector.html.tokens import painter_of
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS,
     ComparisonJson,
@@ -37,6 +37,7 @@ from rollouts.jobs.replays import replays
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
 RECORDED = "recorded"
@@ -102,7 +103,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         step_wise=parts.step_wise_scopes(trajectory),
         comparison=None,
     )
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     notices: list[str] = []
     html: dict[str, Any] = {
         "words": words,

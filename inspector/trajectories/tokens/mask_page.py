@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 
-from inspector.html.inspector_tags import finding_title
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.turns import RoleShare, Turn, mask_table, worst_finding
-from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.trajectory import Origin, Row, Step
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_LINES = 500
@@ -69,7 +69,8 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
     rows, steps = parts.rows_and_steps(trajectory)
     worst = worst_finding(data.read_findings(trajectory, steps, rows))
     place = read_place(request.GET, [row.n_tokens for row in rows], fault=worst)
-    painter, _ = data.painter_of(trajectory.run.tokenizer)
+    table, _ = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     page = MaskPage(
         **head_of(trajectory), row=place.row, notices=list(place.notices), not_odd="Not checked: there are no rows."
     )
@@ -125,7 +126,7 @@ def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     sentences = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
     muted = muted_in(trajectory.run)
     return [
-        f"{finding_title(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}"
+        f"{title_of(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}"
         for kind, evidence, remedy in sentences
     ]
 
