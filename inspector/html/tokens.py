@@ -177,9 +177,9 @@ class TokenPainter:
         ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
         """
         whole = (tokens.start + margin[0], tokens.start + len(tokens) - margin[1])
-        return mark_safe(self.windows(tokens, [whole], marks)[0])
+        return self.windows(tokens, [whole], marks)[0]
 
-    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[str]:
+    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[SafeString]:
         """:meth:`window` of each of the rising ``spans`` of row offsets, at least one, which do not overlap.
 
         Tokens outside of them complete characters, and are not drawn.
@@ -205,7 +205,7 @@ class TokenPainter:
                 elements[at] = _after_start(elements[at] or "", gap)
             elif first < at <= end:
                 elements[at - 1] = _before_end(elements[at - 1] or "", gap)
-        return ["".join(elements[a:b]) for a, b in spans]  # type: ignore[arg-type]
+        return [mark_safe("".join(elements[a:b])) for a, b in spans]  # type: ignore[arg-type]
 
     def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:
         n = len(tokens)
@@ -312,7 +312,7 @@ class TokenPainter:
 
     def cuts(self, tokens: Tokens, parts: Ranges, size: int) -> list[list[int]]:
         """Row offsets between blocks of about ``size`` tokens of each part: never in a character, after a line."""
-        return _block_cuts(_Text.of(self.table, tokens), parts, size)
+        return _block_cuts(_Text(self.table, tokens), parts, size)
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class TokenPainter:
         parts = [(a, b) for a, b in ([(first, end)] if parts is None else parts) if a < b]
         state = self._states(tokens, marks, logprob)
         special = self.special(tokens.ids)
-        text = _Text.of(self.table, tokens)
+        text = _Text(self.table, tokens)
         cuts = _block_cuts(text, parts, size)
         # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
@@ -361,28 +361,17 @@ class TokenPainter:
             yield begin, end, mark_safe("".join(html))
 
 
-@dataclass(frozen=True, eq=False)
 class _Text:
     """The bytes of some tokens in one piece: a whole row makes no object for each of its tokens."""
 
-    start: int
-    """Row offset of the first token."""
-    ids: NDArray[np.int32]
-    data: bytes
-    ends: NDArray[np.int64]
-    """``[n + 1]``: 0, then where the bytes of each token end."""
-    unknown: NDArray[np.int64]
-    """The places of ids without bytes: outside the vocabulary, or all without a tokenizer. Rising."""
-
-    @classmethod
-    def of(cls, table: ByteTable | None, tokens: Tokens) -> _Text:
-        ids, n = tokens.ids, len(tokens)
-        if table is None:
-            return cls(tokens.start, ids, b"", np.zeros(n + 1, np.int64), np.arange(n))
-        data, ends = table.joined(ids)
-        return cls(
-            tokens.start, ids, data, np.append(0, ends), np.flatnonzero((ids < 0) | (ids >= table.vocab_size))
-        )
+    def __init__(self, table: ByteTable | None, tokens: Tokens) -> None:
+        self.start, self.ids, n = tokens.start, tokens.ids, len(tokens)
+        data, ends = table.joined(self.ids) if table is not None else (b"", np.zeros(n, np.int64))
+        self.data, self.ends = data, np.append(0, ends)
+        """All bytes, and ``[n + 1]``: 0, then where the bytes of each token end."""
+        vocab_size = 0 if table is None else table.vocab_size
+        self.unknown = np.flatnonzero((self.ids < 0) | (self.ids >= vocab_size))
+        """The places of ids without bytes: outside the vocabulary, or all without a tokenizer. Rising."""
 
     def run_html(self, a: int, b: int) -> str:
         """The tokens with row offsets ``[a, b)`` as text; an id without bytes as a number."""

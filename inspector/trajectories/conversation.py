@@ -98,7 +98,7 @@ class DrawnMessage:
 
 @dataclass
 class DrawnStep:
-    """A step: what it read and what it sampled."""
+    """A step: what it read and what it sampled, then its other fields."""
 
     index: int
     messages: list[DrawnMessage] = field(default_factory=list)
@@ -107,6 +107,10 @@ class DrawnStep:
     """Of all that it read, where the messages cannot be told apart in the ids."""
     reply: DrawnMessage | None = None
     is_empty: bool = False
+    others: list[tuple[str, SafeString, str]] = field(default_factory=list)
+    """Name and text of each field that is no message, and how much of it is shown."""
+    facts: list[tuple[str, Any]] = field(default_factory=list)
+    """Name and value of each field that is no text."""
 
 
 def html_of(text: str) -> SafeString:

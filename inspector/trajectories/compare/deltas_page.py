@@ -96,40 +96,6 @@ class TemplateDelta:
 
 
 @dataclass(frozen=True)
-class DrawnDelta:
-    """A delta for the template."""
-
-    value: TemplateDelta
-    html: SafeString
-    url: str
-    renders: Renders
-    sides: tuple[SafeString, SafeString] | None
-    """The template's ids and those that the engine read, with the differing ones marked. None = they are the same."""
-
-    @property
-    def n_tokens(self) -> int:
-        return self.value.stop - self.value.start
-
-    @property
-    def prefix_html(self) -> SafeString:
-        """The shorter render. The text that the longer render lacks is marked."""
-        text, shared = self.renders.prefix, self.renders.shared
-        return _marked(text[:shared], text[shared:], "gone")
-
-    @property
-    def full_html(self) -> SafeString:
-        """The longer render. The text that it adds is marked."""
-        text, shared = self.renders.full, self.renders.shared
-        return _marked(text[:shared], text[shared:], "added")
-
-    @property
-    def ids_text(self) -> str:
-        ids = self.value.ids
-        more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
-        return "[" + ", ".join(map(str, ids[:256])) + more + "]"
-
-
-@dataclass(frozen=True)
 class DeltasPage(TrajectoryHead):
     """The ids between the completions of a trajectory, and the renders that they come from."""
 
@@ -172,7 +138,7 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     if first and not deltas:
         notices.append(f"No step from {first} on continues an earlier one.")
     page = DeltasPage(
-        **head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=next_step, notices=notices
+        **head_of(trajectory), deltas=[delta for delta, _ in deltas], next_step=next_step, notices=notices
     )
     rest_url = f"?step={next_step}" if next_step is not None else ""
     return page, {"deltas": deltas, "rest_url": rest_url, "tokenizer_missing": missing}
@@ -202,7 +168,7 @@ def new_messages(body: Any) -> list[dict[str, Any]]:
 
 def _delta(
     trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None
-) -> DrawnDelta:
+) -> tuple[TemplateDelta, dict[str, Any]]:
     stored: Any = step.tokens
     ids: Ids = stored.delta_ids
     messages = new_messages(_body(step.messages_new))
@@ -246,8 +212,18 @@ def _delta(
         full_render=renders.full,
         render_problem=renders.problem,
     )
-    url = base_url(trajectory) + place.marked(value.start, value.stop)
-    return DrawnDelta(value, painter.window(tokens), url, renders, sides)
+    more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
+    return value, {
+        "html": painter.window(tokens),
+        "url": base_url(trajectory) + place.marked(value.start, value.stop),
+        "n_tokens": len(ids),
+        "ids_text": "[" + ", ".join(map(str, value.ids[:256])) + more + "]",
+        # The template's ids and those that the engine read, with the differing ones marked. None = they are the same.
+        "sides": sides,
+        # What the longer render lacks, and what it adds.
+        "prefix_html": _marked(renders.prefix[: renders.shared], renders.prefix[renders.shared :], "gone"),
+        "full_html": _marked(renders.full[: renders.shared], renders.full[renders.shared :], "added"),
+    }
 
 
 def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple[bool | None, str]:

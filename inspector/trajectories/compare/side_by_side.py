@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from django.http import QueryDict
@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter
 from inspector.trajectories.place import PagePlace, View
-from inspector.web.twins import from_columns, whole_number
+from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup, Fold, align_ids, fold
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
 from rollouts.store.trajectories.rows import Tokens
@@ -142,20 +142,6 @@ class PairWords:
     note: str = ""
     masks: bool = False
     """The sides are drawn with their loss masks."""
-
-
-@dataclass(frozen=True)
-class PairChoice:
-    """Something that can be compared."""
-
-    against: str
-    """The heading above the choice."""
-    tone: str
-    """``breaks``, ``drifts`` or neither."""
-    url: str
-    name: str
-    title: str
-    current: bool
 
 
 def linked(
@@ -369,27 +355,14 @@ class Site(TypedDict):
     right_text: NotRequired[str]
 
 
-@dataclass(frozen=True)
-class ComparisonJson:
-    """A comparison without its HTML."""
-
-    n_left: int
-    n_right: int
-    n_sites: int
-    left_changed: int
-    right_changed: int
-    causes: dict[str, int]
-    """Cause in words -> number of sites."""
-    n_before: int
-    """Differences before the token that ``from=`` names; they are counted and not listed."""
-    next_from: int | None
-    """``from=`` of the differences that follow those in ``sites``; None when none do."""
-    sites: list[Site]
-    """At most 100."""
+JSON_FIELDS = ("n_left", "n_right", "n_sites", "left_changed", "right_changed", "causes", "n_before", "next_from")
 
 
-def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJson:
-    """The sites as values, with their texts when the tokenizer is known."""
+def as_json(comparison: TokenComparison, painter: TokenPainter) -> dict[str, Any]:
+    """A comparison without its HTML: its counts, and at most 100 ``sites`` from ``from=`` on.
+
+    ``n_before`` sites lie before that token, and ``next_from`` is the ``from=`` of those that follow.
+    """
     sites = []
     for line in comparison.lines:
         if line.kind != "site":
@@ -403,7 +376,7 @@ def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJso
             site["left_text"] = text_of(painter, np.asarray(line.left_ids, dtype=np.int32))
             site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))
         sites.append(site)
-    return from_columns(ComparisonJson, comparison, sites=sites)
+    return {name: getattr(comparison, name) for name in JSON_FIELDS} | {"sites": sites}
 
 
 def by_cause(comparison: TokenComparison) -> str:

@@ -12,7 +12,7 @@ from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.turns import RoleShare, Turn, mask_table, worst_finding
+from inspector.trajectories.tokens.turns import Turn, mask_table, worst_finding
 from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.trajectory import Origin, Row, Step
@@ -26,34 +26,16 @@ MAX_LINES = 500
 
 
 @dataclass(frozen=True)
-class MaskTurn:
-    """One turn: tokens ``[start, stop)`` of the row, how many of them are trained, and why."""
-
-    number: int
-    role: str
-    part: str
-    start: int
-    stop: int
-    trained: int
-    why: str
-    stop_token: str
-    """``trained``, ``masked``, ``none ...``, or empty where the turn is no completion."""
-
-    @property
-    def n_tokens(self) -> int:
-        return self.stop - self.start
-
-
-@dataclass(frozen=True)
 class MaskPage(TrajectoryHead):
     """The loss mask of one row, explained."""
 
     row: int
     """The index of the row."""
-    roles: list[RoleShare] = field(default_factory=list)
-    """How many tokens of each role are trained."""
-    turns: list[MaskTurn] = field(default_factory=list)
-    """Every turn of the row."""
+    roles: list[dict[str, Any]] = field(default_factory=list)
+    """``turns``, ``tokens`` and ``trained`` tokens of each ``role``."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """Every turn of the row, how many of its tokens are ``trained`` and ``why``; of a completion whether its
+    ``stop_token`` is ``trained``, ``masked`` or ``none``."""
     verdicts: dict[str, str] = field(default_factory=dict)
     """Question -> answer in words."""
     oddities: list[str] = field(default_factory=list)
@@ -74,7 +56,7 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
     page = MaskPage(
         **head_of(trajectory), row=place.row, notices=list(place.notices), not_odd="Not checked: there are no rows."
     )
-    lines: list[tuple[MaskTurn, bool]] = []
+    lines: list[tuple[dict[str, Any], bool]] = []
     if rows:
         row = rows[place.row]
         turns = data.read_turns(trajectory, row, steps, [])
@@ -91,7 +73,10 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         )
     turn_place, own = PagePlace(row=place.row, view=View.TOKENS), base_url(trajectory)
     return page, {
-        "lines": [(turn, is_odd, own + turn_place.marked(turn.start, turn.stop)) for turn, is_odd in lines[:MAX_LINES]],
+        "lines": [
+            (turn, turn["stop"] - turn["start"], is_odd, own + turn_place.marked(turn["start"], turn["stop"]))
+            for turn, is_odd in lines[:MAX_LINES]
+        ],
         "lines_rest": max(len(lines) - MAX_LINES, 0),
         "rows": [PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
     }
@@ -131,8 +116,8 @@ def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     ]
 
 
-def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary) -> tuple[MaskTurn, bool]:
-    """Why the tokens of a turn are trained or not, and whether that looks odd."""
+def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary) -> tuple[dict[str, Any], bool]:
+    """A turn, why its tokens are trained or not, and whether that looks odd."""
     part = tokens.slice(turn.start, turn.stop)
     trained = int(part.loss_mask.sum())
     whole = trained == turn.n_tokens
@@ -147,7 +132,7 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
         )
         odd = bool(trained)
     elif turn.part == "completion":
-        step = "this step" if turn.step_index is None else f"step {turn.step_index}"
+        step = "this step" if turn.step is None else f"step {turn.step}"
         if not turn.n_tokens:
             why = f"nothing was sampled at {step}"
         elif whole:
@@ -165,8 +150,8 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])
-    stop_token = _stop_token(turn, part, painter)
-    return MaskTurn(turn.number, turn.role, turn.part, turn.start, turn.stop, trained, why, stop_token), odd
+    place = {name: getattr(turn, name) for name in ("number", "role", "part", "start", "stop")}
+    return {**place, "trained": trained, "why": why, "stop_token": _stop_token(turn, part, painter)}, odd
 
 
 def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:

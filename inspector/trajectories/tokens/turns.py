@@ -217,21 +217,12 @@ def _worst(findings: Sequence[FindingItem]) -> FindingItem | None:
     return min(findings, key=lambda item: (SEVERITIES.index(Severity(item.weight)), -item.trained_tokens), default=None)
 
 
-@dataclass(frozen=True)
-class RoleShare:
-    """How many tokens of one role are trained."""
-
-    role: str
-    turns: int
-    tokens: int
-    trained: int
-
-
-def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[RoleShare]:
+def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
     """For each role: its turns, its tokens, and the number of trained tokens. ``mask``: ``[n]`` of the row."""
-    table: dict[str, RoleShare] = {}
+    table: dict[str, dict[str, Any]] = {}
     for turn in turns:
-        line = table.get(turn.role, RoleShare(turn.role, 0, 0, 0))
-        trained = int(mask[turn.start : turn.stop].sum())
-        table[turn.role] = RoleShare(turn.role, line.turns + 1, line.tokens + turn.n_tokens, line.trained + trained)
+        line = table.setdefault(turn.role, {"role": turn.role, "turns": 0, "tokens": 0, "trained": 0})
+        line["turns"] += 1
+        line["tokens"] += turn.n_tokens
+        line["trained"] += int(mask[turn.start : turn.stop].sum())
     return list(table.values())
