@@ -115,26 +115,12 @@ def logprob_classes(logprobs: NDArray[np.float32] | None, n: int) -> NDArray[np.
 
 
 def _state_classes(state: int) -> str:
-    names = []
-    origin = state & 7
-    if origin:
-        names.append(f"o{origin}")
-    if state >> _MASK & 1:
-        names.append("m")
-    quantile = state >> _QUANTILE & 15
-    if quantile != NO_LOGPROB:
-        names.append(f"q{quantile}")
-    if state >> _FAULT & 1:
-        names.append("f")
-    elif state >> _NOTE & 1:
-        names.append("fi")
-    if state >> _MARK & 1:
-        names.append("k")
-    if state >> _FOREIGN & 1:
-        names.append("w")
-    if state >> _SAID & 1:
-        names.append("s")
-    return " ".join(names)
+    origin, quantile = state & 7, state >> _QUANTILE & 15
+    finding = "f" if state >> _FAULT & 1 else "fi" if state >> _NOTE & 1 else ""
+    flags = [name if state >> bit & 1 else "" for name, bit in (("k", _MARK), ("w", _FOREIGN), ("s", _SAID))]
+    names = [f"o{origin}" if origin else "", "m" if state >> _MASK & 1 else "",
+             f"q{quantile}" if quantile != NO_LOGPROB else "", finding, *flags]
+    return " ".join(filter(None, names))
 
 
 def _said(state: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -235,11 +221,12 @@ class TokenPainter:
                 new[key] = key >> _STATE_BITS
         if not new:
             return memo
-        texts = self._token_bytes(np.fromiter(set(new.values()), dtype=np.int64))
+        ids = np.fromiter(set(new.values()), dtype=np.int64)
+        texts = dict(zip(ids.tolist(), self.pieces(ids), strict=True))
         for key, token_id in new.items():
             data = texts[token_id]
             names = _state_classes(key & (1 << _STATE_BITS) - 1)
-            if data is None:
+            if not data:  # a hole in the vocabulary has no bytes, and no token is hidden
                 memo[key] = f"<i{_class_attribute((names + ' u').strip())}>{token_id}</i>"
                 continue
             try:
@@ -252,25 +239,13 @@ class TokenPainter:
             memo[key] = f"<i{_class_attribute(names)}>{text_html(text, spaces=True)}</i>"
         return memo
 
-    def _token_bytes(self, ids: NDArray[np.int64]) -> dict[int, bytes | None]:
-        """Id -> its bytes; None without a tokenizer, or for an id outside the vocabulary."""
-        if self.table is None:
-            return dict.fromkeys(ids.tolist())
-        known_ids = ids[(ids >= 0) & (ids < self.table.vocab_size)]
-        texts: dict[int, bytes | None] = dict.fromkeys(ids.tolist())
-        texts.update(zip(known_ids.tolist(), self.table.token_bytes(known_ids.astype(np.int32)), strict=True))
-        # A hole in the vocabulary has no bytes. None draws its id, so that no token is hidden.
-        return {token_id: data or None for token_id, data in texts.items()}
-
-    def pieces(self, ids: NDArray[np.int32]) -> list[bytes | None]:
+    def pieces(self, ids: NDArray[Any]) -> list[bytes | None]:
         """The bytes of each id; None without a tokenizer, or for an id outside the vocabulary."""
         if self.table is None:
             return [None] * len(ids)
         is_known = (ids >= 0) & (ids < self.table.vocab_size)
-        token_bytes: list[bytes | None] = list(self.table.token_bytes(np.where(is_known, ids, 0).astype(np.int32)))
-        for i in np.flatnonzero(~is_known).tolist():
-            token_bytes[i] = None
-        return token_bytes
+        pieces = self.table.token_bytes(np.where(is_known, ids, 0).astype(np.int32))
+        return [piece if known else None for piece, known in zip(pieces, is_known.tolist(), strict=True)]
 
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""

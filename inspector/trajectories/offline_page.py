@@ -25,7 +25,6 @@ from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.lane_tree import drawn_lanes
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, TokenView, at_place, read_view_parts
-from inspector.trajectories.tokens.tokens_page import check_lines
 from inspector.trajectories.tokens.turns import FindingItem, worst_finding
 from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
@@ -121,7 +120,7 @@ def offline_file(
         "findings": entries,
         "n_findings": len(view.findings),
         "no_findings": overview.no_findings,
-        "checks": check_lines(trajectory),
+        "checks": overview.checks,
         "rows": readers,
         "discussion": Discussion(_comments(readers, comments), False),
         "lanes": {} if finding is not None or row is not None else _lanes(view, readers),
@@ -174,9 +173,7 @@ def _rows_wanted(view: TokenView, row: int | None, finding: FindingItem | None) 
     return [first, *others][:MAX_ROWS] if view.rows else []
 
 
-def _drawn_row(
-    view: TokenView, index: int, asked: Mapping[str, str], most: int, finding: FindingItem | None
-) -> Reader:
+def _drawn_row(view: TokenView, index: int, asked: Mapping[str, str], most: int, finding: FindingItem | None) -> Reader:
     """The whole row where it fits, else the part around what is looked at."""
     lengths = [row.n_tokens for row in view.rows]
     params = {"lens": LENS, **asked, "row": str(index), "view": _view(asked, finding)}

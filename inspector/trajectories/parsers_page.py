@@ -13,13 +13,12 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from inspector.trajectories.conversation import html_of
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollouts.jobs import parser_audits
 from rollouts.store import models
-from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -93,15 +92,11 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
 
 def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, models.ParserAudit | None, str]:
     """How far the audit is, the audit, and a sentence."""
-    if is_active(trajectory):
-        return "live", None, "A reply is read when the trajectory has ended."
-    if reason := parser_audits.missing(trajectory):
-        return "missing", None, reason
-    audit = parser_audits.current(trajectory, step)
-    if audit is None:
-        return "unasked", None, "Nobody has had this reply read by every parser yet; it takes a login."
-    job = audit.job
-    return job.status, audit, job.error if job.status == models.Job.Status.FAILED else waiting_words(job)
+    return work_state(
+        trajectory, parser_audits.missing, lambda: parser_audits.current(trajectory, step),
+        live="A reply is read when the trajectory has ended.",
+        unasked="Nobody has had this reply read by every parser yet; it takes a login.",
+    )
 
 
 def _drawn(trajectory: models.StoredTrajectory, step: int, audit: Mapping[str, Any]) -> dict[str, Any]:

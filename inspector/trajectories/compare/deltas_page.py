@@ -19,7 +19,6 @@ from inspector.html.text import text_html
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter, painter_of
 from inspector.server.cached import keep, recall
-from inspector.trajectories.compare.side_by_side import text_of
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
@@ -181,7 +180,7 @@ def _delta(
         step.shared_length, shown_ids, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown_ids), np.bool_)
     )
     broken = step.shared_length < step.parent_length
-    text = text_of(painter, ids)
+    text = painter.table.text(ids) if painter.table is not None else ""
     renders = _renders(trajectory, step, messages, template)
     agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
     counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories.compare.side_by_side import (
-    PairWords,
-    TokenComparison,
-    align_texts,
-    compare,
-    up_to,
-)
+from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, align_texts, compare, up_to
 from inspector.trajectories.frame import PageLink
 from inspector.trajectories.tokens import page_queries as data
 from rollouts.store import models

@@ -93,5 +93,5 @@ def _by_mask(groups: Iterable[AlignedGroup], sampled: Mask, trained: Mask) -> It
         same = sampled[group.left_start : group.left_stop] == trained[group.right_start : group.right_stop]
         edges = [0, *(np.flatnonzero(np.diff(same)) + 1).tolist(), len(same)]
         for a, b in itertools.pairwise(edges):
-            places = (start + at for start in (group.left_start, group.right_start) for at in (a, b))
-            yield AlignedGroup(*places, equal=bool(same[a]))
+            start, other = group.left_start, group.right_start
+            yield AlignedGroup(start + a, start + b, other + a, other + b, bool(same[a]))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 from django.http import QueryDict
@@ -341,42 +341,24 @@ def _cause(one: Ids, other: Ids, pieces: list[bytes | None], others: list[bytes 
     )
 
 
-class Site(TypedDict):
-    """A place where two streams differ: tokens ``[start, stop)`` of each side."""
-
-    left_start: int
-    left_stop: int
-    right_start: int
-    right_stop: int
-    left_ids: list[int]
-    right_ids: list[int]
-    left_text: NotRequired[str]
-    """Only when the tokenizer is known, as ``right_text``."""
-    right_text: NotRequired[str]
-
-
-JSON_FIELDS = ("n_left", "n_right", "n_sites", "left_changed", "right_changed", "causes", "n_before", "next_from")
+COUNTS = ("n_left", "n_right", "n_sites", "left_changed", "right_changed", "causes", "n_before", "next_from")
+SITE_FIELDS = ("left_start", "left_stop", "right_start", "right_stop", "left_ids", "right_ids")
 
 
 def as_json(comparison: TokenComparison, painter: TokenPainter) -> dict[str, Any]:
     """A comparison without its HTML: its counts, and at most 100 ``sites`` from ``from=`` on.
 
-    ``n_before`` sites lie before that token, and ``next_from`` is the ``from=`` of those that follow.
+    A site has tokens ``[start, stop)`` of each side, and their texts when the tokenizer is known. ``n_before`` sites
+    lie before that token, and ``next_from`` is the ``from=`` of those that follow.
     """
-    sites = []
+    sites: list[dict[str, Any]] = []
     for line in comparison.lines:
-        if line.kind != "site":
-            continue
-        site = Site(
-            left_start=line.left_start, left_stop=line.left_stop,
-            right_start=line.right_start, right_stop=line.right_stop,
-            left_ids=list(line.left_ids), right_ids=list(line.right_ids),
-        )
-        if painter.table is not None:
-            site["left_text"] = text_of(painter, np.asarray(line.left_ids, dtype=np.int32))
-            site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))
-        sites.append(site)
-    return {name: getattr(comparison, name) for name in JSON_FIELDS} | {"sites": sites}
+        if line.kind == "site":
+            sites.append({name: getattr(line, name) for name in SITE_FIELDS})
+            if painter.table is not None:
+                sites[-1]["left_text"] = painter.table.text(line.left_ids)
+                sites[-1]["right_text"] = painter.table.text(line.right_ids)
+    return {name: getattr(comparison, name) for name in COUNTS} | {"sites": sites}
 
 
 def by_cause(comparison: TokenComparison) -> str:
@@ -385,11 +367,6 @@ def by_cause(comparison: TokenComparison) -> str:
         return ""
     counts = ", ".join(f"{n:,} {cause}" for cause, n in comparison.causes.items())
     return f"{comparison.n_sites:,} difference{'s' * (comparison.n_sites != 1)}: {counts}."
-
-
-def text_of(painter: TokenPainter, ids: Ids) -> str:
-    """The text of the ids; bytes that are no UTF-8 become U+FFFD. Empty without a tokenizer."""
-    return painter.table.text(ids) if painter.table is not None else ""
 
 
 def first_places(places: Sequence[int], most: int = 5) -> str:

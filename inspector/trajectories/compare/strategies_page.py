@@ -24,7 +24,7 @@ from inspector.trajectories.compare.side_by_side import (
     linked,
     opened_folds,
 )
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
@@ -34,7 +34,6 @@ from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
 from rollouts.store import models
-from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
@@ -114,17 +113,11 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
 
 def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
     """How far the replay is, the replay, and a sentence."""
-    if is_active(trajectory):
-        return "live", None, "Strategies are replayed when the trajectory has ended."
-    reason = replays.missing(trajectory)
-    if reason:
-        return "missing", None, reason
-    replay = replays.current(trajectory)
-    if replay is None:
-        return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
-    if replay.job.status == models.Job.Status.FAILED:
-        return "failed", replay, replay.job.error
-    return replay.job.status, replay, waiting_words(replay.job)
+    return work_state(
+        trajectory, replays.missing, lambda: replays.current(trajectory),
+        live="Strategies are replayed when the trajectory has ended.",
+        unasked="Nobody has replayed strategies over this trajectory yet; it takes a login.",
+    )
 
 
 def _line(

@@ -10,7 +10,7 @@ from typing import Any
 
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.turns import FindingItem, stored_json
-from inspector.web.twins import Page
+from inspector.web.twins import Page, from_columns
 from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.streams.lanes import (
     REWRITES,
@@ -133,11 +133,7 @@ def lane_tree(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequenc
     if not lanes:
         return None
     items = [
-        LaneItem(
-            lane.index, lane.kind, f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}", lane.cause,
-            lane.steps, lane.row, lane.leaves, lane.repeats, lane.same_reply, lane.read_by, lane.summary, lane.n_tokens,
-            lane.n_sampled, lane.n_trained,
-        )
+        from_columns(LaneItem, lane, words=f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}")
         for lane in lanes[:MAX_LISTED]
     ]
     return LaneTree(len(lanes), sentence_of(trajectory, lanes, rows), items)

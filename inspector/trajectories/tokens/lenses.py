@@ -94,25 +94,14 @@ def _logprob_swatches() -> list[Swatch]:
 
 
 LENSES: tuple[LensSpec, ...] = (
-    LensSpec(
-        "mask",
-        "loss mask",
-        ((("key-m", "under the gradient", ""), ("", "not trained", "")), None),
-        _mask_note,
-    ),
+    LensSpec("mask", "loss mask", ((("key-m", "under the gradient", ""), ("", "not trained", "")), None), _mask_note),
     LensSpec(
         "origin",
         "origin",
         ([(f"key-o{origin.value}" if origin else "", origin.slug, "") for origin in Origin], None),
         _origin_note,
     ),
-    LensSpec(
-        "logprob",
-        "logprob",
-        (_logprob_swatches(), ("certain", "surprising")),
-        _logprob_note,
-        splits_runs=True,
-    ),
+    LensSpec("logprob", "logprob", (_logprob_swatches(), ("certain", "surprising")), _logprob_note, splits_runs=True),
 )
 
 

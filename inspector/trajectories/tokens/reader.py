@@ -89,6 +89,7 @@ class Reader:
     def __init__(self, view: TokenView) -> None:
         self.view, self.place, self.own = view, view.place, base_url(view.trajectory)
         self.n_tokens, self.text_missing = view.n_tokens, view.text_missing
+        self.checks = check_lines(view.trajectory)
         self.painter = painter_of(view.table)
         comments = view.discussion.comments or []
         self.comment_signs = comment_marks(comments, view.place.row)
@@ -170,10 +171,6 @@ class Reader:
         return self.place.query(window=self.stop, mark=None) if self.stop < self.n_tokens else ""
 
     @property
-    def more_from(self) -> str:
-        return f"{self.stop:,}"
-
-    @property
     def window_text(self) -> str:
         return f"tokens {self.start:,}-{self.stop:,} of {self.n_tokens:,}"
 
@@ -186,14 +183,6 @@ class Reader:
     def card_url(self) -> str:
         query = self.place.query(view=View.TOKENS, mark=None, window=self.start, find="", keep=())
         return f"{self.own}/card.json{query}"
-
-    @property
-    def alternatives_url(self) -> str:
-        return f"{self.own}/alternatives.json?row={self.place.row}"
-
-    @property
-    def find_url(self) -> str:
-        return f"{self.own}/find.json?row={self.place.row}"
 
     @cached_property
     def record_url(self) -> str:
@@ -442,10 +431,6 @@ class Reader:
     def muted_rules(self) -> list[MutedValues]:
         kinds = {item.kind for item in self.view.findings}
         return [rule for rule in self.view.discussion.muted if rule.kind in kinds]
-
-    @property
-    def checks(self) -> list[dict[str, Any]] | None:
-        return check_lines(self.view.trajectory)
 
     @property
     def no_findings(self) -> str:
