@@ -127,7 +127,10 @@ def kind_words(kind: str) -> str:
     return str(kind).replace("_", " ")
 
 
-finding_title = register.filter("finding_title", title_of)
+@register.filter
+def finding_title(kind: str) -> str:
+    """`bos_mismatch` as `BOS doubled or missing`."""
+    return title_of(kind)
 
 
 @register.filter
