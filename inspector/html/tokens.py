@@ -245,7 +245,7 @@ class TokenPainter:
             return [None] * len(ids)
         is_known = (ids >= 0) & (ids < self.table.vocab_size)
         pieces = self.table.token_bytes(np.where(is_known, ids, 0).astype(np.int32))
-        return [piece if known else None for piece, known in zip(pieces, is_known.tolist(), strict=True)]
+        return [piece if is_inside else None for piece, is_inside in zip(pieces, is_known.tolist(), strict=True)]
 
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""

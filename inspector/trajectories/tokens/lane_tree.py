@@ -153,7 +153,7 @@ def drawn_lanes(
     if not lanes:
         return {}
     n_steps = 1 + max(lane.steps[-1] for lane in lanes)
-    drawn = [
+    entries = [
         {
             "kind": lane.kind.value,
             "name": _name(lane, lanes),
@@ -171,9 +171,9 @@ def drawn_lanes(
     return {
         "n": len(lanes),
         "sentence": sentence_of(trajectory, lanes, rows),
-        "open": drawn[:MAX_OPEN],
-        "folded": drawn[MAX_OPEN:],
-        "is_unfolded": any(lane["current"] for lane in drawn[MAX_OPEN:]),
+        "open": entries[:MAX_OPEN],
+        "folded": entries[MAX_OPEN:],
+        "is_unfolded": any(lane["current"] for lane in entries[MAX_OPEN:]),
         "rest": f"and {len(lanes) - MAX_DRAWN:,} more" if len(lanes) > MAX_DRAWN else "",
     }
 
