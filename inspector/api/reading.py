@@ -16,7 +16,7 @@ from inspector.api.values import JobValues
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
 from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree
+from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree, read_lanes
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
@@ -92,7 +92,8 @@ def list_lanes(request: HttpRequest, code: str) -> HttpResponseBase:
 
     def build() -> HttpResponse:
         rows, steps = parts.rows_and_steps(trajectory)
-        tree = lane_tree(trajectory, rows, steps, data.read_findings(trajectory, steps, rows))
+        lanes = read_lanes(trajectory, rows, steps, data.read_findings(trajectory, steps, rows))
+        tree = lane_tree(trajectory, lanes, rows)
         return json_page(tree or LaneTree(0, "Its engine calls form no tree.", []))
 
     return conditional(request, trajectory, build)

@@ -95,8 +95,7 @@ def of_window(
         held = {name: _padded(values[start:stop], stop - start) for name, values in whole.items()}
     return Columns(
         trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
-        window.origin if window.origin_known else None, window.step_index,
-        held,
+        window.origin if window.origin_known else None, window.step_index, held,
     )
 
 

@@ -161,8 +161,8 @@ def replay(request: HttpRequest, code: str) -> HttpResponseBase:
     require(request, trajectory, Role.MEMBER)
     if is_active(trajectory):
         raise ApiProblem(409, "This trajectory is not finished. Ask again when it has ended.")
-    if reason := replays.missing(trajectory):
-        raise ApiProblem(409, reason)
+    if refusal := replays.missing(trajectory):
+        raise ApiProblem(409, refusal.sentence)
     made, is_new = replays.ask(trajectory, again=True, user=request.user)
     if is_new and (sentence := send(made.job)):
         raise ApiProblem(503, sentence)

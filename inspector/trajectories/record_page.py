@@ -62,34 +62,8 @@ class _Clipped:
     n: int
 
 
-@dataclass(frozen=True)
-class RecordPart:
-    """A field of the source as text."""
-
-    name: str
-    html: SafeString
-    note: str
-    """How much of the field is shown; empty when all of it is shown."""
-
-
-@dataclass(frozen=True)
-class RecordStep:
-    """A step for the template: what was said, then its other fields."""
-
-    index: int
-    said: DrawnStep
-    others: list[RecordPart]
-    facts: list[tuple[str, Any]]
-    """Name and value of each field that is no text."""
-
-
-@dataclass(frozen=True)
-class RecordRow:
-    """A row for which the source holds other fields."""
-
-    index: int
-    fields: Any
-    """In the JSON the value of the source; for the template a list of :class:`RecordPart`."""
+RecordPart = tuple[str, SafeString, str]
+"""A field of the source: its name, its text, and how much of it is shown where that is not all."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +80,8 @@ class RecordPage(TrajectoryHead):
     """A sentence for each part of the address that could not be followed."""
     fields: Any
     """The other fields of the trajectory."""
-    rows: list[RecordRow]
-    """The rows that have other fields; only on the first page."""
+    rows: list[dict[str, Any]]
+    """``index`` and ``fields`` of the rows that have other fields; only on the first page."""
     steps: list[dict[str, Any]]
     """At most 20 steps; each has its index, and the fields that the source filled."""
 
@@ -129,7 +103,7 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _without_data(_read(keys))
     fields = bodies.get(trajectory.extra_id, {})
-    bodies_by_step = [(index, bodies[key]) for index, key in rows]
+    row_fields = [(index, bodies[key]) for index, key in rows]
     recorded_steps = [_step(step, bodies) for step in steps]
     page = RecordPage(
         **head_of(trajectory),
@@ -138,13 +112,13 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         n_steps=trajectory.n_steps,
         notices=notices,
         fields=_plain(fields),
-        rows=[RecordRow(index, _plain(value)) for index, value in bodies_by_step],
+        rows=[{"index": index, "fields": _plain(value)} for index, value in row_fields],
         steps=_plain(recorded_steps[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
     return page, {
         "fields": _fields(fields),
-        "rows": [RecordRow(index, _fields(value)) for index, value in bodies_by_step],
+        "rows": [{"index": index, "fields": _fields(value)} for index, value in row_fields],
         # A script asks for the values alone.
         "steps": [] if wants_json(request) else _drawn(trajectory, rows_of, summaries, recorded_steps, at),
         "previous_url": f"{here}?step={max(first - STEPS, 0)}" if first else "",
@@ -204,7 +178,7 @@ def _drawn(
     summaries: Sequence[parts.StepSummary],
     steps: Sequence[Mapping[str, Any]],
     at: tuple[int, int] | None,
-) -> list[RecordStep]:
+) -> list[DrawnStep]:
     """At most 20 steps for the template. A further step tells only what the last of them said."""
     chat = ChatPainter(trajectory, rows, summaries, [step["index"] for step in steps[:STEPS]], at)
     read = {step["index"]: _messages(step) for step in steps}
@@ -228,11 +202,12 @@ def _drawn(
         repeats = before is not None and bool(messages) and messages[0].same_as(before)
         numbers = media_numbers([step.get(name) for name in ("messages", "reply", "fields")])
         chat_step = chat.step(index, messages, reply, note, numbers, messages[0] if repeats else None)
-        others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
+        request_fields = {name: step[name] for name in ("tools", "kwargs") if name in step}
+        chat_step.others = [*_fields(request_fields), *_fields(fields)]
         if "reply" in step and "text" in step:
-            others.insert(0, _part("text", step["text"]))
-        facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
-        chat_steps.append(RecordStep(index, chat_step, others, facts))
+            chat_step.others.insert(0, _part("text", step["text"]))
+        chat_step.facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
+        chat_steps.append(chat_step)
     return chat_steps
 
 
@@ -288,7 +263,7 @@ def _part(name: str, value: Any) -> RecordPart:
         value = "\n".join(str(text_part["text"]) for text_part in value)
     elif not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
-    return RecordPart(name, html_of(value), note)
+    return name, html_of(value), note
 
 
 def _is_text_part(value: Any) -> bool:

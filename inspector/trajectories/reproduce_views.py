@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from django.http import Http404, HttpRequest, HttpResponse
 
-from inspector.html.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.exports.reproduce import script
@@ -37,7 +37,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
             named=(tokenizer.name, tokenizer.sha256) if tokenizer is not None and not from_hub else None,
             chat_template=_template(run, value, stored),
             name=name,
-            title=finding_title(stored.kind),
+            title=title_of(stored.kind),
         )
     except Refusal as error:
         raise Http404(str(error)) from error

@@ -33,11 +33,11 @@ MAX_KEPT_TOKENS = 3_000_000
 """Tokens of one strategy's rows that are stored for the comparison. Of larger rows only the figures are stored."""
 
 
-def missing(trajectory: StoredTrajectory) -> str:
-    """Why no strategy can be replayed over a trajectory, as a sentence; empty = at least the step-wise ones can."""
+def missing(trajectory: StoredTrajectory) -> Refusal | None:
+    """Why no strategy can be replayed over a trajectory; None = at least the step-wise ones can."""
     if trajectory.n_steps:
-        return ""
-    return (
+        return None
+    return Refusal(
         "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
         "the messages between them. Import what the rollout side recorded."
     )
@@ -114,9 +114,8 @@ def do_job(job: Job, beat: Beat) -> None:
 
 
 def _replayed(record: StoredTrajectory) -> list[Made]:
-    reason = missing(record)
-    if reason:
-        raise Refusal(reason)
+    if refusal := missing(record):
+        raise refusal
     (value,) = load_trajectories([record])
     forwarded = sum(len(step.prompt_ids) + len(step.completion_ids) for step in value.steps)
     if len(value.steps) > MAX_STEPS or forwarded > MAX_FORWARDED_TOKENS:

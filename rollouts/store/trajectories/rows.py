@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,26 +25,54 @@ class Span:
     step_index: int | None
     """The step that read it (prompt, delta) or sampled it (completion); None for a row without steps."""
     part: str
-    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays."""
+    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays.
+
+    When role headers divide such a row, it is ``prompt`` before the first header, ``reply`` after a header of the
+    assistant, and ``message`` after any other header.
+    """
+    roles: tuple[str, ...] = ()
+    """The roles that the headers name, where they divide the row."""
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
-    """Tokens ``[start, stop)`` of a row; all arrays ``[stop - start]``."""
+class Tokens:
+    """A stretch of one row. Arrays are all ``[n]``; ``start`` is the row offset of the first."""
 
     start: int
-    stop: int
-    n_tokens: int
-    """Tokens of the whole row."""
     ids: Ids
     origin: Origins
     loss_mask: Mask
-    logprobs: Floats | None
+    logprobs: Floats | None = None
     """NaN for a token that was not sampled, or beyond the end of the recorded values; None: nothing was recorded."""
-    step_index: np.ndarray
+    step_index: np.ndarray | None = None
     """int32; -1 when the step is not known."""
+    n_tokens: int = 0
+    """Tokens of the whole row."""
     origin_known: bool = True
     """False: nobody recorded the origins, and ``origin`` is guessed from the loss mask, only for colours."""
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    @property
+    def stop(self) -> int:
+        """The row offset behind the last token."""
+        return self.start + len(self)
+
+    def slice(self, start: int, stop: int) -> Tokens:
+        """The tokens with row offsets ``[start, stop)``."""
+        part = slice(max(start - self.start, 0), max(stop - self.start, 0))
+        logprobs = None if self.logprobs is None else self.logprobs[part]
+        return replace(
+            self, start=self.start + part.start, ids=self.ids[part], origin=self.origin[part],
+            loss_mask=self.loss_mask[part], logprobs=logprobs, step_index=None,
+        )
+
+
+def plain_tokens(ids: Ids, start: int = 0, mask: Mask | None = None) -> Tokens:
+    """Ids of which only the loss mask may be known; the first stands at offset ``start``."""
+    n = len(ids)
+    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_) if mask is None else mask)
 
 
 def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> models.StoredRow:
@@ -78,7 +106,7 @@ def row_window(
     start: int,
     stop: int,
     steps: Sequence[StepSummary] | None = None,
-) -> Window:
+) -> Tokens:
     """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap.
 
     ``steps``: all steps of the trajectory, where they are known. One query then for a row that is known; else 3.
@@ -141,10 +169,10 @@ def row_window(
                 part = sampled[a - prompt_length : b - prompt_length]
                 logprobs[a - start : a - start + len(part)] = part
     known = any(held.logprobs is not None for held in tokens.values())
-    return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if known else None, step_index)
+    return Tokens(start, ids, origin, loss_mask, logprobs if known else None, step_index, record.n_tokens)
 
 
-def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
+def _stored_window(record: models.StoredRow, start: int, stop: int) -> Tokens:
     """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
     (held,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
     tokens = held.tokens
@@ -165,7 +193,7 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
         origin[mask] = Origin.SAMPLED
     steps = np.full(stop - start, -1, dtype=np.int32)
     ids, known = tokens.ids[start:stop], tokens.origin is not None
-    return Window(start, stop, record.n_tokens, ids, origin, mask, logprobs, steps, known)
+    return Tokens(start, ids, origin, mask, logprobs, steps, record.n_tokens, known)
 
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
