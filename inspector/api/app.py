@@ -28,7 +28,7 @@ from inspector.web.twins import Page
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
-from rollouts.store.runs.runs import RewardBin, RunSummary
+from rollouts.store.runs.run_summary import RewardBin, RunSummary
 
 MAX_BODY_BYTES = 4 << 20
 """The largest JSON body."""

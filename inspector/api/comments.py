@@ -15,16 +15,16 @@ from inspector.trajectories.discussion import CommentValues, discussion_of
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from rollouts.store.models import Comment, Role, StoredTrajectory
-from rollouts.store.trajectories.comment_writes import (
+from rollouts.store.trajectories.comments import (
     CommentMoved,
     CommentRefused,
     add_comment,
     delete_comment,
     edit_comment,
+    find_comment,
     reopen_comment,
     resolve_comment,
 )
-from rollouts.store.trajectories.comments import find_comment
 
 router = Router(tags=["comments"])
 

@@ -14,8 +14,7 @@ from inspector.web.access import access, require, too_low
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
 from rollouts.store.models import Role
-from rollouts.store.runs.muted import find_rule
-from rollouts.store.runs.muted_writes import MuteRefused, mute, unmute
+from rollouts.store.runs.muted import MuteRefused, find_rule, mute, unmute
 
 router = Router(tags=["muted findings"])
 

@@ -35,8 +35,7 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import engine_columns, trajectory_parts
 
 router = Router(tags=["trajectories"])
 STEP_COLUMNS = (
@@ -66,7 +65,7 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
     first = _position("steps", asked.cursor)
 
     def build() -> HttpResponseBase:
-        held = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
+        held = trajectory_parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
         items, more = [_step(one) for one in held[: asked.limit]], len(held) > asked.limit
         return json_page(StepsPart(items, cursor_of("steps", first + asked.limit) if more else None))
 
@@ -100,8 +99,8 @@ def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponseBase:
-        rows, steps = parts.rows_and_steps(trajectory)
-        columns = parts.column_names(trajectory) | beside.names_beside(rows, steps)
+        rows, steps = trajectory_parts.rows_and_steps(trajectory)
+        columns = trajectory_parts.column_names(trajectory) | engine_columns.names_beside(rows, steps)
         return json_page(RowList([RowValues.of(row, columns) for row in rows]))
 
     return conditional(request, trajectory, build)
@@ -116,7 +115,7 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponseBase:
-        rows, steps = parts.rows_and_steps(trajectory)
+        rows, steps = trajectory_parts.rows_and_steps(trajectory)
         row = found(rows[index] if index < len(rows) else None, "row", str(index))
         return columns_answer(request, of_window(request, trajectory, row, steps, asked), asked)
 
@@ -130,7 +129,7 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
     first, muted = _position("numbers", asked.cursor), sorted(muted_in(trajectory.run))
 
     def build() -> HttpResponseBase:
-        held = list(parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
+        held = list(trajectory_parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
         numbered = enumerate(held[: asked.limit], start=first + 1)
         items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
         more = len(held) > asked.limit
@@ -143,7 +142,7 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
 def get_finding(request: HttpRequest, code: str, number: Path[Count]) -> HttpResponseBase:
     """One finding by its number, from 1, with the tokens that it is about."""
     trajectory = the_trajectory(request, code)
-    finding = found(parts.numbered_finding(trajectory, number), "finding", str(number))
+    finding = found(trajectory_parts.numbered_finding(trajectory, number), "finding", str(number))
     muted = sorted(muted_in(trajectory.run))
     values = FindingValues.of(finding, trajectory.code, number, muted)
     shown = WholeFinding(values, finding.expected_ids.tolist(), finding.actual_ids.tolist())
@@ -245,7 +244,7 @@ def _position(name: str, cursor: str) -> int:
 
 
 def _one_step(trajectory: StoredTrajectory, index: int) -> StepValues:
-    held = parts.step_values(trajectory, STEP_COLUMNS, index, 1)
+    held = trajectory_parts.step_values(trajectory, STEP_COLUMNS, index, 1)
     return _step(found(held[0] if held else None, "step", str(index)))
 
 

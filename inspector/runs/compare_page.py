@@ -21,12 +21,13 @@ from inspector.web.access import access, found_or_404
 from inspector.web.twins import Page, from_columns, is_fragment, page, whole_number
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.store.chat_templates.chat_templates import chat_template_labels
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory, template_name
-from rollouts.store.people.registered_tokenizers import chat_template_labels
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import find_run, shared_questions
+from rollouts.store.runs.runs import find_run
 from rollouts.store.runs.training_steps import training_steps_of
+from rollouts.store.trajectories.groups import shared_questions
 
 MAX_QUESTIONS = 20
 MAX_RUNS = 6

@@ -36,8 +36,11 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import RunSummary, count_running, failure_reasons, finding_kinds, group_stats
+from rollouts.store.runs.run_summary import RunSummary
+from rollouts.store.runs.runs import count_running, failure_reasons
 from rollouts.store.trajectories.comments import CommentCount, count_comments
+from rollouts.store.trajectories.findings import finding_kinds
+from rollouts.store.trajectories.groups import group_stats
 from rollouts.store.trajectories.seen import seen_among
 from rollouts.store.trajectories.trajectory_list import (
     MAX_COUNTED,

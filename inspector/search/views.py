@@ -23,8 +23,8 @@ from inspector.web.access import found_or_404, projects_to_filter, reads_traject
 from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS as FINDING_KINDS
 from rollouts.jobs.search import PatternRefused, PatternTooSlow, SearchQuestion, find_in_row
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
-from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.rows import get_row
 

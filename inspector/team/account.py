@@ -22,10 +22,10 @@ from inspector.team.provider import link_key
 from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, page
 from rollouts.store.models import LoginSession
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.people import live_sessions, memberships_of
-from rollouts.store.people.sessions import end_sessions
+from rollouts.store.people.members import memberships_of
+from rollouts.store.people.sessions import end_sessions, live_sessions
 
 BROWSERS = (("Edg", "Edge"), ("OPR", "Opera"), ("Firefox", "Firefox"), ("Chrom", "Chrome"), ("Safari", "Safari"))
 SYSTEMS = (("Android", "Android"), ("iPhone", "iPhone"), ("iPad", "iPad"), ("Windows", "Windows"), ("Mac OS", "macOS"),
@@ -102,7 +102,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
     """Log one device out."""
     if not end_sessions(request.user, pk):
         raise Http404("You are not logged in with such a session. It may have ended already.")
-    audit.record(Action.SESSION_ENDED)
+    activity_log.record(Action.SESSION_ENDED)
     messages.success(request, "That device is logged out.")
     return redirect("account")
 
@@ -111,7 +111,7 @@ def end_session(request: HttpRequest, pk: int) -> HttpResponse:
 def end_other_sessions(request: HttpRequest) -> HttpResponse:
     """Log every device out but this one."""
     n = end_sessions(request.user, but=request.session.session_key)
-    audit.record(Action.SESSION_ENDED, detail=f"{n} other sessions")
+    activity_log.record(Action.SESSION_ENDED, detail=f"{n} other sessions")
     messages.success(request, f"{n} other session{'s' * (n != 1)} ended." if n else "There is no other session.")
     return redirect("account")
 
@@ -134,6 +134,6 @@ class PasswordPage(PasswordChangeView):
     def form_valid(self, form: Any) -> HttpResponse:
         response = super().form_valid(form)
         end_sessions(self.request.user, but=self.request.session.session_key)
-        audit.record(Action.PASSWORD_CHANGED)
+        activity_log.record(Action.PASSWORD_CHANGED)
         messages.success(self.request, "The password is changed, and your other sessions ended.")
         return response

@@ -14,10 +14,10 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.team.people_access import for_server_admins
 from inspector.web.twins import Page, error_page, page
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import all_accounts, find_account
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import PeopleRefused, set_account
-from rollouts.store.people.people import all_accounts, find_account
 from rollouts.store.people.sessions import end_sessions
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {
@@ -93,6 +93,6 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     if columns.get("is_active") is False:
         end_sessions(user)
-    audit.record(Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
+    activity_log.record(Action.ACCOUNT_CHANGED, detail=f"{user.get_username()}: {words}")
     messages.success(request, f"The account {user.get_username()} is now: {words}.")
     return redirect("accounts")

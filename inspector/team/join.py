@@ -22,12 +22,11 @@ from inspector.team.login import BACKEND
 from inspector.web.access import guessed_too_often, is_logged_in
 from inspector.web.twins import Page, error_page, page
 from rollouts.store.models import Invitation
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import make_account
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import PeopleRefused, invitation_fault, join
-from rollouts.store.people.people import find_invitation
-from rollouts.store.people.share_writes import token_hash
-from rollouts.store.people.users import make_account
+from rollouts.store.people.members import PeopleRefused, find_invitation, invitation_fault, join
+from rollouts.store.people.shares import token_hash
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
         return None
     if form is not None:
         start_session(request, user, backend=BACKEND)
-        audit.record(Action.ACCOUNT_MADE, record, user=user)
-    audit.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
+        activity_log.record(Action.ACCOUNT_MADE, record, user=user)
+    activity_log.record(Action.JOINED, record, user=user, detail=f"role {record.role}")
     messages.success(request, f"You are in the project “{record.project.name}” now.")
     return redirect("runs")

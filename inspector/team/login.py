@@ -16,9 +16,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import use_token
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import active_user
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.users import active_user
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 
@@ -67,19 +67,19 @@ def login(request: HttpRequest) -> HttpResponse:
         user = active_user(name) if name else None
         if user is not None:
             start_session(request, user, backend=BACKEND)
-            audit.record(Action.LOGIN, detail="by link")
+            activity_log.record(Action.LOGIN, detail="by link")
             return HttpResponseRedirect(next_page(request))
-        audit.record(Action.LOGIN_FAILED, detail="a link that was used or is too old")
+        activity_log.record(Action.LOGIN_FAILED, detail="a link that was used or is too old")
     if request.method == "GET" and request.user.is_authenticated:
         return HttpResponseRedirect(next_page(request))
     refused = request.method == "POST" and tried_too_often(request, _typed_name(request))
     form = AuthenticationForm(request, data=request.POST if request.method == "POST" and not refused else None)
     if request.method == "POST" and form.is_valid():
         start_session(request, form.get_user())
-        audit.record(Action.LOGIN, detail="by password")
+        activity_log.record(Action.LOGIN, detail="by password")
         return HttpResponseRedirect(next_page(request))
     if request.method == "POST" and not refused:
-        audit.record(Action.LOGIN_FAILED, user=_typed_name(request)[:150], detail="by password")
+        activity_log.record(Action.LOGIN_FAILED, user=_typed_name(request)[:150], detail="by password")
     layout = select_template(["base.html", "bare.html"]).template  # type: ignore[attr-defined]
     context = {
         "form": form, "next": next_page(request), "link_is_used": bool(token), "layout": layout, "refused": refused,
@@ -92,7 +92,7 @@ def login(request: HttpRequest) -> HttpResponse:
 @require_POST
 def logout(request: HttpRequest) -> HttpResponse:
     if request.user.is_authenticated:
-        audit.record(Action.LOGOUT)
+        activity_log.record(Action.LOGOUT)
     end_session(request)
     response = redirect(settings.LOGIN_URL)
     response["Clear-Site-Data"] = '"cache"'  # pages that this browser kept

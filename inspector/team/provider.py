@@ -28,7 +28,7 @@ from requests import RequestException
 from inspector.team.login import BACKEND, next_page
 from inspector.web.access import is_logged_in
 from inspector.web.twins import error_page
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.identities import SignInRefused, account_of, link_identity
 
@@ -84,7 +84,7 @@ def _client() -> Any:
 
 def _unusable(request: HttpRequest, error: Exception) -> HttpResponse:
     log.warning("the provider cannot be used: %s", error)
-    audit.record(Action.LOGIN_FAILED, detail=f"provider: {type(error).__name__}")
+    activity_log.record(Action.LOGIN_FAILED, detail=f"provider: {type(error).__name__}")
     sentence = (
         "The provider did not confirm who you are. Begin again on the login page; when it happens again, "
         "the log of the server says more to its administrator."
@@ -138,15 +138,17 @@ def callback(request: HttpRequest) -> HttpResponse:
             if not is_logged_in(request) or request.user.pk != links:
                 raise SignInRefused("You were logged out meanwhile. Log in, and link your account again.")
             link_identity(request.user, settings.OIDC_ISSUER, claims)
-            audit.record(Action.ACCOUNT_CHANGED, detail=f"{request.user.get_username()}: linked with the provider")
+            activity_log.record(
+                Action.ACCOUNT_CHANGED, detail=f"{request.user.get_username()}: linked with the provider"
+            )
             messages.success(request, f"From now on you can sign in through {settings.OIDC_NAME}.")
             return redirect("account")
         user, is_new = account_of(settings.OIDC_ISSUER, claims)
     except SignInRefused as refusal:
-        audit.record(Action.LOGIN_FAILED, user=refusal.name, detail="provider: refused here")
+        activity_log.record(Action.LOGIN_FAILED, user=refusal.name, detail="provider: refused here")
         return error_page(request, 403, "You cannot sign in here", str(refusal))
     start_session(request, user, backend=BACKEND)
     if is_new:
-        audit.record(Action.ACCOUNT_MADE, detail="through the provider")
-    audit.record(Action.LOGIN, detail="through the provider")
+        activity_log.record(Action.ACCOUNT_MADE, detail="through the provider")
+    activity_log.record(Action.LOGIN, detail="through the provider")
     return HttpResponseRedirect(target)

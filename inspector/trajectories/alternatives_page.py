@@ -10,7 +10,7 @@ from inspector.trajectories.tokens import page_queries as data
 from inspector.web.twins import Page
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 
@@ -60,7 +60,7 @@ def alternatives_page(
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    alternatives = beside.beside_token(beside.parts_with_alternatives(trajectory, row, steps), offset)
+    alternatives = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
     if alternatives is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
@@ -76,9 +76,9 @@ def alternatives_page(
         None if alternatives.logprob is None else _token(painter, token_id, alternatives.logprob),
         ids.index(token_id) + 1 if token_id in ids else None,
         tokens,
-        alternatives.columns.get(beside.ENTROPY),
-        alternatives.columns.get(beside.AT_LEAST),
-        alternatives.columns.get(beside.BEHIND),
+        alternatives.columns.get(engine_columns.ENTROPY),
+        alternatives.columns.get(engine_columns.AT_LEAST),
+        alternatives.columns.get(engine_columns.BEHIND),
         "",
     )
 

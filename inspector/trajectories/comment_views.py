@@ -16,17 +16,17 @@ from inspector.trajectories.place import read_range
 from inspector.web.access import reads_trajectory, require, writes_trajectory
 from inspector.web.twins import Page, error_page, json_page, page, wants_json, whole_number
 from rollouts.store.models import Comment, Role, StoredTrajectory
-from rollouts.store.trajectories.comment_writes import (
+from rollouts.store.trajectories.comments import (
     MAX_TEXT,
     CommentRefused,
     Place,
     add_comment,
     delete_comment,
     edit_comment,
+    find_comment,
     reopen_comment,
     resolve_comment,
 )
-from rollouts.store.trajectories.comments import find_comment
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store import models
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -154,7 +154,7 @@ class ChatPainter:
         here = [self.steps[index] for index in shown if index in self.steps]
         n = sum(max(s.prompt_length - s.shared_length, 0) + s.completion_length for s in here)
         readable = self.painter.table is not None and 0 < n <= MAX_READ_TOKENS
-        self.arrays = parts.steps_with_tokens(trajectory, [s.index for s in here]) if readable else {}
+        self.arrays = trajectory_parts.steps_with_tokens(trajectory, [s.index for s in here]) if readable else {}
         self.calls: dict[int, list[DrawnCall]] = {}
         """Step -> the calls of its reply."""
 

@@ -31,10 +31,10 @@ from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.formats import lacks_of
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import diagnosed_at
+from rollouts.store.jobs.jobs import diagnosed_at
 from rollouts.store.models import StoredTrajectory, Tokenizer
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 
 MAX_FILE_TOKENS = {View.RUNS: 100_000, View.TOKENS: 20_000}
 """The most tokens of a file in each view, of all its rows together."""
@@ -99,7 +99,7 @@ def offline_file(
     are those of the tokens page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file.
     """
     chosen = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     findings = data.read_findings(trajectory, steps, rows)
     page_read = TokensRead(rows, steps, PagePlace(), findings, [], read_lenses(trajectory, rows, steps))
     finding = _finding(page_read, chosen.get("finding"))
@@ -295,7 +295,7 @@ def tokenizer_identity(tokenizer: Tokenizer | None) -> tuple[str, str]:
 
 def _versions(trajectory: StoredTrajectory) -> list[int]:
     """The versions of the diagnosis that made the findings; without a finding, the oldest one of the run."""
-    versions = parts.versions_of_findings(trajectory)
+    versions = trajectory_parts.versions_of_findings(trajectory)
     if versions or trajectory.checks is None:
         return versions
     return [trajectory.run.diagnosis_version] if trajectory.run.diagnosis_version is not None else []

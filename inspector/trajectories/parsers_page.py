@@ -21,7 +21,7 @@ from inspector.web.twins import whole_number
 from rollouts.jobs import parser_audits
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 KIND = "reply_text_lost"
@@ -80,7 +80,7 @@ class DrawnReading:
 
 def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ParsersPage, dict[str, Any]]:
     """The audit of the reply that the address names, else of the first that lost text. At most six queries."""
-    lossy = parts.steps_with_finding(trajectory, KIND)
+    lossy = trajectory_parts.steps_with_finding(trajectory, KIND)
     step_text, notices = request.GET.get("step"), list[str]()
     step = (whole_number(step_text) if step_text else None) or 0
     if not step_text and lossy:
@@ -134,7 +134,7 @@ def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, mo
 
 
 def _drawn(trajectory: models.StoredTrajectory, step: int, audit: Mapping[str, Any]) -> dict[str, Any]:
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     link = _Linker(trajectory, rows, next((reading for reading in steps if reading.index == step), None))
     message = audit["message"]
     readings = [(reading["kind"], _reading(reading, link)) for reading in audit["readings"]]

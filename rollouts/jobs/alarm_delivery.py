@@ -17,15 +17,18 @@ from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import ACTIVE, Alarm, Job, ProjectAlarms, Run
-from rollouts.store.runs.alarm_writes import (
+from rollouts.store.runs.alarms import (
     AlarmRefused,
+    alarms_of_project,
     note_delivered,
     note_undelivered,
+    projects_to_check,
+    runs_to_check,
     take_alarms_again,
+    waiting_alarms,
     webhook_key,
     webhook_parts,
 )
-from rollouts.store.runs.alarms import alarms_of_project, projects_to_check, runs_to_check, waiting_alarms
 
 log = logging.getLogger(__name__)
 

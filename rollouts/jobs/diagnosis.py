@@ -23,18 +23,18 @@ from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.jobs.sending import send
 from rollouts.store import models
+from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.tokenizers import byte_table_of, load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, ask_job, end_job
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage
-from rollouts.store.people.registered_tokenizers import find_chat_template
-from rollouts.store.people.tokenizers import byte_table_of, load_tokenizer
 from rollouts.store.runs.pushed_figures import count_due, note_uncounted
-from rollouts.store.runs.run_writes import take_figures
+from rollouts.store.runs.runs import take_figures
 from rollouts.store.runs.training_steps import stored_after
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.findings import note_diagnosed, replace_findings
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, note_pushed_diagnosed
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.token_moves import fill_origins
 from rollouts.store.trajectories.trajectories import load_trajectories
 

@@ -19,14 +19,15 @@ from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.imports.imports import ask_for_uploads
 from rollouts.jobs.launch import ServedModel, model_tokenizer
 from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Job, Project, Run
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.gallery import KEY, TRAINING_KEY, find_gallery
 from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import byte_table_of, register_chat_template
-from rollouts.store.runs.run_writes import create_run, end_run, start_run
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.gallery import KEY, TRAINING_KEY, find_gallery
+from rollouts.store.runs.runs import create_run, end_run, start_run
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 
 NAME = "See what breaks"
 

@@ -19,12 +19,12 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.jobs.sending import DO_JOB, send_task
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.runs.gap import newest_report
+from rollouts.store.runs.logprob_columns import columns_of, load_compared
 from rollouts.store.text import storable_text, without_paths
-from rollouts.store.trajectories.columns import columns_of, load_compared
 
 BATCH_TOKENS = 1_000_000
 """Stored tokens that are in memory at a time beside what is gathered."""

@@ -26,13 +26,19 @@ from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
 from rollouts.sampling.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.tokenizers import (
+    files_of,
+    is_stored,
+    load_tokenizer,
+    register_tokenizer,
+    registered_from,
+)
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.projects import key_of
-from rollouts.store.people.registered_tokenizers import find_chat_template, registered_from
-from rollouts.store.people.tokenizers import files_of, is_stored, load_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run, fail_run
+from rollouts.store.runs.runs import create_run, fail_run
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.launched_trajectories import NewTrajectory, add_queued_trajectories, resume_run
 

@@ -29,9 +29,9 @@ from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
 from rollouts.store import models
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.trajectories.groups import advantages_of_groups
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import places_of

@@ -27,10 +27,10 @@ from rollout_inspector.text.replies.parsing import plain_message
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import ParsersUnusable, VllmParsers
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.trajectories import load_trajectories
 

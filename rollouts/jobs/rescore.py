@@ -22,13 +22,21 @@ from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
 from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
 from rollouts.sampling.engines.scoring import Scorer, score_streams, stream_problem, temperature_problem
 from rollouts.sampling.engines.weights import weights_digest
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.outages import WorkerLeaves
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.scored_columns import Scored, begin_column, delete_column, end_column, keep_scores
+from rollouts.store.runs.logprob_columns import (
+    Scored,
+    begin_column,
+    count_scored,
+    delete_column,
+    end_column,
+    keep_scores,
+    load_compared,
+    not_scored,
+)
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories.columns import count_scored, load_compared, not_scored
 
 BATCH = 20
 """Trajectories that are loaded and stored at once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollouts.jobs import launch
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports.exports import drop_files_of
 from rollouts.jobs.imports import import_join, imports
 from rollouts.jobs.imports.uploads import drop_uploads
 from rollouts.jobs.sending import DO_JOB, send_task
@@ -13,7 +13,7 @@ from rollouts.store.jobs.jobs import close_shards, take_job
 from rollouts.store.jobs.shards import is_cut, stop_shards
 from rollouts.store.models import ACTIVE, Job, Run
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.runs.run_writes import cancel_run, delete_run, end_active_run
+from rollouts.store.runs.runs import cancel_run, delete_run, end_active_run
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining
 
 
@@ -65,7 +65,7 @@ def delete(run: Run, why: str = "") -> None:
     delete_run(run)
     record(Action.DELETED, run, detail=why)
     drop_uploads(run.code)
-    exporting.drop_files_of(exports)
+    drop_files_of(exports)
 
 
 def _import_of(run: Run) -> Job | None:

@@ -17,6 +17,7 @@ from rollout_inspector.text.chat_templates import CheckReport
 from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.strategy_deltas import strategy_deltas
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import (
@@ -30,7 +31,6 @@ from rollouts.store.models import (
     code_of_number,
 )
 from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import load_tokenizer
 
 MAX_OLDER = 5
 """How many answers of earlier versions of the checks are kept in short."""

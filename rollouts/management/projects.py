@@ -7,8 +7,7 @@ from argparse import ArgumentParser
 from django.core.management.base import CommandError
 
 from rollouts.store.models import Project
-from rollouts.store.people.people import find_project_named
-from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.projects import find_project_named, project_or_default
 
 
 def add_project_option(parser: ArgumentParser, default: str = "the default project") -> None:

@@ -25,12 +25,12 @@ from rollout_inspector.streams.trajectory import Step
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
 from rollouts.recorder.sessions import Conversations
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.runs.run_writes import beat, end_run
+from rollouts.store.runs.runs import beat, end_run
 from rollouts.store.trajectories.recorded_trajectories import append_steps, settle_trajectory
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.trajectories import load_trajectory
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,7 @@ from django.db import connection
 
 from rollouts.jobs import alarm_delivery
 from rollouts.jobs.sending import DO_JOB, queue_of, send_shards, send_task
-from rollouts.jobs.storage import unused_files as leftovers
-from rollouts.store.jobs.job_lists import waiting_jobs
+from rollouts.jobs.storage import unused_files
 from rollouts.store.jobs.job_queue import must_yield, next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
     TELL_SECONDS,
@@ -30,6 +29,7 @@ from rollouts.store.jobs.jobs import (
     note_outage,
     return_job,
     touch_job,
+    waiting_jobs,
 )
 from rollouts.store.jobs.shards import cut_job, end_shard, is_cut, open_shards, release_shard, retry_shard, tell_whole
 from rollouts.store.models import Job, Run
@@ -189,7 +189,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
     """While a worker of the default queue lives, it sends again the jobs that have lost their worker, and sweeps."""
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
         repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
-        repeat("sweep", SWEEP_SECONDS, leftovers.sweep)
+        repeat("sweep", SWEEP_SECONDS, unused_files.sweep)
         repeat("figures", COUNT_SECONDS / 2, count_due)
         repeat("alarms", alarm_delivery.CLOCK_SECONDS, alarm_delivery.send_due)
 

@@ -22,12 +22,11 @@ from rollouts.jobs.launch import LaunchSettings, form_from, model_tokenizer, sen
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.run_writes import beat, is_cancelled
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import beat, find_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.batch import StorageBatch

@@ -10,7 +10,7 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.store.models import ACTIVE, Run, StoredTrajectory
-from rollouts.store.runs.run_writes import end_active_run, fail_run
+from rollouts.store.runs.runs import end_active_run, fail_run
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining, release_trajectories
 
 log = logging.getLogger(__name__)

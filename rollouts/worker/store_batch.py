@@ -12,7 +12,7 @@ from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.trajectory import Step
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.batch import StorageBatch
 

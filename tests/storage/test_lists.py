@@ -10,13 +10,14 @@ from django.test.utils import CaptureQueriesContext
 from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import files, models
-from rollouts.store.people.share_writes import create_share, revoke, token_hash
-from rollouts.store.people.tokenizers import find_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.runs import group_stats, run_summary
+from rollouts.store.chat_templates.tokenizers import find_tokenizer, register_tokenizer
+from rollouts.store.people.shares import create_share, revoke, token_hash
+from rollouts.store.runs.run_summary import run_summary
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories import trajectory_list
+from rollouts.store.trajectories.groups import group_stats
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectory_list import SORTS, TrajectoryFilters, list_trajectories, neighbours
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.people import make_member
 from tests.storage.build import chain
 

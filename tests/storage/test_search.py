@@ -23,12 +23,12 @@ from rollouts.jobs.search import Found, PatternRefused, SearchQuestion, search, 
 from rollouts.jobs.search import patterns as search_patterns
 from rollouts.store import files, models
 from rollouts.store.people.access import EVERYTHING, Access
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.token_arrays.stores import SegmentTokens
 from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import encode_trajectories
 from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.storage.build import ids
 from tests.web.trajectory_samples import Maker
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from rollouts.jobs.storage import retention
 from rollouts.store.models import ApiToken, AuditEvent, Job, Project, Role, Run
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.api_keys import create_api_token
 from tests.push.conftest import episodes
@@ -156,5 +156,5 @@ def test_retention_says_by_whom_and_why(ours: Project, events: Events, settings:
 def test_who_acts_ends_with_the_request(bob: Any, events: Events) -> None:
     _, _, press, _ = bob
     press("/shares", {})
-    audit.record(Action.RESTORED)
+    activity_log.record(Action.RESTORED)
     assert events() == [("backup restored", "", "")]

@@ -14,7 +14,7 @@ from django.test import Client
 
 from inspector.team import activity_page as audit_page
 from rollouts.store.models import AuditEvent, Project, Role
-from rollouts.store.people import activity_log as audit
+from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from tests.team.conftest import PASSWORD, person
 
@@ -31,7 +31,7 @@ def text(answer: Any) -> str:
 
 def test_who_sees_what(ours: Project, theirs: Project, admin: Client, root: Client) -> None:
     for project in (ours, theirs, None):
-        audit.record(Action.LAUNCHED, user="x", of=project)
+        activity_log.record(Action.LAUNCHED, user="x", of=project)
     assert len(events(root)) == 3 and [one["project"] for one in events(admin)] == ["maths"]
     assert "secret project" not in text(admin.get("/audit.csv")) + text(admin.get("/audit.jsonl"))
     assert b"secret project" not in admin.get("/audit").content
@@ -42,7 +42,7 @@ def test_who_sees_what(ours: Project, theirs: Project, admin: Client, root: Clie
 
 def test_a_page_does_not_tell_when_a_hidden_event_happened(ours: Project, theirs: Project, admin: Client) -> None:
     for project in (ours, theirs):
-        audit.record(Action.LAUNCHED, user="x", of=project)
+        activity_log.record(Action.LAUNCHED, user="x", of=project)
     hidden, before = AuditEvent.objects.get(project=theirs), events(admin)
     asked = {"before": hidden.pk}
     assert events(admin, **asked) == before  # the event of ours has the smaller key
@@ -53,7 +53,7 @@ def test_a_page_does_not_tell_when_a_hidden_event_happened(ours: Project, theirs
 def test_filters_and_pages(ours: Project, root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_page, "EVENTS_PER_PAGE", 2)
     for n in range(5):
-        audit.record(Action.LAUNCHED if n % 2 else Action.IMPORTED, user=f"u{n % 3}", of=ours, detail=str(n))
+        activity_log.record(Action.LAUNCHED if n % 2 else Action.IMPORTED, user=f"u{n % 3}", of=ours, detail=str(n))
     assert [one["detail"] for one in events(root, action="run launched")] == ["maths: 3", "maths: 1"]
     assert [one["detail"] for one in events(root, user="u1")] == ["maths: 4", "maths: 1"]
     seen, page = [], root.get("/audit.json", {"project": ours.code}).json()
@@ -69,7 +69,7 @@ def test_filters_and_pages(ours: Project, root: Client, monkeypatch: pytest.Monk
 def test_no_cell_is_a_formula(root: Client) -> None:
     hostile = ("=HYPERLINK(1)", "+1", "-1", "@x", "\t=1")
     for detail in hostile:
-        audit.record(Action.LOGIN_FAILED, user=detail, detail=f'{detail},"quoted"\nline')
+        activity_log.record(Action.LOGIN_FAILED, user=detail, detail=f'{detail},"quoted"\nline')
     rows = list(csv.DictReader(io.StringIO(text(root.get("/audit.csv")))))
     assert [row["user"] for row in rows] == [f"'{one}" for one in reversed(hostile)]
     assert all(row["detail"].startswith("'") and row["detail"].endswith('"quoted"\nline') for row in rows)
@@ -96,6 +96,6 @@ def test_logins_and_their_failures_are_events() -> None:
 
 def test_a_page_of_the_log_asks_few_queries(ours: Project, root: Client, django_assert_max_num_queries: Any) -> None:
     for _ in range(30):
-        audit.record(Action.LAUNCHED, user=get_user_model().objects.get(username="root"), of=ours)
+        activity_log.record(Action.LAUNCHED, user=get_user_model().objects.get(username="root"), of=ours)
     with django_assert_max_num_queries(5):
         assert root.get("/audit").status_code == 200

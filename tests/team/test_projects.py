@@ -16,7 +16,7 @@ from django.utils import timezone
 from inspector.server.logs import TextLineFormatter
 from rollouts.store.models import AuditEvent, Invitation, Membership, Project, Role, Run
 from rollouts.store.people.members import PeopleRefused, invite, join
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db

@@ -22,11 +22,11 @@ from inspector.server.health import heartbeat_key
 from rollout_inspector.diagnose.finding import Cost, Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
 from rollouts.store.models import Job, Rejection, Run, StoredTrajectory
-from rollouts.store.people.tokenizers import register_tokenizer
 from rollouts.store.runs import figures
-from rollouts.store.runs.run_writes import create_run, end_run, start_run, take_figures
+from rollouts.store.runs.runs import create_run, end_run, start_run, take_figures
 from rollouts.store.trajectories.launched_trajectories import (
     NewTrajectory,
     add_queued_trajectories,
@@ -34,7 +34,7 @@ from rollouts.store.trajectories.launched_trajectories import (
     finish_trajectories,
     resume_run,
 )
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.web.samples import finding, one_line, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db

@@ -19,9 +19,9 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.jobs.replays import replay_context, replays
 from rollouts.store import models
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import delete_run
 from rollouts.store.trajectories.trajectory_parts import step_wise_scopes
 from rollouts.worker.jobs import do_job
 from tests.web.samples import one_line

@@ -32,10 +32,10 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
-from rollouts.store.people.registered_tokenizers import chat_template_texts
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.chat_templates import chat_template_texts
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 
 PAGE = 12
 """Steps of one page. Each step needs two renders."""
@@ -161,7 +161,7 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     step = whole_number(step_text)
     first = step or 0
     notices = [f"“{step_text[:20]}” is no step."] if step_text and step is None else []
-    stored = parts.continuing_steps(trajectory, first, PAGE + 1)
+    stored = trajectory_parts.continuing_steps(trajectory, first, PAGE + 1)
     painter, missing = data.painter_of(trajectory.run.tokenizer)
     next_step = stored[PAGE].index if len(stored) > PAGE else None
     stored = stored[:PAGE]

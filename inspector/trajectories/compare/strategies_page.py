@@ -36,7 +36,7 @@ from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
 RECORDED = "recorded"
@@ -91,7 +91,7 @@ class StrategiesPage(TrajectoryHead):
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
     """The figures, and the comparison that the address asks for."""
     state, replay, words = _replay_of(trajectory)
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     figures = replay.report["strategies"] if replay is not None and replay.report else []
     page = StrategiesPage(
         **head_of(trajectory),
@@ -99,7 +99,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         why=words or None,
         run_strategy=trajectory.run.strategy or None,
         strategies=[{**figure, "about": about_strategy(figure["strategy"])} for figure in figures],
-        step_wise=parts.step_wise_scopes(trajectory),
+        step_wise=trajectory_parts.step_wise_scopes(trajectory),
         comparison=None,
     )
     painter, missing = data.painter_of(trajectory.run.tokenizer)

@@ -17,7 +17,7 @@ from inspector.trajectories.tokens.scales import Scale
 from inspector.trajectories.tokens.token_pane import Reader
 from inspector.trajectories.tokens.turns import FindingItem, Turn
 from rollout_inspector.streams.trajectory import Origin
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 
 
 def value_note(
@@ -37,7 +37,7 @@ def value_note(
     why = f"every value {here} is {'0' if not finite.any() else f'closer to 0 than {scale.edges[0]:g}'}"
     if not finite.size:
         why = lacking or f"it has no value {here}"
-    elif place.lens == beside.BEHIND:
+    elif place.lens == engine_columns.BEHIND:
         why += ": each sampled token is the likeliest one, as at temperature 0"
     elif place.lens.startswith(lenses.WEIGHT):
         why += ": each advantage is 0, or each token is clipped or masked"

@@ -17,8 +17,7 @@ from rollout_inspector.diagnose.loss_weights.of_rows import loss_inputs, missing
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Row
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import engine_columns, trajectory_parts
 from rollouts.store.trajectories.groups import advantage_in_group
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -68,16 +67,23 @@ def lens_values(trajectory: StoredTrajectory, row: RowSummary, name: str, steps:
     if name in _WEIGHTS:
         return _weights(trajectory, row, name, steps)
     if row.follows_steps:
-        return LensValues(beside.columns_beside(row, steps, [name], 0, row.n_tokens)[name])
+        return LensValues(engine_columns.columns_beside(row, steps, [name], 0, row.n_tokens)[name])
     return LensValues(data.read_values(trajectory, row, name))
 
 
 def _weights(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Sequence[StepSummary]) -> LensValues:
     rule = RULES[name.removeprefix(lenses.WEIGHT)]
-    names = [column_name for column_name in parts.column_names(trajectory).get(row.index, []) if _weighs(column_name)]
+    names = [
+        column_name
+        for column_name in trajectory_parts.column_names(trajectory).get(row.index, [])
+        if _weighs(column_name)
+    ]
     tokens = data.read_tokens(trajectory, row, 0, row.n_tokens, steps)
     row_values = Row(
-        tokens.ids, tokens.loss_mask, tokens.logprobs, columns=parts.column_values(trajectory, row.index, names)
+        tokens.ids,
+        tokens.loss_mask,
+        tokens.logprobs,
+        columns=trajectory_parts.column_values(trajectory, row.index, names),
     )
     weights = np.full(row.n_tokens, np.nan, dtype=np.float32)
     inputs = loss_inputs(row_values)

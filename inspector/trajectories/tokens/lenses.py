@@ -16,7 +16,7 @@ from inspector.html.tokens import LOGPROB_EDGES, Tokens
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Origin
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 
 DEFAULT = "mask"
 WEIGHT = "weight_"
@@ -136,7 +136,7 @@ def column_label(name: str) -> str:
     """The words for the lens of a column: of a trainer, made of two, or of what an engine told."""
     if name == "mismatch":
         return "trainer − sampler"
-    if name == beside.BEHIND:
+    if name == engine_columns.BEHIND:
         return "behind the likeliest"
     if (rule := RULES.get(name.removeprefix(WEIGHT))) is not None and name.startswith(WEIGHT):
         return f"weight: {rule.label}"

@@ -19,7 +19,7 @@ from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.trajectory import Origin, Row, Step
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_LINES = 500
@@ -66,7 +66,7 @@ class MaskPage(TrajectoryHead):
 
 def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, dict[str, Any]]:
     """The page: the audit of the row that the address names."""
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     worst = worst_finding(data.read_findings(trajectory, steps, rows))
     place = read_place(request.GET, [row.n_tokens for row in rows], fault=worst)
     painter, _ = data.painter_of(trajectory.run.tokenizer)
@@ -100,7 +100,7 @@ def _compared(trajectory: models.StoredTrajectory, row: RowSummary, tokens: Toke
     """For a row with its own arrays and steps: its trained tokens against the sampled ones. One query."""
     if row.follows_steps or not row.steps or len(tokens.loss_mask) != len(tokens.ids):
         return None
-    stored = parts.steps_with_tokens(trajectory, row.steps)
+    stored = trajectory_parts.steps_with_tokens(trajectory, row.steps)
     # Of a prompt only the length is needed.
     steps = [
         Step(np.zeros(stored_step.prompt_length, np.int32), stored_step.tokens.completion_ids)
@@ -122,7 +122,7 @@ def _not_odd(tokens: Tokens, turns: list[Turn]) -> str:
 def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     """The findings of this row and of its steps, a sentence each. One query."""
     by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
-    sentences = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
+    sentences = trajectory_parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
     muted = muted_in(trajectory.run)
     return [
         f"{finding_title(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}"

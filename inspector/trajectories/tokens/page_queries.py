@@ -20,10 +20,10 @@ from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Origin
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
-from rollouts.store.people.tokenizers import byte_table
+from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.rows import Span, row_spans, row_window
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -50,7 +50,7 @@ def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
 
 def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:
     """Step -> roles of its new messages, after ``history`` when it shares earlier messages. One query."""
-    bodies = parts.new_messages(trajectory, steps)
+    bodies = trajectory_parts.new_messages(trajectory, steps)
     return {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
 
 
@@ -63,7 +63,7 @@ def read_findings(
     row_of_step = {step.index: step.row for step in steps}
     follows = {row.index for row in rows if row.follows_steps}
     items, muted = [], muted_in(trajectory.run)
-    for number, finding in enumerate(parts.findings_in_order(trajectory), start=1):
+    for number, finding in enumerate(trajectory_parts.findings_in_order(trajectory), start=1):
         row = finding.row_index
         if finding.step_index is not None:
             follower = row_of_step.get(finding.step_index)
@@ -81,7 +81,7 @@ def read_findings(
                     finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
                     finding.prompt_tokens_repaid, finding.lost_in_one_row),
                 finding.expected_text, finding.actual_text, finding.missing,
-                tuple((start, max(stop, start + 1)) for start, stop in parts.places_of(finding)),
+                tuple((start, max(stop, start + 1)) for start, stop in trajectory_parts.places_of(finding)),
                 trained_tokens=(finding.trained_tokens_lost or 0) + (finding.trained_tokens_wrong or 0),
                 muted=finding.kind in muted,
             )
@@ -153,7 +153,7 @@ MISMATCH = "mismatch"
 
 def read_columns(trajectory: models.StoredTrajectory) -> dict[int, list[str]]:
     """Row index -> names of its lenses from a trainer's columns. One query, which reads no array."""
-    names_of_row = parts.column_names(trajectory)
+    names_of_row = trajectory_parts.column_names(trajectory)
     for names in names_of_row.values():
         if any(name in names for name in TRAINER_LOGPROBS):
             names.insert(0, MISMATCH)
@@ -164,11 +164,11 @@ def read_values(trajectory: models.StoredTrajectory, row: RowSummary, name: str)
     """One whole column ``[n]`` of a row, because the scale of its colours is that of the row."""
     if name == MISMATCH:
         return _mismatch(trajectory, row)
-    return np.asarray(parts.column_values(trajectory, row.index, [name])[name])
+    return np.asarray(trajectory_parts.column_values(trajectory, row.index, [name])[name])
 
 
 def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[np.float32]:
-    trainer_logprobs = parts.column_values(trajectory, row.index, TRAINER_LOGPROBS)
+    trainer_logprobs = trajectory_parts.column_values(trajectory, row.index, TRAINER_LOGPROBS)
     trainer = next(trainer_logprobs[name] for name in TRAINER_LOGPROBS if name in trainer_logprobs)
     tokens = read_tokens(trajectory, row, 0, len(trainer))
     difference = np.full(len(tokens), np.nan, dtype=np.float32)

@@ -32,8 +32,7 @@ from rollout_inspector.diagnose.checks import all_clear, totals
 from rollout_inspector.formats import lacks_of
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import engine_columns, trajectory_parts
 from rollouts.store.trajectories.findings import worst_severity
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -164,12 +163,12 @@ def read_lenses(
 ) -> dict[int, list[str]]:
     """Row index -> names of its lenses from a trainer's columns, or from what engines told. At most one query."""
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
-    return weight_lenses(columns) | beside.names_beside(rows, steps)
+    return weight_lenses(columns) | engine_columns.names_beside(rows, steps)
 
 
 def read_tokens_page(params: Mapping[str, str], trajectory: StoredTrajectory, window_alone: bool = False) -> TokensRead:
     """Everything of the tokens page except its tokens. ``window_alone``: only the turns that touch the window."""
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     columns = read_lenses(trajectory, rows, steps)
     findings = data.read_findings(trajectory, steps, rows)
     worst = worst_finding(findings, wanted={"finding": kind_shown(trajectory), **dict(params.items())})
@@ -227,8 +226,8 @@ def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
     )
     if found.row is None:
         return card
-    parts_of_row = beside.parts_with_alternatives(trajectory, found.row, found.steps)
-    spans = beside.spans_with_alternatives(parts_of_row, card.start, card.stop)
+    parts_of_row = engine_columns.parts_with_alternatives(trajectory, found.row, found.steps)
+    spans = engine_columns.spans_with_alternatives(parts_of_row, card.start, card.stop)
     columns = card.columns | _entropy(found, found.row, card)
     weights = weights_shown(trajectory, found.row, place.lens, found.steps, card.start, card.stop)
     if weights is not None:
@@ -238,10 +237,16 @@ def card_page(trajectory: StoredTrajectory, found: TokensRead) -> CardColumns:
 
 def _entropy(found: TokensRead, row: RowSummary, card: CardColumns) -> dict[str, list[float | None]]:
     """The entropy of a window for its cards. Four digits: with the rest of the data it must stay small."""
-    if not row.follows_steps or beside.ENTROPY not in found.columns.get(row.index, ()):
+    if not row.follows_steps or engine_columns.ENTROPY not in found.columns.get(row.index, ()):
         return {}
-    values = beside.columns_beside(row, found.steps, [beside.ENTROPY], card.start, card.stop)[beside.ENTROPY]
-    return {beside.ENTROPY: [float(f"{entropy:.4g}") if np.isfinite(entropy) else None for entropy in values.tolist()]}
+    values = engine_columns.columns_beside(row, found.steps, [engine_columns.ENTROPY], card.start, card.stop)[
+        engine_columns.ENTROPY
+    ]
+    return {
+        engine_columns.ENTROPY: [
+            float(f"{entropy:.4g}") if np.isfinite(entropy) else None for entropy in values.tolist()
+        ]
+    }
 
 
 def _with_columns(
@@ -251,7 +256,7 @@ def _with_columns(
     row, lens = found.row, found.place.lens
     columns: dict[str, list[float | None]] = {}
     if row is not None and row.follows_steps and names:
-        for name, values in beside.columns_beside(row, found.steps, names, window.start, window.stop).items():
+        for name, values in engine_columns.columns_beside(row, found.steps, names, window.start, window.stop).items():
             columns[name] = [value if np.isfinite(value) else None for value in values.tolist()]
     weights = weights_shown(trajectory, row, lens, found.steps, window.start, window.stop)
     for name, column in (columns | ({lens: weights} if weights is not None else {})).items():
@@ -308,7 +313,7 @@ def trajectory_html(
         paint = scale.paint
         keys.append((place.lens, scale.legend(place.lens)))
         tokens = replace(tokens, classes=classes[tokens.start : tokens.start + len(tokens)])
-    ids = parts.ids_of_findings(trajectory, MAX_FINDINGS) if found.findings else []
+    ids = trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if found.findings else []
     diffs = finding_diffs(found.findings, ids, found.steps)
     comment_boxes = comment_marks(discussion.comments or [] if discussion else [], place.row)
     marks = row_marks(place, found.findings, diffs, tokens, n_tokens, painter, comment_boxes)

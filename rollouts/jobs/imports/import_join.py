@@ -25,7 +25,7 @@ from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, close_shar
 from rollouts.store.jobs.shards import is_cut, shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.outages import is_outage
-from rollouts.store.runs.import_writes import (
+from rollouts.store.runs.imports import (
     drop_all,
     drop_range,
     end_import,
@@ -34,8 +34,7 @@ from rollouts.store.runs.import_writes import (
     note_imported,
     set_rejections,
 )
-from rollouts.store.runs.run_writes import delete_trajectories, recount
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import delete_trajectories, find_run, recount
 
 log = logging.getLogger(__name__)
 

@@ -24,14 +24,13 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.imports.ids_of_parts import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of, rare_collections, rule_of
 from rollouts.jobs.imports.uploads import file_of
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, beat_job
 from rollouts.store.models import Job, Run, new_code
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.runs.import_writes import PROVISIONAL, beat_import, begin_parts, drop_range, imported
+from rollouts.store.runs.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
 from rollouts.store.runs.rejections import MAX_REJECTIONS
-from rollouts.store.runs.run_writes import choose_tokenizer, start_run
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import choose_tokenizer, find_run, start_run
 from rollouts.store.text import storable_text
 
 PART_BYTES = 8 << 20

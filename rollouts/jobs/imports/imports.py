@@ -24,28 +24,19 @@ from rollouts.jobs.diagnosis import diagnosis_for, gap_json
 from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 from rollouts.jobs.sending import send, send_shards
 from rollouts.store import models
+from rollouts.store.chat_templates.tokenizers import byte_table_of, tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
 from rollouts.store.jobs.shards import hand_on_shards, open_shards
 from rollouts.store.models import Job
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.people.tokenizers import byte_table_of
-from rollouts.store.runs import run_writes
-from rollouts.store.runs.import_writes import (
-    begin_parts,
-    drop_incomplete,
-    end_import,
-    imported,
-    note_imported,
-    reject_file,
-)
+from rollouts.store.runs import runs
+from rollouts.store.runs.imports import begin_parts, drop_incomplete, end_import, imported, note_imported, reject_file
 from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.runs.run_writes import choose_tokenizer, end_run, reopen_run, start_run
-from rollouts.store.runs.runs import find_run
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.runs.runs import choose_tokenizer, end_run, find_run, reopen_run, start_run
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import drop_arrays, encode_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
@@ -348,7 +339,7 @@ class FileImport:
     def tell(self, n_bytes: int) -> None:
         """Write how many bytes are read. Raises what stops the import."""
         self.alive()
-        if run_writes.beat(self.run, bytes_done=n_bytes):
+        if runs.beat(self.run, bytes_done=n_bytes):
             raise ImportCancelled
 
     def _save(self, batch: list[Trajectory]) -> None:

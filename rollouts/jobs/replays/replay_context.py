@@ -16,8 +16,8 @@ from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.replies.call_readers import parser_of
 from rollout_inspector.text.tokenizers.pieces import PieceEncoder
 from rollouts.jobs.replays import renderers_package
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.trajectories import load_trajectories
 

@@ -20,10 +20,10 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.buffer import of_row, of_trajectories
 from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternRefused, PatternTooSlow
 from rollouts.jobs.search.questions import SearchQuestion
+from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
 from rollouts.store.models import Run, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
-from rollouts.store.people.tokenizers import byte_table, byte_table_of
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectory_list import filter_trajectories
 

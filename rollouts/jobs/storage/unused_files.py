@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.cache import cache
 from django.utils import timezone
 
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import drop_uploads, kept_codes
 from rollouts.jobs.storage import retention, token_moves
@@ -21,7 +21,7 @@ from rollouts.store import files, storage_mark
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
 from rollouts.store.people.activity_log import drop_old_events
-from rollouts.store.runs.run_writes import end_active_run
+from rollouts.store.runs.runs import end_active_run
 from rollouts.store.trajectories.previews import fill_previews
 from rollouts.store.trajectories.token_segments import delete_orphans, delete_replaced
 
@@ -50,7 +50,7 @@ def sweep() -> None:
     for run in _never_sent():
         end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
     for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
-        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exporting.drafts_folder().name:
+        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exports.drafts_folder().name:
             continue
         log.info("leftover removed name=%s", path.name)
         if path.is_dir():
@@ -65,7 +65,7 @@ def sweep() -> None:
 
 
 def _sweep_storage() -> None:
-    exporting.drop_files()
+    exports.drop_files()
     _sweep_segments()
     for code in kept_codes():
         if not _is_read(code):

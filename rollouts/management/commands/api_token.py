@@ -12,9 +12,9 @@ from django.core.management.base import CommandError
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.models import ApiToken
+from rollouts.store.people.accounts import LOCAL_USER, local_user
 from rollouts.store.people.api_keys import create_api_token, find_api_token
-from rollouts.store.people.share_writes import revoke
-from rollouts.store.people.users import LOCAL_USER, local_user
+from rollouts.store.people.shares import revoke
 
 MAX_DAYS = 3650
 

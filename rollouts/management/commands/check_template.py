@@ -26,9 +26,14 @@ from rollouts.management import TerminalCommand
 from rollouts.management.files import read_text
 from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
+from rollouts.store.chat_templates.tokenizers import (
+    find_tokenizer,
+    load_tokenizer,
+    tokenizer_named,
+    tokenizer_names,
+    tokenizers_of,
+)
 from rollouts.store.models import Project, Tokenizer
-from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names, tokenizers_of
-from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
 
 
 class CannotCheck(Exception):

@@ -14,9 +14,9 @@ from django.core.management.base import CommandError
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.jobs import run_or_send
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job
-from rollouts.store.people.tokenizers import find_tokenizer
 from rollouts.store.runs.runs import find_run
 
 

@@ -15,7 +15,7 @@ from rollout_inspector.diagnose.checks import CheckTotal, all_clear
 from rollouts.management import TerminalCommand, one_line
 from rollouts.store.models import Run, StoredFinding, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import check_totals
+from rollouts.store.runs.run_summary import check_totals
 from rollouts.store.trajectories.trajectory_parts import places_of
 
 

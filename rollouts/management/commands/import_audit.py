@@ -19,9 +19,10 @@ from rollouts.jobs.imports.audit_import import FlaggedTrajectories, flagged_by, 
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
-from rollouts.store.people.tokenizers import find_tokenizer, register_chat_template
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 
 MAX_FLAGGED = 2_000
 MAX_LINKS = 20

@@ -21,11 +21,11 @@ from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import find_tokenizer
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.runs import check_totals
+from rollouts.store.runs.run_summary import check_totals
+from rollouts.store.runs.runs import create_run
 
 
 class Command(TerminalCommand):

@@ -19,7 +19,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from rollout_inspector.diagnose.full_render import COMPARE
-from rollouts.jobs import launch as launching
+from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
@@ -35,7 +35,7 @@ _DEFAULTS = LaunchSettings()
 
 def is_served(model: str) -> bool:
     """Whether a worker on this data folder's broker answers that it takes the model's runs. Waits up to a second."""
-    known = launching.served_models().get(model)
+    known = launch.served_models().get(model)
     if known is None:
         return False
     try:
@@ -107,7 +107,7 @@ class Command(TerminalCommand):
         prompts = self._prompts(options["prompts_file"])
         here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(form.model)
         try:
-            run = launching.launch(form, name=options["name"], enqueue=not here, prompts=prompts, project=project)
+            run = launch.launch(form, name=options["name"], enqueue=not here, prompts=prompts, project=project)
         except LaunchRefused as error:
             raise CommandError(
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
@@ -133,16 +133,16 @@ class Command(TerminalCommand):
             raise CommandError("\n".join(f"{path}: {sentence}" for sentence in error.problems)) from error
 
     def _work_here(self, run: Run) -> None:
-        from rollouts.worker import run_rollouts as work
+        from rollouts.worker import run_rollouts
 
         try:
-            work.work_on(run.pk)
+            run_rollouts.work_on(run.pk)
         except KeyboardInterrupt:
             Run.objects.filter(pk=run.pk).update(cancel_requested=True)
-            work.settle(run.pk)
+            run_rollouts.settle(run.pk)
             raise
         finally:
-            work.close_engines()
+            run_rollouts.close_engines()
 
     def _wait(self, run: Run) -> None:
         try:

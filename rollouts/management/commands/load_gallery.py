@@ -16,7 +16,7 @@ from rollouts.management import TerminalCommand
 from rollouts.management.jobs import run_jobs
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.models import Project, Run
-from rollouts.store.people.gallery import gallery_trajectories
+from rollouts.store.runs.gallery import gallery_trajectories
 
 
 class Command(TerminalCommand):

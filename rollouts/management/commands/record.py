@@ -25,10 +25,9 @@ from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
 from rollouts.sampling.engines import EngineError
 from rollouts.sampling.engines.http import check_host
+from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
 from rollouts.store.models import Project, Run
-from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names
-from rollouts.store.runs.run_writes import create_run, delete_run, start_run
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import create_run, delete_run, find_run, start_run
 
 TOKEN_IS_ASKED = "Each call must name the token: in the header X-Recorder-Token, or as the base URL .../token/TOKEN/v1."
 NO_TOKEN = "No token is set: every program of this machine may call, and no other machine."

@@ -20,8 +20,7 @@ from rollouts.jobs.replays import replay_context, replays
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_chat_template
 from rollouts.store import models
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer, tokenizer_named
 
 
 class Command(TerminalCommand):

@@ -20,8 +20,8 @@ from rollouts.management import TerminalCommand
 from rollouts.management.jobs import run_or_send
 from rollouts.sampling.engines import scoring_engines
 from rollouts.store.models import Job, Run, ScoredColumn
+from rollouts.store.runs.logprob_columns import columns_of, gap_of_columns, scored_value
 from rollouts.store.runs.runs import find_run
-from rollouts.store.trajectories.columns import columns_of, gap_of_columns, scored_value
 from rollouts.worker.run_rollouts import close_engines
 
 

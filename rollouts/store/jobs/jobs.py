@@ -6,25 +6,27 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import Error, transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Count, Exists, F, Max, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.store.jobs.activity import is_silent
-from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, TemplateCheck
+from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
+from rollouts.store.people.visible_objects import SUBJECTS
 from rollouts.store.text import without_paths
 
 TELL_SECONDS = 0.5
 """How often progress is written at most."""
 SEND_AGAIN_SECONDS = 45
 """A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
-
 Subject = Run | Replay | TemplateCheck | ParserAudit
 _COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
+MAX_JOBS = 10
 
 
 class JobLost(Exception):
@@ -275,3 +277,35 @@ def _refuse(job: Job, beat: Beat) -> None:
 def engine_kinds() -> list[str]:
     """The slugs of the kinds that only workers of a model do."""
     return [slug for slug, kind in JOB_KINDS.items() if kind.of_engine]
+
+
+def latest_jobs(run: Run, *kinds: str) -> list[Job]:
+    """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done.
+
+    A list of several kinds does without their reports, which may be large.
+    """
+    told = Q(kind="diagnose_pushed", status=Job.Status.DONE)
+    found = run.jobs.filter(~told, kind__in=kinds).select_related("created_by").order_by("-pk")
+    return list((found.defer("report") if len(kinds) > 1 else found)[:MAX_JOBS])
+
+
+def diagnosed_at(trajectory: StoredTrajectory) -> datetime | None:
+    """When the findings of a trajectory were made: with its rows, or by a later job. None = it was not diagnosed."""
+    if trajectory.checks is None:
+        return None
+    made = trajectory.finished_at or trajectory.created_at
+    again = trajectory.run.jobs.filter(kind__in=("diagnose", "diagnose_pushed"), status=Job.Status.DONE)
+    last = again.aggregate(last=Max("finished_at"))["last"]
+    return max(made, last) if last else made
+
+
+def find_job(run_code: str, code: str, *kinds: str) -> Job | None:
+    """A job of a run by both codes, of one of the kinds, with its run."""
+    return Job.objects.select_related("run").filter(run__code=run_code, code=code, kind__in=kinds).first()
+
+
+def waiting_jobs(access: Access) -> dict[str, int]:
+    """Kind -> the number of jobs that may be seen and wait for a worker."""
+    queued = Job.objects.filter(status=Job.Status.QUEUED)
+    waiting = access.limit(queued, *SUBJECTS).values_list("kind")
+    return dict(waiting.annotate(n=Count("pk")).order_by("kind"))

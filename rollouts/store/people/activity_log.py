@@ -16,6 +16,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, models, transaction
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from rollouts.store.models import (
@@ -24,12 +25,14 @@ from rollouts.store.models import (
     Invitation,
     Job,
     Project,
+    Role,
     Run,
     ShareLink,
     StoredTrajectory,
     TemplateCheck,
     Tokenizer,
 )
+from rollouts.store.people.access import Access
 
 log = logging.getLogger("inspector.audit")
 
@@ -219,3 +222,40 @@ def drop_old_events() -> int:
         return 0
     oldest = timezone.now() - timedelta(days=settings.AUDIT_DAYS)
     return AuditEvent.objects.filter(at__lt=oldest).delete()[0]
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Which events are wanted; an empty field means all."""
+
+    action: str = ""
+    user: str = ""
+    """The whole name of an account."""
+    project: int | None = None
+
+
+def audit_events(access: Access, wanted: AuditFilter) -> QuerySet[AuditEvent]:
+    """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all."""
+    found = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
+    if wanted.action:
+        found = found.filter(action=wanted.action)
+    if wanted.user:
+        found = found.filter(user_name=wanted.user)
+    if wanted.project is not None:
+        found = found.filter(project=wanted.project)
+    return found.order_by("-at", "-id")
+
+
+def audit_page(access: Access, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditEvent]:
+    """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
+    found = audit_events(access, wanted)
+    if before is not None:
+        # A hidden event is an unknown one: else the page would tell when it happened.
+        at = audit_events(access, AuditFilter()).filter(pk=before).values_list("at", flat=True).first()
+        found = found.filter(pk__lt=before) if at is None else found.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
+    return list(found[:limit])
+
+
+def audit_rows(access: Access, wanted: AuditFilter) -> Iterator[AuditEvent]:
+    """All wanted events, newest first, a part at a time."""
+    return audit_events(access, wanted).iterator(chunk_size=2000)

@@ -11,9 +11,11 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.store import models
-from rollouts.store.people import activity_log as audit
+from rollouts.store.models import ApiToken, Role
+from rollouts.store.people import activity_log
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.share_writes import token_hash
+from rollouts.store.people.shares import token_hash
 
 PREFIX = "ri_"
 """Prefix by which a token is recognised in a log or a repository."""
@@ -43,7 +45,7 @@ def create_api_token(
         scopes=[models.ApiToken.Scope(scope).value for scope in scopes],
         expires_at=None if days is None else timezone.now() + timedelta(days=days),
     )
-    audit.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
+    activity_log.record(Action.TOKEN_MADE, record, detail=f"{record.name} ({', '.join(record.scopes)})")
     return record, token
 
 
@@ -86,3 +88,15 @@ def token_fault(token: str) -> str:
         "The person who made this API token may no longer work in its project. A member makes a new one on the page "
         "/tokens."
     )
+
+
+def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:
+    """The API tokens of a user, and those of the projects in which the user is an admin, newest first."""
+    found = ApiToken.objects.select_related("created_by", "project")
+    administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
+    return list(found.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
+
+
+def api_token_by_key(pk: int) -> ApiToken | None:
+    """The API token with that key, with its owner and its project."""
+    return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()

@@ -12,8 +12,8 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
 from rollouts.store.models import ExternalIdentity, Membership
-from rollouts.store.people.people import find_project
-from rollouts.store.people.users import LOCAL_USER
+from rollouts.store.people.accounts import LOCAL_USER
+from rollouts.store.people.projects import find_project
 from rollouts.store.text import storable_text
 
 MAX_SUBJECT = 255

@@ -8,12 +8,13 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError, transaction
-from django.db.models import ProtectedError
+from django.db.models import Exists, OuterRef, ProtectedError, Q, QuerySet
 from django.utils import timezone
 
 from rollouts.store.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
 from rollouts.store.people.access import access_of
-from rollouts.store.people.share_writes import token_hash
+from rollouts.store.people.projects import MAX_LISTED
+from rollouts.store.people.shares import token_hash
 from rollouts.store.text import storable_text
 
 MAX_NAME = 100
@@ -173,3 +174,31 @@ def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool 
             changes |= {"is_superuser": is_superuser, "is_staff": is_superuser}
         accounts.filter(pk=user.pk).update(**changes)
     user.refresh_from_db()
+
+
+def members_of(project: Project) -> list[Membership]:
+    """The members of a project by name, each with its account."""
+    found = Membership.objects.filter(project=project).select_related("user")
+    return list(found.order_by("user__username")[:MAX_LISTED])
+
+
+def memberships_of(user: Any) -> list[Membership]:
+    """The projects that a user is in, by name."""
+    return list(Membership.objects.filter(user=user).select_related("project").order_by("project__name"))
+
+
+def newest_invitations(project: Project) -> list[Invitation]:
+    """The invitations to a project, newest first."""
+    return list(_invitations().filter(project=project).order_by("-pk")[:MAX_LISTED])
+
+
+def find_invitation(**column: Any) -> Invitation | None:
+    """The invitation with that ``pk`` or that ``token_sha256``, with its project and its maker."""
+    return _invitations().filter(**column).first()
+
+
+def _invitations() -> QuerySet[Invitation]:
+    """Invitations with their project, maker and user, and with ``maker_is_admin``."""
+    admins = Membership.objects.filter(project=OuterRef("project"), user=OuterRef("created_by"), role=Role.ADMIN)
+    found = Invitation.objects.select_related("project", "created_by", "used_by")
+    return found.annotate(maker_is_admin=Q(created_by__is_superuser=True) | Exists(admins))

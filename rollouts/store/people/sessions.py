@@ -10,6 +10,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from rollouts.store.models import LoginSession
+from rollouts.store.people.projects import MAX_LISTED
 from rollouts.store.text import storable_text
 
 NOTED_EVERY = timedelta(minutes=10)
@@ -45,3 +46,9 @@ def end_sessions(user: Any, key: int | None = None, but: str | None = None) -> i
     ended = [str(one) for one in found.values_list("session_id", flat=True)]
     Session.objects.filter(session_key__in=ended).delete()
     return len(ended)
+
+
+def live_sessions(user: Any) -> list[LoginSession]:
+    """The sessions that a user is logged in with, the one used last first."""
+    found = LoginSession.objects.filter(user=user, session__expire_date__gt=timezone.now())
+    return list(found.order_by("-last_used_at", "-pk")[:MAX_LISTED])

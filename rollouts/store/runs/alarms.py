@@ -1,19 +1,35 @@
-"""Alarms: the limits that hold in a run, and the runs that are above one."""
+"""Alarms: the limits that hold in a run, the check of a run by them, and where a project is told of alarms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import SplitResult, urlsplit
 
+from django.conf import settings
+from django.db import transaction
 from django.db.models import Count, F, JSONField, Q, QuerySet, Value
+from django.utils import timezone
+from django.utils.crypto import salted_hmac
 
-from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmStep
-from rollouts.store.models import Alarm, AlarmRule, Project, ProjectAlarms, Run, TrainingStepFigures
+from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmStep, Raised, find_raised, limit_words
+from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.store.models import Alarm, AlarmRule, Project, ProjectAlarms, Run, TrainingStepFigures, new_code
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.text import storable_text
 
 GIVE_UP = timedelta(days=3)
 """An alarm that the webhook has not taken for so long is not delivered any more."""
+MAX_RULES = 100
+"""Rules of a project, those of its runs included."""
+MAX_ADDRESS = 500
+"""Characters of the address of a webhook."""
+MAX_FACTOR = 1e6
+"""The largest multiple of the first steps that a limit may be."""
+_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
@@ -117,3 +133,176 @@ def waiting_alarms(now: datetime) -> QuerySet[Alarm]:
         run__project__alarms__next_try_at__lte=now,
     ).exclude(run__project__alarms__webhook="")
     return found.order_by("raised_at", "pk")
+
+
+class AlarmRefused(ValueError):
+    """A limit or an address that cannot be set so; the message is a sentence. ``field``: of the form."""
+
+    def __init__(self, field: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.field = field
+
+
+def take_alarms(run: Run) -> None:
+    """Check a run by the limits that hold in it, from its stored figures by training step.
+
+    An alarm is raised once. Later it says how far it goes, or that it no longer holds. The caller holds the lock of the
+    run, so that the last of two workers that count sees what both have stored.
+    """
+    held = {(alarm.figure, alarm.kind): alarm for alarm in Alarm.objects.filter(run=run)}
+    limits = limits_in(run)
+    steps = alarm_steps(run, any(one.figure is AlarmFigure.FINDING for one in limits))
+    above: set[tuple[str, str]] = set()
+    for one in limits:
+        found = None if one.limit is None else find_raised(one.figure, one.kind, one.limit, steps)
+        if found is not None and one.limit is not None:
+            above.add((one.figure, one.kind))
+            _store(run, held.get((one.figure, one.kind)), one.figure, one.kind, one.limit, found)
+    over = [alarm.pk for key, alarm in held.items() if key not in above and alarm.holds]
+    if over:
+        Alarm.objects.filter(pk__in=over).update(holds=False)
+
+
+def _store(run: Run, held: Alarm | None, figure: str, kind: str, limit: float, found: Raised) -> None:
+    fields = {"limit": limit, "holds": True, **vars(found)}
+    if held is None:
+        Alarm.objects.create(run=run, figure=figure, kind=kind, **fields)
+    elif any(getattr(held, name) != value for name, value in fields.items()):
+        Alarm.objects.filter(pk=held.pk).update(**fields)
+
+
+def take_alarms_again(held: ProjectAlarms, runs: Iterable[Run]) -> None:
+    """Check runs of a project after a change of its rules. A worker calls it."""
+    asked = held.rules_changed_at
+    for run in runs:
+        with transaction.atomic():
+            Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
+            take_alarms(run)
+    # A rule that was changed meanwhile is checked the next time.
+    ProjectAlarms.objects.filter(pk=held.pk).update(checked_at=asked)
+
+
+def set_limit(run: Run, figure: str, kind: str, limit: str, scope: str, author: Any) -> AlarmRule:
+    """Set the limit of an alarm in a run or its project. ``limit``: as it was typed; empty = it is switched off.
+
+    A share is typed in percent, a gap as a multiple of its first steps. Raises :class:`AlarmRefused`.
+    """
+    if scope not in ("run", "project"):
+        raise AlarmRefused("scope", "Say where it holds: run or project.")
+    return _set(run.project, run if scope == "run" else None, figure, kind, limit, author)
+
+
+def _set(project: Project, run: Run | None, figure: str, kind: str, typed: str, author: Any) -> AlarmRule:
+    if figure not in set(AlarmFigure):
+        raise AlarmRefused("figure", f"There is no alarm for “{figure[:40]}”. There are: {', '.join(AlarmFigure)}.")
+    known = AlarmFigure(figure)
+    if known is AlarmFigure.FINDING and kind not in KINDS:
+        raise AlarmRefused("kind", f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.")
+    kind = kind if known is AlarmFigure.FINDING else ""
+    limit = _limit(known, typed)
+    with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).filter(pk=project.pk).first()
+        rules = AlarmRule.objects.filter(project=project)
+        held = rules.filter(run=run, figure=figure, kind=kind).first()
+        if held is None and rules.count() >= MAX_RULES:
+            raise AlarmRefused("figure", f"A project has at most {MAX_RULES} limits. Take one back first.")
+        made = held or AlarmRule(project=project, run=run, figure=figure, kind=kind)
+        made.limit, made.author, made.author_name = limit, author, author.get_username()
+        made.save()
+        _note_change(project)
+    said = "off" if limit is None else limit_words(known, limit)
+    record(Action.ALARM_CHANGED, run or project, detail=" ".join(part for part in (figure, kind, said) if part))
+    return made
+
+
+def _limit(figure: AlarmFigure, typed: str) -> float | None:
+    text = typed.strip().removesuffix("%").strip()
+    if not text:
+        return None
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if figure is AlarmFigure.GAP:
+        if not 1 <= number <= MAX_FACTOR:
+            raise AlarmRefused("limit", "Write how many times its first steps the gap may be: a number from 1, like 3.")
+        return number
+    if not 0 <= number < 100:
+        raise AlarmRefused("limit", "Write a percentage from 0 to below 100, like 10. Leave it empty to switch it off.")
+    return number / 100
+
+
+def drop_limit(rule: AlarmRule) -> None:
+    """Take a limit back: what stood behind it holds again. One that is gone already is nothing to it."""
+    if AlarmRule.objects.filter(pk=rule.pk).delete()[0]:
+        _note_change(rule.project)
+        said = " ".join(part for part in (rule.figure, rule.kind, "taken back") if part)
+        record(Action.ALARM_CHANGED, rule.run or rule.project, detail=said)
+
+
+def _note_change(project: Project) -> None:
+    ProjectAlarms.objects.update_or_create(project=project, defaults={"rules_changed_at": timezone.now()})
+
+
+# -- the webhook -------------------------------------------------------------------------------------------------------
+
+
+def set_webhook(project: Project, address: str) -> ProjectAlarms:
+    """Say where a project is told of its alarms from now on; empty = nowhere. Raises :class:`AlarmRefused`."""
+    address = storable_text(address).strip()
+    if address:
+        webhook_parts(address)
+    with transaction.atomic():
+        held, _ = ProjectAlarms.objects.select_for_update().get_or_create(project=project)
+        if held.webhook == address:
+            return held
+        now = timezone.now()
+        held.webhook, held.salt, held.since = address, new_code(), now if address else None
+        held.n_failures, held.next_try_at, held.error, held.delivered_at = 0, now, "", None
+        held.save()
+    said = f"to {urlsplit(address).hostname}" if address else "removed"
+    record(Action.WEBHOOK_CHANGED, project, detail=said)
+    return held
+
+
+def webhook_parts(address: str) -> SplitResult:
+    """The parts of an address. Raises :class:`AlarmRefused` unless it is http(s) to a host that the server allows."""
+    if len(address) > MAX_ADDRESS:
+        raise AlarmRefused("webhook", f"Write at most {MAX_ADDRESS} characters; these are {len(address):,}.")
+    try:
+        parts = urlsplit(address)
+        host, port = (parts.hostname or "").lower(), parts.port
+    except ValueError:
+        parts, host, port = urlsplit(""), "", None
+    is_plain = address.isascii() and address.isprintable() and not any(c in address for c in " \\")
+    if parts.scheme not in _PORTS or not host or "@" in parts.netloc or parts.fragment or not is_plain:
+        raise AlarmRefused("webhook", "That is no address of a webhook. Write it as https://HOST/PATH.")
+    named = f"[{host}]" if ":" in host else host
+    full = f"{named}:{port or _PORTS[parts.scheme]}"
+    allowed = {name.lower() for name in settings.WEBHOOK_HOSTS}
+    # A host without a port is allowed at the usual port of the scheme alone.
+    if full in allowed or ((port or _PORTS[parts.scheme]) == _PORTS[parts.scheme] and {host, named} & allowed):
+        return parts
+    way = named if port in (None, _PORTS[parts.scheme]) else full
+    raise AlarmRefused(
+        "webhook", f"This server tells nothing to {way}. Whoever runs it adds {way} to INSPECTOR_WEBHOOK_HOSTS."
+    )
+
+
+def webhook_key(held: ProjectAlarms) -> str:
+    """The key of the signatures of a project's deliveries: 64 hexadecimal digits. Another address gets another key."""
+    return salted_hmac("rollouts.alarms", held.salt, algorithm="sha256").hexdigest()
+
+
+def note_delivered(alarm: Alarm, held: ProjectAlarms, now: datetime) -> None:
+    """The webhook took an alarm."""
+    Alarm.objects.filter(pk=alarm.pk).update(delivered_at=now, n_tries=alarm.n_tries + 1, error="")
+    ProjectAlarms.objects.filter(pk=held.pk).update(n_failures=0, error="", delivered_at=now, next_try_at=now)
+
+
+def note_undelivered(alarm: Alarm, held: ProjectAlarms, sentence: str, next_try_at: datetime) -> None:
+    """The webhook did not take an alarm; until ``next_try_at`` the project's webhook is not asked again."""
+    Alarm.objects.filter(pk=alarm.pk).update(n_tries=alarm.n_tries + 1, error=sentence[:300])
+    ProjectAlarms.objects.filter(pk=held.pk, webhook=held.webhook).update(
+        n_failures=held.n_failures + 1, error=sentence[:300], next_try_at=next_try_at
+    )

@@ -14,7 +14,7 @@ from django.db.models.functions import Cast, Floor
 
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store.models import Run, RunFigures, StoredFinding, StoredTrajectory
-from rollouts.store.runs.runs import NOT_INFO, RunSummary, run_summary, summary_from
+from rollouts.store.runs.run_summary import NOT_INFO, RunSummary, run_summary, summary_from
 
 VERSION = 5
 """Goes up when the rules of counting change."""

@@ -1,4 +1,4 @@
-"""Figures of a run by policy version: counted from the tables, and as they are stored.
+"""Figures of a run by policy version: counted from the tables, stored, and read.
 
 A trajectory belongs to the version that sampled its first step. Where several sampled it, a finding says so.
 """
@@ -11,11 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Count, Max, Min, OuterRef, Q, Subquery, Sum
 
 from rollout_inspector.streams.batches import batched
 from rollouts.store.models import PolicyVersionFigures, Run, StoredFinding, StoredStep, StoredTrajectory
-from rollouts.store.runs.runs import NOT_INFO
+from rollouts.store.runs.run_summary import NOT_INFO
 from rollouts.store.runs.training_steps import PARAMETERS, TRUNCATED, FiguresLine, figures_by
 
 MAX_VERSIONS = 5_000
@@ -125,3 +126,24 @@ def over_versions(run: Run) -> list[PolicyVersionLine]:
 def has_versions(run: Run) -> bool:
     """Whether figures by policy version are stored of a run. One query."""
     return PolicyVersionFigures.objects.filter(run=run).exists()
+
+
+def take_policy_versions(run: Run, versions: Collection[str] | None = None, first: int = 0) -> None:
+    """Count the figures of these policy versions of a run again; None = of all. It may be repeated.
+
+    ``first``: none of their trajectories stands before this position in the run. A run with more versions than can be
+    counted has no figures by version.
+    """
+    stored = PolicyVersionFigures.objects.filter(run=run)
+    if versions is None:
+        held = versions_of(run)
+        if not held or len(held) > MAX_VERSIONS:
+            stored.delete()
+            return
+    elif not versions or stored.count() > MAX_VERSIONS:
+        return
+    found = count_policy_versions(run, versions, first)
+    with transaction.atomic():
+        Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
+        (stored if versions is None else stored.filter(version__in=list(versions))).delete()
+        PolicyVersionFigures.objects.bulk_create(found, batch_size=200)

@@ -12,10 +12,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from rollouts.store.models import PushedFigures, Run
-from rollouts.store.runs.policy_version_writes import take_policy_versions
-from rollouts.store.runs.policy_versions import first_place_of, versions_of
-from rollouts.store.runs.training_step_writes import take_training_steps
-from rollouts.store.runs.training_steps import stored_after
+from rollouts.store.runs.policy_versions import first_place_of, take_policy_versions, versions_of
+from rollouts.store.runs.training_steps import stored_after, take_training_steps
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
 COUNT_SECONDS = 5.0

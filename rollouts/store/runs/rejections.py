@@ -27,3 +27,8 @@ def add_rejections(run: models.Run, file: str, rejected: Sequence[Rejected]) -> 
             models.Rejection(run=run, file=storable_text(file[:500]), line=one.line, reason=storable_text(one.reason))
             for one in rejected[:room]
         )
+
+
+def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
+    """The first rejected lines of a run's files. One query, or none when every line was read."""
+    return list(run.rejections.order_by("pk")[:limit]) if run.n_rejected else []

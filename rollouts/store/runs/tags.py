@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollouts.store import models
 from rollouts.store.models import Run, RunTag
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 
@@ -51,3 +53,17 @@ def remove_tags(run: Run, names: Sequence[str]) -> None:
     gone = [name for name in names if run.tags.filter(name=name).delete()[0]]
     if gone:
         record(Action.TAGGED, run, detail=f"removed: {', '.join(gone)}")
+
+
+def tags_of(runs: Sequence[models.Run]) -> dict[int, list[str]]:
+    """Key of a run -> its tags by name. One query."""
+    found: dict[int, list[str]] = {}
+    for run, name in models.RunTag.objects.filter(run__in=runs).order_by("name").values_list("run", "name"):
+        found.setdefault(run, []).append(name)
+    return found
+
+
+def known_tags(access: Access, limit: int) -> list[str]:
+    """The first tags by name of the runs that may be seen. One query."""
+    found = access.limit(models.RunTag.objects.all(), "run__project")
+    return list(found.order_by("name").values_list("name", flat=True).distinct()[:limit])

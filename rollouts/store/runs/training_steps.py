@@ -1,4 +1,4 @@
-"""Figures of a run by training step: counted from the tables, and as they are stored."""
+"""Figures of a run by training step: counted from the tables, stored, and read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from rollout_inspector.diagnose.finding import Severity
@@ -15,7 +16,8 @@ from rollout_inspector.formats.training_step import MAX_STEP
 from rollout_inspector.streams.batches import batched
 from rollouts.store.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
 from rollouts.store.models.training_steps import CountedFigures
-from rollouts.store.runs.runs import NOT_INFO
+from rollouts.store.runs.alarms import take_alarms
+from rollouts.store.runs.run_summary import NOT_INFO
 
 PARAMETERS = 500
 """Training steps that one query names."""
@@ -276,3 +278,22 @@ def began(figures: Sequence[TrainingStepFigures]) -> dict[str, int]:
             if n:
                 first.setdefault(kind, one.training_step)
     return dict(sorted(first.items(), key=lambda item: (item[1], item[0])))
+
+
+def take_training_steps(run: Run, steps: Collection[int] | None = None) -> None:
+    """Count the figures of these training steps of a run again; None = of all. Counting is read, so it may be repeated.
+
+    The alarms of the run are checked by the new figures.
+
+    Two workers may count the same step at once. Each replaces whole figures, and the last to be asked counts last.
+    """
+    stored = TrainingStepFigures.objects.filter(run=run)
+    is_any = steps is not None or has_training_steps(run)
+    if not is_any and not stored.exists():
+        return
+    found = count_training_steps(run, steps) if is_any else []
+    with transaction.atomic():
+        Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
+        (stored if steps is None else stored.filter(training_step__in=steps)).delete()
+        TrainingStepFigures.objects.bulk_create(found, batch_size=200)
+        take_alarms(run)

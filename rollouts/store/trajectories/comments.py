@@ -1,13 +1,25 @@
-"""Comments: those of a trajectory, one by its code, and how many the trajectories of a list have."""
+"""Comments on trajectories. A change that came too late changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import Count, F, Q
+from django.utils import timezone
 
 from rollouts.store.models import Comment, StoredTrajectory
+from rollouts.store.people.activity_log import Action, record
+from rollouts.store.text import storable_text
+from rollouts.store.trajectories import trajectory_parts
+
+MAX_TEXT = 4_000
+"""Characters of a comment."""
+MAX_COMMENTS = 500
+"""Comments of one trajectory: its page lists them all."""
+Place = tuple[int, int, int]
+"""A row, and the tokens ``[start, stop)`` of it."""
 
 
 @dataclass(frozen=True)
@@ -45,3 +57,99 @@ def count_comments(trajectories: Sequence[StoredTrajectory]) -> dict[int, Commen
         .annotate(n=Count("pk"), n_open=Count("pk", filter=Q(resolved_at=None)))
     )
     return {key: CommentCount(n, n_open) for key, n, n_open in rows}
+
+
+class CommentRefused(ValueError):
+    """A comment that cannot be written or changed so; the message is a sentence. ``field``: of the form."""
+
+    def __init__(self, field: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.field = field
+
+
+class CommentMoved(CommentRefused):
+    """Somebody else was faster; the comment stays as they left it."""
+
+
+def read_text(text: str) -> str:
+    """The text as it is stored: line breaks kept, no space around it. Raises :class:`CommentRefused`."""
+    text = storable_text(text.replace("\r\n", "\n").replace("\r", "\n")).strip()
+    if not text:
+        raise CommentRefused("text", "Write something: the comment is empty.")
+    if len(text) > MAX_TEXT:
+        raise CommentRefused("text", f"Write at most {MAX_TEXT:,} characters; these are {len(text):,}.")
+    return text
+
+
+def check_place(trajectory: StoredTrajectory, place: Place) -> None:
+    """Raises :class:`CommentRefused` unless the row holds the tokens, at least one. Two queries."""
+    row, start, stop = place
+    rows, _ = trajectory_parts.rows_and_steps(trajectory)
+    if not 0 <= row < len(rows):
+        known = f"its rows are 0 to {len(rows) - 1}" if rows else "it has no rows"
+        raise CommentRefused("row", f"There is no row {row} in this trajectory: {known}.")
+    n = rows[row].n_tokens
+    if not 0 <= start < stop <= n:
+        raise CommentRefused(
+            "t",
+            f"Tokens {start:,}-{stop:,} are not in row {row}, which holds tokens 0-{n:,}. Name some of these.",
+        )
+
+
+def add_comment(trajectory: StoredTrajectory, author: Any, text: str, place: Place | None = None) -> Comment:
+    """A new comment on tokens of a row; ``place`` None = on the whole trajectory. Raises :class:`CommentRefused`."""
+    text = read_text(text)
+    if place is not None:
+        check_place(trajectory, place)
+    if trajectory.comments.count() >= MAX_COMMENTS:
+        raise CommentRefused("text", f"This trajectory has {MAX_COMMENTS} comments; it takes no more. Delete some.")
+    row, start, stop = place or (None, None, None)
+    made = Comment.objects.create(
+        trajectory=trajectory, row_index=row, start=start, stop=stop, text=text, author=author,
+        author_name=author.get_username(),
+    )
+    record(Action.COMMENTED, trajectory, detail=f"comment {made.code}")
+    return made
+
+
+def edit_comment(comment: Comment, text: str, version: int) -> None:
+    """Give a comment another text. ``version``: of the text that was read.
+
+    Raises :class:`CommentRefused`, and :class:`CommentMoved` where the comment was edited or deleted since.
+    """
+    text = read_text(text)
+    if text == comment.text and version == comment.version:
+        return
+    same = Comment.objects.filter(pk=comment.pk, version=version)
+    if not same.update(text=text, version=version + 1, edited_at=timezone.now()):
+        raise CommentMoved(
+            "text",
+            "This comment was edited or deleted since you opened it. Your text stands below: look, and save again.",
+        )
+    record(Action.COMMENT_CHANGED, comment.trajectory, detail=f"comment {comment.code} edited")
+
+
+def resolve_comment(comment: Comment, user: Any) -> None:
+    """Say that a comment is settled. Raises :class:`CommentMoved` where somebody said so before, or deleted it."""
+    still_open = Comment.objects.filter(pk=comment.pk, resolved_at=None)
+    if not still_open.update(resolved_at=timezone.now(), resolved_by=user.get_username()):
+        now = Comment.objects.filter(pk=comment.pk).first()
+        raise CommentMoved(
+            "form", f"{now.resolved_by} has resolved this comment already." if now else "This comment was deleted."
+        )
+    record(Action.COMMENT_CHANGED, comment.trajectory, detail=f"comment {comment.code} resolved")
+
+
+def reopen_comment(comment: Comment) -> None:
+    """Say that a comment is not settled. Raises :class:`CommentMoved` where it is open, or was deleted."""
+    settled = Comment.objects.filter(pk=comment.pk, resolved_at__isnull=False)
+    if not settled.update(resolved_at=None, resolved_by=""):
+        is_there = Comment.objects.filter(pk=comment.pk).exists()
+        raise CommentMoved("form", "This comment is open already." if is_there else "This comment was deleted.")
+    record(Action.COMMENT_CHANGED, comment.trajectory, detail=f"comment {comment.code} reopened")
+
+
+def delete_comment(comment: Comment) -> None:
+    """Delete a comment. One that is gone already is nothing to it."""
+    if Comment.objects.filter(pk=comment.pk).delete()[0]:
+        record(Action.COMMENT_DELETED, comment.trajectory, detail=f"comment {comment.code} of {comment.author_name}")

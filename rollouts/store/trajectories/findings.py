@@ -1,4 +1,4 @@
-"""Writing findings."""
+"""Findings: stored, replaced, and read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from django.db import transaction
 
 from rollout_inspector.diagnose import VERSION
-from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.diagnose.finding import Finding, Severity
 from rollouts.store import models
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.text import storable_text
@@ -92,3 +92,22 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
         )
         run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
         models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)
+
+
+def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredFinding | None:
+    """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
+    found = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
+    return found.only("kind", "evidence").order_by("pk").first()
+
+
+def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:
+    """Key of a trajectory -> kind of its findings -> the worst severity of the kind, the worst first. One query."""
+    keys = [one.pk for one in trajectories if one.n_findings]
+    found: dict[int, dict[str, str]] = {}
+    if keys:
+        rows = models.StoredFinding.objects.filter(trajectory__in=keys).order_by().distinct()
+        pairs = set(rows.values_list("trajectory", "severity", "kind"))
+        worst_first = {severity.value: place for place, severity in enumerate(Severity)}
+        for trajectory, severity, kind in sorted(pairs, key=lambda pair: (worst_first[pair[1]], pair[2])):
+            found.setdefault(trajectory, {}).setdefault(kind, severity)
+    return found

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from django.db.models import Avg, Count, Max, Min
 
+from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollouts.store import models
 from rollouts.store.models import Run, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.reading import attach_steps, columns_of_rows, rows_with_tokens
 
@@ -113,3 +117,53 @@ def shared_length(left: Ids, right: Ids) -> int:
     n = min(len(left), len(right))
     differ = np.flatnonzero(left[:n] != right[:n])
     return int(differ[0]) if len(differ) else n
+
+
+@dataclass(frozen=True)
+class SharedQuestion:
+    """A trajectory of each of several runs, all called alike: with one seed, they answer the same question."""
+
+    external_id: str
+    sides: list[models.StoredTrajectory]
+    """In the order of the runs."""
+
+
+def shared_questions(runs: Sequence[models.Run], limit: int) -> list[SharedQuestion]:
+    """The first trajectories that all runs have, those with an error before the others. Three queries."""
+    of_any = models.StoredTrajectory.objects.filter(run__in=runs).order_by("index", "pk")
+    wrong = of_any.filter(worst_severity=Severity.ERROR).values_list("external_id", flat=True)[: len(runs) * limit]
+    others = of_any.filter(run=runs[0]).values_list("external_id", flat=True)[:limit]
+    names = list(dict.fromkeys([*wrong, *others]))
+    held = {(one.run_id, one.external_id): one for one in of_any.filter(external_id__in=names)}
+    found = []
+    for name in names:
+        sides = [held[run.pk, name] for run in runs if (run.pk, name) in held]
+        if len(sides) == len(runs):
+            found.append(SharedQuestion(name, sides))
+    return found[:limit]
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """The trajectories of one prompt."""
+
+    n: int
+    n_rewards: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def has_no_signal(self) -> bool:
+        """All rewards are equal, so each group-relative advantage is zero."""
+        return self.n_rewards > 1 and self.low == self.high
+
+
+def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
+    """The rewards of some groups of a run. One query."""
+    rows = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
+        "group"
+    ).annotate(
+        n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")
+    )
+    return {group: GroupStats(*values) for group, *values in rows}

@@ -20,9 +20,9 @@ from rollouts.store.text import without_paths
 from rollouts.store.trajectories.contents import Contents
 from rollouts.store.trajectories.findings import add_findings, set_findings, worst_severity
 from rollouts.store.trajectories.previews import stored_preview
-from rollouts.store.trajectories.streams import stored_steps
-from rollouts.store.trajectories.trajectory_writes import bump_run, reward_totals
-from rollouts.store.trajectories.write_steps import StepWriter, count_tokens
+from rollouts.store.trajectories.save_trajectories import bump_run, reward_totals
+from rollouts.store.trajectories.step_writer import StepWriter, count_tokens
+from rollouts.store.trajectories.stored_steps import stored_steps
 
 Status = models.StoredTrajectory.Status
 

@@ -11,7 +11,7 @@ from rollout_inspector.streams.preview import MAX_LINE, Pieces, Preview, preview
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
-from rollouts.store.people.tokenizers import byte_table_of
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories.trajectories import load_trajectories
 

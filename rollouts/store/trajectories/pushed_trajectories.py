@@ -14,7 +14,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 
 DIAGNOSED_TO = "judged_to"
 """In the run's settings: the key of the last trajectory that was diagnosed. Keys of a run grow as it is stored."""

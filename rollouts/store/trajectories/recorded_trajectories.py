@@ -15,9 +15,9 @@ from rollouts.store import models
 from rollouts.store.bulk import reserve_keys
 from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.previews import stored_preview
-from rollouts.store.trajectories.streams import stored_steps
-from rollouts.store.trajectories.trajectory_writes import bump_run, next_index, reward_totals
-from rollouts.store.trajectories.write_steps import StepWriter
+from rollouts.store.trajectories.save_trajectories import bump_run, next_index, reward_totals
+from rollouts.store.trajectories.step_writer import StepWriter
+from rollouts.store.trajectories.stored_steps import stored_steps
 
 Status = models.StoredTrajectory.Status
 _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")

@@ -1,14 +1,22 @@
-"""What the diagnosis found when it encoded the text of a stream again."""
+"""What encoding the text of trajectories again would change, as the diagnosis found it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 import numpy as np
+from django.db import transaction
 
 from rollout_inspector.streams.canonical import Drift
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.retokenized import EncodedAgain
+from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollouts.store import models
+from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import Retokenized, StoredTrajectory
+
+MAX_DRIFTS = 20_000
+"""Of a trajectory. One with more was made by another tokenizer, and nobody reads them all."""
 
 
 def stored_drifts(
@@ -39,3 +47,46 @@ def stored_drifts(
 def checksum(ids: Ids) -> int:
     """A number that tells streams apart, as an int32."""
     return int(np.uint32(crc32(ids.astype("<i4").tobytes())).astype(np.int32))
+
+
+def keep_retokenized(run: models.Run, found: Sequence[tuple[int, Sequence[EncodedAgain]]]) -> None:
+    """Put new results in place of the old ones of these trajectories: primary key and what the diagnosis found.
+
+    A trajectory that was deleted meanwhile is left out.
+    """
+    keys = [key for key, _ in found]
+    with transaction.atomic():
+        models.Retokenized.objects.filter(trajectory__in=keys).delete()
+        if run.tokenizer is None:
+            return
+        locked = run.trajectories.select_for_update(of=("self",)).filter(pk__in=keys).order_by("pk")
+        there = set(locked.values_list("pk", flat=True))
+        kept = [(key, again) for key, again in found if key in there and _is_kept(again)]
+        own = reserve_keys(models.Retokenized, len(kept))
+        insert_whole([_stored(next(own), key, run.tokenizer.files_sha256, again) for key, again in kept])
+
+
+def _is_kept(again: Sequence[EncodedAgain]) -> bool:
+    return len(again) > 0 and sum(len(one.drifts) for one in again) <= MAX_DRIFTS
+
+
+def _stored(key: int, trajectory: int, files_sha256: str, again: Sequence[EncodedAgain]) -> models.Retokenized:
+    drifts = [drift for one in again for drift in one.drifts]
+    return bare(
+        models.Retokenized,
+        id=key,
+        trajectory_id=trajectory,
+        files_sha256=files_sha256,
+        streams=[
+            value
+            for one in again
+            for value in (
+                -1 if one.step is None else one.step, -1 if one.row is None else one.row,
+                checksum(one.ids), len(one.drifts),
+            )
+        ],
+        drifts=[
+            value for one in drifts for value in (one.start, one.stop, len(one.expected_ids), int(one.invalid_utf8))
+        ],
+        expected_ids=np.concatenate([NO_IDS, *(drift.expected_ids for drift in drifts)]),
+    )

@@ -1,11 +1,13 @@
-"""What a user has seen."""
+"""Which trajectories a user has looked at."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from django.db.models import QuerySet
 
+from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, Seen, StoredTrajectory
 
 
@@ -23,3 +25,16 @@ def seen_among(trajectories: Sequence[StoredTrajectory], reader: int) -> set[int
 def seen_in_run(run: Run, reader: int) -> QuerySet[Seen]:
     """What the user has seen of a run."""
     return Seen.objects.filter(user=reader, trajectory__run=run)
+
+
+def mark_seen(trajectory: StoredTrajectory, user: Any, seen: bool = True) -> None:
+    """Mark a trajectory as seen by a user, or as not seen; twice is as once.
+
+    Raises ``ValueError`` with a sentence for one that still grows.
+    """
+    if not seen:
+        Seen.objects.filter(user=user, trajectory=trajectory).delete()
+    elif is_active(trajectory):
+        raise ValueError("This trajectory still grows. Mark it as seen when it has ended.")
+    else:
+        Seen.objects.bulk_create([Seen(user=user, trajectory=trajectory)], ignore_conflicts=True)

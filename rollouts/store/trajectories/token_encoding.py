@@ -19,7 +19,7 @@ from rollouts.store.bulk import bare
 from rollouts.store.token_arrays import Place, TokenItem, store_of
 from rollouts.store.token_arrays.items import row_item, step_item
 from rollouts.store.trajectories.previews import stored_preview
-from rollouts.store.trajectories.streams import StoredSteps
+from rollouts.store.trajectories.stored_steps import StoredSteps
 from rollouts.store.trajectories.token_segments import delete_files
 
 

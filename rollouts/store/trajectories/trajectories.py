@@ -24,7 +24,7 @@ from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, R
 from rollouts.store import models
 from rollouts.store.token_arrays.items import STEP_ARRAYS
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
-from rollouts.store.trajectories.streams import step_extents
+from rollouts.store.trajectories.stored_steps import step_extents
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
@@ -139,3 +139,8 @@ def load_step_prompt(step: models.StoredStep) -> Ids:
     tokens = {one.index: one.tokens for one in steps_with_tokens(held)} if pieces else {}
     found = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
     return np.concatenate(found) if found else NO_IDS
+
+
+def find_trajectory(code: str) -> models.StoredTrajectory | None:
+    """A trajectory with its run and the run's tokenizer. One query."""
+    return models.StoredTrajectory.objects.select_related("run__tokenizer").filter(code=code).first()

@@ -16,8 +16,8 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.bulk import bare, reserve_keys
 from rollouts.store.trajectories.findings import add_findings, set_findings
+from rollouts.store.trajectories.step_writer import StepWriter
 from rollouts.store.trajectories.token_encoding import EncodedTrajectory, encode_trajectories
-from rollouts.store.trajectories.write_steps import StepWriter
 
 
 def save_trajectories(

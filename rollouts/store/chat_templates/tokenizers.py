@@ -1,4 +1,7 @@
-"""Registering tokenizers and chat templates."""
+"""Registered tokenizers.
+
+A run and a check use tokenizers of their own project alone, so most functions ask in one project.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
@@ -19,10 +23,12 @@ from rollout_inspector.text.tokenizers.files import WANTED
 from rollout_inspector.text.tokenizers.kept_tables import FORMAT, TABLE_FILES
 from rollout_inspector.text.tokenizers.validate import check_file
 from rollouts.store import files, models
-from rollouts.store.people import activity_log as audit
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.models import Project, Tokenizer
+from rollouts.store.people import activity_log
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.projects import key_of
-from rollouts.store.people.registered_tokenizers import tokenizers_of
 
 
 def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
@@ -68,24 +74,6 @@ def _prefix(files_sha256: str) -> str:
 
 def _table_prefix(files_sha256: str) -> str:
     return f"byte_tables/{files_sha256}-{FORMAT}/"
-
-
-def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:
-    """Keep a chat template under the hash of its bytes, and the name that a project has for it.
-
-    One that the project knows keeps its name unless it had none. ``project``: None = the default one.
-    """
-    if "\0" in text:
-        raise ValueError("A chat template cannot hold the character U+0000.")
-    key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
-    known, created = models.ProjectTemplate.objects.get_or_create(
-        project_id=key_of(project), chat_template=template, defaults={"label": label[:200]}
-    )
-    if label and not created and not known.label:
-        known.label = label[:200]
-        known.save(update_fields=["label"])
-    return template
 
 
 def register_tokenizer(
@@ -135,7 +123,7 @@ def register_tokenizer(
         except IntegrityError:
             record, created = models.Tokenizer.objects.get(name=candidate, **of_project), False
         if created:
-            audit.record(Action.TOKENIZER_ADDED, record, detail=record.source)
+            activity_log.record(Action.TOKENIZER_ADDED, record, detail=record.source)
         if record.files_sha256 == files_sha256:
             return record
         if name is not None:
@@ -216,3 +204,36 @@ def _keep_table(files_sha256: str, table: ByteTable) -> None:
         tokenizers.write_table(table, Path(scratch))
         for name in TABLE_FILES:
             files.put(_table_prefix(files_sha256) + name, Path(scratch, name))
+
+
+def list_tokenizers(access: Access, project_code: str = "") -> QuerySet[Tokenizer]:
+    """The tokenizers that may be seen, by name, each with its project; with a code only those of that project."""
+    found = access.limit(Tokenizer.objects.order_by("name", "pk")).select_related("project")
+    return found.filter(project__code=project_code) if project_code else found
+
+
+def tokenizers_of(project: Project | int | None) -> QuerySet[Tokenizer]:
+    """The tokenizers of a project by name. The query runs when the result is read, so a form can use it as choices."""
+    return Tokenizer.objects.filter(project=project).order_by("name")
+
+
+def tokenizer_names(project: Project | int | None, limit: int | None = None) -> list[str]:
+    """The names of the first ``limit`` tokenizers of a project; None = of all."""
+    return list(tokenizers_of(project).values_list("name", flat=True)[:limit])
+
+
+def tokenizer_named(project: Project | int | None, name: str) -> Tokenizer | None:
+    """The tokenizer of that name in a project, with its chat template."""
+    return tokenizers_of(project).select_related("chat_template").filter(name=name).first()
+
+
+def registered_from(source: str, project: Project | int | None = None) -> Tokenizer | None:
+    """The tokenizer that was registered last from a source; with a project the last one there."""
+    found = Tokenizer.objects.filter(source=source) if project is None else tokenizers_of(project).filter(source=source)
+    return found.order_by("-pk").first()
+
+
+def tokenizers_with_template(found: QuerySet[Tokenizer], texts: bool = False) -> list[Tokenizer]:
+    """Those of ``found`` that have their own chat template. ``texts``: also load the templates."""
+    found = found.exclude(chat_template=None)
+    return list(found.select_related("chat_template") if texts else found)

@@ -15,13 +15,12 @@ from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import JobLost, end_job
 from rollouts.store.runs.rejections import MAX_REJECTIONS, add_rejections
-from rollouts.store.runs.run_writes import beat, delete_trajectories, recount, take_figures
+from rollouts.store.runs.runs import beat, delete_trajectories, recount, take_figures
 from rollouts.store.text import without_paths
 
 IMPORTED = "imported"
 """In the run's settings: what is complete, so that an import that was killed goes on at the file it was at."""
 _NOTHING: dict[str, Any] = {"files": 0, "next_index": 0, "formats": [], "n_rejected": 0, "last_rejection": 0}
-
 Alive = Callable[[], object]
 """Called in each transaction of an import. It raises :class:`JobLost` when the import is another worker's."""
 
