@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
-from rollout_inspector.streams import trajectory as tito
 from rollout_inspector.streams.retokenized import EncodedAgain
-from rollout_inspector.streams.trajectory import Step
+from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
 from rollouts.store.trajectories.retokenized import keep_retokenized
@@ -61,7 +60,7 @@ class RunStorage:
         if len(steps) != record.n_steps:
             # An earlier attempt or an earlier process stored the first steps.
             steps = list(load_trajectory(record).steps)
-        value = tito.Trajectory(
+        value = Trajectory(
             external_id=record.external_id,
             steps=tuple(steps),
             rows=end.rows or (),

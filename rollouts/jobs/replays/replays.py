@@ -11,8 +11,7 @@ from django.db import transaction
 
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult as Made
-from rollout_inspector.streams.strategies.replay import replay_many
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollouts.jobs.replays.replay_context import CannotReplay, complete_replies, context_of, template_text
 from rollouts.store import models
@@ -110,7 +109,7 @@ def do_job(job: Job, beat: Beat) -> None:
         made.save(update_fields=["report"])
 
 
-def _replayed(record: StoredTrajectory) -> list[Made]:
+def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
     reason = missing(record)
     if reason:
         raise CannotReplay(reason)
@@ -127,7 +126,7 @@ def _replayed(record: StoredTrajectory) -> list[Made]:
     return made
 
 
-def figures(made: Made) -> dict[str, Any]:
+def figures(made: StrategyResult) -> dict[str, Any]:
     """The figures of what one strategy makes of a trajectory."""
     return {
         "strategy": made.slug,
@@ -147,7 +146,7 @@ def figures(made: Made) -> dict[str, Any]:
     }
 
 
-def _kept(made: Replay, result: Made) -> ReplayRows | None:
+def _kept(made: Replay, result: StrategyResult) -> ReplayRows | None:
     if sum(len(row.ids) for row in result.rows) > MAX_KEPT_TOKENS:
         return None
     return ReplayRows(

@@ -10,9 +10,8 @@ from typing import Any
 from django.db.models import Count, Sum
 
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult as Made
-from rollout_inspector.streams.strategies.replay import replay_many
-from rollout_inspector.streams.trajectory import Trajectory as Value
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
 from rollouts.jobs.replays.replays import figures, hash_of
@@ -61,7 +60,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
     context, loaded = context_of(run)
     pending: deque[StoredTrajectory] = deque()
 
-    def values() -> Iterator[Value]:
+    def values() -> Iterator[Trajectory]:
         for record, value in loaded_trajectories(finished_trajectories(run, after + 1, last)):
             pending.append(record)
             yield complete_replies(value, loaded, context)
@@ -123,7 +122,7 @@ def _run_of(job: Job) -> Run:
     return run
 
 
-def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
+def _add(report: dict[str, Any], made: Sequence[StrategyResult]) -> None:
     for line, one in zip(report["strategies"], made, strict=True):
         line["trajectories"] += 1
         if one.refused:
