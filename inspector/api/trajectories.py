@@ -36,6 +36,7 @@ from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import engine_columns, trajectory_parts
+from rollouts.store.trajectories.replays import stored_rows
 
 router = Router(tags=["trajectories"])
 STEP_COLUMNS = (
@@ -224,7 +225,7 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
     made = _current(trajectory)
     if is_active(made.job):
         raise ApiProblem(409, f"The replay is under way: wait for the job {made.job.code}.")
-    held = replays.stored_rows(made, [slug]).get(slug)
+    held = stored_rows(made, [slug]).get(slug)
     if held is None:
         raise ApiProblem(409, "The replay stored no rows of this strategy: it was refused, failed, or made too many "
                               f"tokens. GET /api/v1/trajectories/{trajectory.code}/strategies says which.")

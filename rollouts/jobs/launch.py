@@ -34,6 +34,7 @@ from rollouts.store.chat_templates.tokenizers import (
     register_tokenizer,
     registered_from,
 )
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.store.people.activity_log import Action, record
@@ -326,7 +327,7 @@ def send(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
         fail_run(run, f"{sentence} Then press Resume.")
-        run.refresh_from_db()
+        reload(run)
 
 
 def model_tokenizer(model: ServedModel, project: Project | None = None) -> Tokenizer:

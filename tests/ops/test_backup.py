@@ -24,9 +24,9 @@ from django.db.migrations.recorder import MigrationRecorder
 from inspector.server.file_storage import backup_place
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollouts.jobs.storage import backup, restore
-from rollouts.jobs.storage.backup_tables import columns_of
 from rollouts.jobs.storage.token_moves import move_run
 from rollouts.store import files, storage_mark
+from rollouts.store.backup_tables import columns_of
 from rollouts.store.fields import ArrayField
 from rollouts.store.models import (
     AuditEvent,

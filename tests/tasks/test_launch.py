@@ -38,6 +38,7 @@ from rollouts.sampling.engines.worker import EngineThread
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Retokenized, Run, StoredTrajectory, TemplateCheck
+from rollouts.store.runs import launched_runs
 from rollouts.store.runs.runs import cancel_run, create_run
 from rollouts.store.trajectories.launched_trajectories import (
     fail_trajectory,
@@ -45,7 +46,7 @@ from rollouts.store.trajectories.launched_trajectories import (
     release_trajectories,
 )
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker import run_rollouts, run_state
+from rollouts.worker import run_rollouts
 from rollouts.worker.heartbeat import queues_of
 from tests.conftest import Take
 
@@ -342,8 +343,8 @@ class TestTheWork:
             record.pk: [step.stream.tolist() for step in load_trajectory(record).steps]
             for record in run.trajectories.filter(status="queued", n_steps__gt=0)
         }
-        assert [orphan.pk for orphan in run_state.adopt_orphans(["demo"])] == [run.pk]
-        assert run_state.adopt_orphans(["demo"]) == []  # one worker gets it
+        assert [orphan.pk for orphan in launched_runs.adopt_orphans(["demo"])] == [run.pk]
+        assert launched_runs.adopt_orphans(["demo"]) == []  # one worker gets it
         run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
@@ -378,7 +379,7 @@ class TestOrphans:
             created_at=now - timedelta(seconds=age),
             heartbeat_at=None if heartbeat is None else now - timedelta(seconds=heartbeat),
         )
-        assert [one.pk for one in run_state.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
+        assert [one.pk for one in launched_runs.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
 
     def test_a_silent_run_is_taken_over_when_there_is_something_to_take(self) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
@@ -389,7 +390,7 @@ class TestOrphans:
             then = timezone.now() - timedelta(seconds=seconds)
             Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=then)
             run.trajectories.filter(status="running").update(lease_until=then + timedelta(seconds=20))
-            return bool(run_state.adopt_orphans(["demo"]))
+            return bool(launched_runs.adopt_orphans(["demo"]))
 
         assert not adopted(5) and adopted(12)  # nobody holds what is queued
         run.trajectories.update(status="running")

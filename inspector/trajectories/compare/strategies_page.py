@@ -37,6 +37,7 @@ from rollouts.jobs.replays import replays
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts
+from rollouts.store.trajectories.replays import stored_rows
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
 RECORDED = "recorded"
@@ -231,7 +232,7 @@ def _both_rows(
     notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and loss masks. None and a notice when one cannot be shown."""
-    stored = replays.stored_rows(made, [side.slug for side in asked])
+    stored = stored_rows(made, [side.slug for side in asked])
     row_pair = []
     for side in asked:
         if side.slug == RECORDED:

@@ -33,6 +33,7 @@ from rollouts.store.chat_templates.tokenizers import (
     tokenizer_names,
     tokenizers_of,
 )
+from rollouts.store.database import reload
 from rollouts.store.models import Project, Tokenizer
 
 
@@ -115,7 +116,7 @@ class Command(TerminalCommand):
         rows: list[dict[str, Any]] = []
         status = 0
         project = project_named(options["project"])
-        for registered in tokenizers_of(project).select_related("chat_template"):
+        for registered in tokenizers_of(project, templates=True):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
                 with run_jobs() as jobs:
@@ -123,7 +124,7 @@ class Command(TerminalCommand):
                         registered, registered.chat_template, repair=search, project=project
                     )
                     jobs += [check.job] if to_do else []
-                check.refresh_from_db()
+                reload(check)
                 report, error = check.report, check.error
                 if report is None and not error:
                     error = "A worker checks it now."

@@ -15,9 +15,10 @@ from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.jobs import run_or_send
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
+from rollouts.store.database import reload
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import find_run, save_tokenizer
 
 
 class Command(TerminalCommand):
@@ -45,7 +46,7 @@ class Command(TerminalCommand):
         def ask() -> tuple[Job, bool]:
             job, is_new = ask_job(run, "diagnose", asked)
             if is_new:
-                run.save(update_fields=["tokenizer", "chat_template"])
+                save_tokenizer(run)
             return job, is_new
 
         job = run_or_send(run, ask, "diagnosed", options["background"], self.stderr)
@@ -55,7 +56,7 @@ class Command(TerminalCommand):
         if job.status != Job.Status.DONE:
             what = job.error or f"It was {job.status}."
             raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
-        run.refresh_from_db()
+        reload(run)
         if options["json"]:
             self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
             return

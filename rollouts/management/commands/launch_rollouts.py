@@ -25,8 +25,11 @@ from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.sampling.environments import Prompt, PromptsRejected, read_prompts
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.models import Run
+from rollouts.store.runs.runs import ask_to_stop
+from rollouts.store.trajectories.trajectories import rewards_of
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
@@ -117,7 +120,7 @@ class Command(TerminalCommand):
             self._work_here(run)
         elif options["wait"]:
             self._wait(run)
-        run.refresh_from_db()
+        reload(run)
         self._print(run, options["json"])
         if run.status == Run.Status.FAILED:
             raise CommandError(f"The run {run.code} failed: {run.error}")
@@ -138,7 +141,7 @@ class Command(TerminalCommand):
         try:
             run_rollouts.work_on(run.pk)
         except KeyboardInterrupt:
-            Run.objects.filter(pk=run.pk).update(cancel_requested=True)
+            ask_to_stop(run)
             run_rollouts.settle(run.pk)
             raise
         finally:
@@ -148,17 +151,13 @@ class Command(TerminalCommand):
         try:
             while is_active(run):
                 time.sleep(POLL_SECONDS)
-                run.refresh_from_db()
+                reload(run)
         except KeyboardInterrupt:
             self.stderr.write(f"The run {run.code} goes on. The run's page shows it.")
             raise
 
     def _print(self, run: Run, as_json: bool) -> None:
-        rewards = [
-            reward
-            for reward in run.trajectories.filter(status=StoredTrajectory.Status.DONE).values_list("reward", flat=True)
-            if reward is not None
-        ]
+        rewards = rewards_of(run)
         result = {
             "run": run.code,
             "status": run.status,

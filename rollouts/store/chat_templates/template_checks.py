@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import QuerySet
 
-from rollouts.store.models import Run, StoredStep, StoredTrajectory, TemplateCheck
+from rollouts.store.chat_templates.chat_templates import chat_template_labels
+from rollouts.store.models import ChatTemplate, Job, Project, Run, StoredStep, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import Access
 from rollouts.store.runs.runs import find_run
 
@@ -63,3 +65,20 @@ def find_request(access: Access, trajectory_code: str, run_code: str, index: int
     steps = StoredStep.objects.select_related("tools", "template_kwargs")
     step = steps.filter(trajectory=trajectory, index=index).first() if trajectory else None
     return StoredRequest(run, step)
+
+
+def check_of(code: str, project: Project, chat_template: ChatTemplate, **columns: Any) -> tuple[TemplateCheck, bool]:
+    """The check with a code, and whether it is new; a new one has these columns and the project's template label."""
+    label = chat_template_labels(project, [chat_template.pk]).get(chat_template.pk, "")
+    columns |= {"project": project, "chat_template": chat_template, "label": label}
+    return TemplateCheck.objects.get_or_create(code=code, defaults=columns)
+
+
+def check_of_job(job: Job) -> TemplateCheck:
+    """The check that a job answers, with its tokenizer and template. One query."""
+    return TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
+
+
+def save_check(check: TemplateCheck, *columns: str) -> None:
+    """Write columns of a check."""
+    check.save(update_fields=columns)

@@ -212,9 +212,13 @@ def list_tokenizers(access: Access, project_code: str = "") -> QuerySet[Tokenize
     return found.filter(project__code=project_code) if project_code else found
 
 
-def tokenizers_of(project: Project | int | None) -> QuerySet[Tokenizer]:
-    """The tokenizers of a project by name. The query runs when the result is read, so a form can use it as choices."""
-    return Tokenizer.objects.filter(project=project).order_by("name")
+def tokenizers_of(project: Project | int | None, templates: bool = False) -> QuerySet[Tokenizer]:
+    """The tokenizers of a project by name; ``templates``: each with its chat template.
+
+    The query runs when the result is read, so a form can use it as choices.
+    """
+    found = Tokenizer.objects.filter(project=project).order_by("name")
+    return found.select_related("chat_template") if templates else found
 
 
 def tokenizer_names(project: Project | int | None, limit: int | None = None) -> list[str]:
@@ -224,7 +228,7 @@ def tokenizer_names(project: Project | int | None, limit: int | None = None) -> 
 
 def tokenizer_named(project: Project | int | None, name: str) -> Tokenizer | None:
     """The tokenizer of that name in a project, with its chat template."""
-    return tokenizers_of(project).select_related("chat_template").filter(name=name).first()
+    return tokenizers_of(project, templates=True).filter(name=name).first()
 
 
 def registered_from(source: str, project: Project | int | None = None) -> Tokenizer | None:

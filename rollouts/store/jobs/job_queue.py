@@ -127,3 +127,8 @@ class _Queue:
             return self.n_of_user[owner], self.n_of_kind[owner, job.kind], job.pk != preferred, job.pk
 
         return min((job for job in self.waiting if self.may_begin(job, limit)), key=place, default=None)
+
+
+def is_of_engine(pk: int) -> bool:
+    """Whether a job is one that only workers of a model do. One query."""
+    return Job.objects.filter(pk=pk, kind__in=engine_kinds()).exists()

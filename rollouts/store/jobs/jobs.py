@@ -309,3 +309,29 @@ def waiting_jobs(access: Access) -> dict[str, int]:
     queued = Job.objects.filter(status=Job.Status.QUEUED)
     waiting = access.limit(queued, *SUBJECTS).values_list("kind")
     return dict(waiting.annotate(n=Count("pk")).order_by("kind"))
+
+
+def active_jobs(run: Run, *kinds: str) -> list[Job]:
+    """The jobs of a run that are under way, of these kinds or of any, the oldest first. One query."""
+    active = run.jobs.filter(status__in=ACTIVE).order_by("pk")
+    return list(active.filter(kind__in=kinds) if kinds else active)
+
+
+def job_codes(run: Run, kind: str) -> list[str]:
+    """The codes of the jobs of a kind that a run has. One query."""
+    return list(run.jobs.filter(kind=kind).values_list("code", flat=True))
+
+
+def delete_ended_jobs(run: Run, kind: str) -> None:
+    """Delete the jobs of a kind that a run has and that are not under way."""
+    run.jobs.filter(kind=kind).exclude(status__in=ACTIVE).delete()
+
+
+def delete_earlier_jobs(job: Job) -> None:
+    """Delete the older jobs of the same kind and run."""
+    Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk).delete()
+
+
+def drop_earlier_reports(job: Job) -> None:
+    """Drop the reports of the older jobs of the same kind and run."""
+    Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk).update(report=None)

@@ -129,3 +129,18 @@ def _released(shard: Job, **fields: Any) -> bool:
 
 def _progress(n_done: int, n: int) -> str:
     return f"{n_done:,} of {n:,} parts"
+
+
+def unfinished_shards(job: Job) -> list[Job]:
+    """The shards of a job that are not done, whether or not they have ended. One query."""
+    return list(job.shards.exclude(status=Job.Status.DONE))
+
+
+def first_failed_shard(job: Job) -> Job | None:
+    """The first shard of a job that failed. One query."""
+    return job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
+
+
+def save_shard(shard: Job, *columns: str) -> None:
+    """Write columns of a shard that has ended."""
+    shard.save(update_fields=columns)

@@ -41,9 +41,14 @@ def local_user() -> AbstractBaseUser:
     return user
 
 
+def account_named(name: str) -> AbstractBaseUser | None:
+    """The account of that name; the local one is made on first use."""
+    return local_user() if name == LOCAL_USER else get_user_model().objects.filter(username=name).first()
+
+
 def active_user(name: str) -> User | None:
     """The account of that name if it may log in; the local one is made on first use."""
-    user = local_user() if name == LOCAL_USER else get_user_model().objects.filter(username=name).first()
+    user = account_named(name)
     return user if isinstance(user, User) and user.is_active else None
 
 

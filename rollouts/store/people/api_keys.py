@@ -100,3 +100,8 @@ def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:
 def api_token_by_key(pk: int) -> ApiToken | None:
     """The API token with that key, with its owner and its project."""
     return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()
+
+
+def all_api_tokens() -> list[models.ApiToken]:
+    """Every API token, newest first, with its owner and its project. One query."""
+    return list(models.ApiToken.objects.select_related("created_by", "project").order_by("-pk"))

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from rollouts.store.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
 from rollouts.store.people.access import access_of
-from rollouts.store.people.projects import MAX_LISTED
+from rollouts.store.people.projects import MAX_LISTED, lock_project
 from rollouts.store.people.shares import token_hash
 from rollouts.store.text import storable_text
 
@@ -73,7 +73,7 @@ def delete_project(project: Project) -> None:
 def set_role(project: Project, user: Any, role: Role) -> Membership:
     """Give a user a role in a project. The last admin of a project stays one."""
     with transaction.atomic():
-        _lock(project)
+        lock_project(project)  # two admins must not remove each other at once
         if role != Role.ADMIN:
             _keep_an_admin(project, user)
         return Membership.objects.update_or_create(project=project, user=user, defaults={"role": role})[0]
@@ -82,14 +82,9 @@ def set_role(project: Project, user: Any, role: Role) -> Membership:
 def remove_member(project: Project, user: Any) -> None:
     """Take a user out of a project. The last admin of a project stays in it."""
     with transaction.atomic():
-        _lock(project)
+        lock_project(project)  # two admins must not remove each other at once
         _keep_an_admin(project, user)
         Membership.objects.filter(project=project, user=user).delete()
-
-
-def _lock(project: Project) -> None:
-    """Let one change of a project's members wait for another, so that two admins cannot remove each other at once."""
-    Project.objects.select_for_update().get(pk=project.pk)
 
 
 def _keep_an_admin(project: Project, user: Any) -> None:
@@ -142,7 +137,7 @@ def join(record: Invitation, user: Any) -> Membership:
     """
     with transaction.atomic():
         # Under the lock, because somebody may take the maker's role away in this moment.
-        _lock(record.project)
+        lock_project(record.project)
         if fault := invitation_fault(Invitation.objects.select_related("created_by").get(pk=record.pk)):
             raise PeopleRefused(fault)
         now = timezone.now()

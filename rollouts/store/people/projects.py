@@ -35,3 +35,13 @@ def listed_projects(access: Access) -> list[Project]:
     """The projects that somebody may see, by name, each with ``n_members``."""
     counted = Project.objects.annotate(n_members=Count("memberships"))
     return list(access.limit(counted.order_by("name"), "pk")[:MAX_LISTED])
+
+
+def project_names(limit: int) -> list[str]:
+    """The first names of projects, for who may see all."""
+    return list(Project.objects.order_by("name").values_list("name", flat=True)[:limit])
+
+
+def lock_project(project: Project) -> None:
+    """Let others that lock the project wait until the transaction ends."""
+    Project.objects.select_for_update().get(pk=project.pk)

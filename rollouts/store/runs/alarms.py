@@ -17,7 +17,17 @@ from django.utils.crypto import salted_hmac
 
 from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmStep, Raised, find_raised, limit_words
 from rollout_inspector.diagnose.kinds import KINDS
-from rollouts.store.models import Alarm, AlarmRule, Project, ProjectAlarms, Run, TrainingStepFigures, new_code
+from rollouts.store.models import (
+    ACTIVE,
+    Alarm,
+    AlarmRule,
+    Job,
+    Project,
+    ProjectAlarms,
+    Run,
+    TrainingStepFigures,
+    new_code,
+)
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 
@@ -126,13 +136,13 @@ def runs_to_check(project: Project) -> QuerySet[Run]:
     return Run.objects.filter(pk__in=counted).order_by("-pk")
 
 
-def waiting_alarms(now: datetime) -> QuerySet[Alarm]:
-    """The alarms that a webhook has still to be told of, the oldest first."""
+def waiting_alarms(now: datetime, run: Run | None = None) -> QuerySet[Alarm]:
+    """The alarms of a run (None = of all) that a webhook has still to be told of, the oldest first."""
     found = Alarm.objects.filter(
         delivered_at=None, holds=True, raised_at__gt=now - GIVE_UP, raised_at__gte=F("run__project__alarms__since"),
         run__project__alarms__next_try_at__lte=now,
     ).exclude(run__project__alarms__webhook="")
-    return found.order_by("raised_at", "pk")
+    return (found if run is None else found.filter(run=run)).order_by("raised_at", "pk")
 
 
 class AlarmRefused(ValueError):
@@ -306,3 +316,17 @@ def note_undelivered(alarm: Alarm, held: ProjectAlarms, sentence: str, next_try_
     ProjectAlarms.objects.filter(pk=held.pk, webhook=held.webhook).update(
         n_failures=held.n_failures + 1, error=sentence[:300], next_try_at=next_try_at
     )
+
+
+def runs_to_tell_of(now: datetime, kind: str) -> list[Run]:
+    """A run of each project whose webhook is to be told of an alarm, and that has no job of the ``kind`` under way.
+
+    Two queries.
+    """
+    waiting = waiting_alarms(now).select_related("run").order_by("run__project", "raised_at", "pk")
+    first: dict[int | None, Run] = {}
+    for alarm in waiting[:1000]:
+        first.setdefault(alarm.run.project_id, alarm.run)
+    active = Job.objects.filter(kind=kind, run__project__in=list(first), status__in=ACTIVE)
+    busy = set(active.values_list("run__project", flat=True))
+    return [run for project, run in first.items() if project not in busy]

@@ -35,3 +35,9 @@ def gallery_evidence(run: Run, others: Collection[str]) -> dict[str, str]:
     shown = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
     found = StoredFinding.objects.filter(shown, run=run).order_by("-severity", "-pk")
     return dict(found.values_list("trajectory__external_id", "evidence"))
+
+
+def find_training_run(digest: str, project: Project) -> Run | None:
+    """The run of a project that holds the bundled run of training with this hash, unless it failed. One query."""
+    runs = Run.objects.filter(project=project, **{f"settings__{TRAINING_KEY}": digest})
+    return runs.exclude(status__in=(Run.Status.FAILED, Run.Status.CANCELLED)).first()

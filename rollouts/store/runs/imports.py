@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Max, Sum
+from django.db.models import Max, QuerySet, Sum
 from django.utils import timezone
 
 from rollout_inspector.formats import Rejected
 from rollouts.store import models
+from rollouts.store.bulk import change_whole
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import JobLost, end_job
 from rollouts.store.runs.rejections import MAX_REJECTIONS, add_rejections
 from rollouts.store.runs.runs import beat, delete_trajectories, recount, take_figures
 from rollouts.store.text import without_paths
+from rollouts.store.trajectories.trajectories import last_index
 
 IMPORTED = "imported"
 """In the run's settings: what is complete, so that an import that was killed goes on at the file it was at."""
@@ -142,7 +145,7 @@ def move_range(run: models.Run, first: int, stop: int, to: int) -> int:
 
 def next_final_index(run: models.Run) -> int:
     """The index behind the trajectories that have their final place."""
-    last = run.trajectories.filter(index__lt=PROVISIONAL).aggregate(last=Max("index"))["last"]
+    last = last_index(run.trajectories.filter(index__lt=PROVISIONAL))
     return 0 if last is None else last + 1
 
 
@@ -175,3 +178,32 @@ def end_import(run: models.Run, job: models.Job, status: str, error: str = "") -
         run.status, run.error, run.finished_at = status, without_paths(error), timezone.now()
         run.save(update_fields=["status", "error", "finished_at"])
     take_figures(run)
+
+
+def set_bytes_total(run: models.Run, n: int) -> None:
+    """Remember how many bytes the files of an import have."""
+    run.bytes_total = n
+    run.save(update_fields=["bytes_total"])
+
+
+def failed_import_of(run: models.Run) -> models.Job | None:
+    """The last job that was to read files into a run and failed. One query."""
+    return run.jobs.filter(kind="import", status=models.Job.Status.FAILED).order_by("-pk").first()
+
+
+def names_at(run: models.Run, indices: Iterable[int]) -> list[tuple[int, int, str, str]]:
+    """Key, index, external id and group of the trajectories at these indices. One query."""
+    columns = ("pk", "index", "external_id", "group")
+    return list(run.trajectories.filter(index__in=list(indices)).values_list(*columns))
+
+
+def rename_trajectories(named: Sequence[tuple[str, str, int]]) -> None:
+    """Give trajectories other names, each as external id, group and key."""
+    change_whole(models.StoredTrajectory, ("external_id", "group"), named)
+
+
+def never_sent_imports(before: datetime) -> QuerySet[models.Run]:
+    """Older runs whose request was killed between keeping the files and sending them to a worker."""
+    Run = models.Run
+    waiting = Run.objects.filter(kind=Run.Kind.IMPORT, status=Run.Status.QUEUED, created_at__lt=before, jobs=None)
+    return waiting.exclude(engine="recorder")

@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.jobs import JobLost
 from rollouts.store.paging import CursorPart, cut_part, read_cursor
 from rollouts.store.people.access import Access
 from rollouts.store.people.projects import key_of
@@ -112,6 +113,11 @@ def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
     if templates:
         found = found.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
     return found.first()
+
+
+def get_run(pk: int) -> models.Run:
+    """The run with this key, with its tokenizer and chat templates. One query. Raises ``Run.DoesNotExist``."""
+    return models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=pk)
 
 
 def count_running(run: models.Run) -> int:
@@ -221,7 +227,7 @@ def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
     """Set the tokenizer of a run, and the tokenizer's chat template if the run has none."""
     run.tokenizer = tokenizer
     run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
-    run.save(update_fields=["tokenizer", "chat_template"])
+    save_tokenizer(run)
 
 
 def delete_run(run: models.Run) -> None:
@@ -301,3 +307,48 @@ def _totals(run: models.Run) -> dict[str, Any]:
     counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
     values["finding_counts"] = dict(counts)
     return values
+
+
+def run_of_job(job: models.Job) -> models.Run:
+    """The run of a job or shard, with its tokenizer and chat templates. One query. Raises :class:`JobLost`."""
+    run = find_run(templates=True, jobs=job.whole_id or job.pk)
+    if run is None:
+        raise JobLost
+    return run
+
+
+def run_and_trajectories(code: str) -> tuple[models.Run, QuerySet[models.StoredTrajectory]] | None:
+    """The run with a code and its trajectories in order; or a trajectory with the code, and its run.
+
+    None = there is neither. At most two queries, and the one for the trajectories.
+    """
+    run = find_run(templates=True, code=code)
+    if run is not None:
+        return run, run.trajectories.order_by("index")
+    run = find_run(templates=True, trajectories__code=code)
+    return None if run is None else (run, run.trajectories.filter(code=code))
+
+
+def lock_run(run: models.Run) -> None:
+    """Let others that lock the run wait until the transaction ends."""
+    models.Run.objects.select_for_update().get(pk=run.pk)
+
+
+def ask_to_stop(run: models.Run, stops: bool = True) -> None:
+    """Set the flag by which those that work on a run see that they are to stop, or take it back."""
+    models.Run.objects.filter(pk=run.pk).update(cancel_requested=stops)
+
+
+def note_error(run: models.Run, sentence: str) -> None:
+    """Say on the page of a run what is wrong; the run goes on."""
+    models.Run.objects.filter(pk=run.pk).update(error=sentence)
+
+
+def save_tokenizer(run: models.Run) -> None:
+    """Write the tokenizer and the chat template that were set."""
+    run.save(update_fields=["tokenizer", "chat_template"])
+
+
+def count_active(run: models.Run) -> int:
+    """Trajectories of a run that have not ended. One query."""
+    return run.trajectories.filter(status__in=models.ACTIVE).count()

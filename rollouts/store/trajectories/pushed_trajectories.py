@@ -15,6 +15,7 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories.save_trajectories import save_trajectories
+from rollouts.store.trajectories.trajectories import taken_ids
 
 DIAGNOSED_TO = "judged_to"
 """In the run's settings: the key of the last trajectory that was diagnosed. Keys of a run grow as it is stored."""
@@ -27,8 +28,7 @@ def add_new_trajectories(
     with transaction.atomic():
         # Pushes to one run queue here, so that two of them agree on what is known and on the next index.
         models.Run.objects.select_for_update().get(pk=run.pk)
-        wanted = [trajectory.external_id for trajectory in trajectories]
-        known = set(run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
+        known = taken_ids(run, [trajectory.external_id for trajectory in trajectories])
         fresh = [trajectory for trajectory in trajectories if trajectory.external_id not in known]
         found = [trajectory for trajectory in trajectories if trajectory.external_id in known]
         return save_trajectories(run, fresh, token_table=token_table), found

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from django.db.models import Count, QuerySet, Sum
 
 from rollout_inspector.streams.coding import StepExtent, stream_pieces
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins
@@ -172,3 +173,10 @@ def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Fl
     """Name -> values ``[start, stop)`` of each trainer's column. A column may be shorter than the row."""
     columns = columns_of_rows(models.StoredRow.objects.filter(pk=record.pk))
     return {name: values[start:stop] for name, values in columns.get(record.pk, {}).items()}
+
+
+def row_totals(trajectories: QuerySet[models.StoredTrajectory]) -> dict[str, int]:
+    """``rows``, ``tokens`` and ``trained`` tokens of the rows of a query's trajectories. One query."""
+    rows = models.StoredRow.objects.filter(trajectory__in=trajectories.order_by().values("pk"))
+    sums = {"tokens": Sum("n_tokens", default=0), "trained": Sum("n_trained", default=0)}
+    return dict(rows.aggregate(rows=Count("pk"), **sums))

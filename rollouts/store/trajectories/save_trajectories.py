@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Max
 from django.utils import timezone
 
 from rollout_inspector.diagnose.finding import Finding
@@ -18,6 +17,7 @@ from rollouts.store.bulk import bare, reserve_keys
 from rollouts.store.trajectories.findings import add_findings, set_findings
 from rollouts.store.trajectories.step_writer import StepWriter
 from rollouts.store.trajectories.token_encoding import EncodedTrajectory, encode_trajectories
+from rollouts.store.trajectories.trajectories import last_index
 
 
 def save_trajectories(
@@ -101,7 +101,7 @@ def save_trajectories(
 
 def next_index(run: models.Run) -> int:
     """The position behind the last trajectory of a run."""
-    last = run.trajectories.aggregate(last=Max("index"))["last"]
+    last = last_index(run.trajectories.all())
     return 0 if last is None else last + 1
 
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
@@ -174,3 +175,24 @@ def _delete_moved(keys: Sequence[int]) -> None:
         models.RowTokens.objects.filter(**in_rows),
     ):
         queryset._raw_delete(queryset.db)  # type: ignore[attr-defined]
+
+
+def set_token_store(run: models.Run, store: str) -> None:
+    """From now on the arrays of a run go into the store of this name."""
+    models.Run.objects.filter(pk=run.pk).update(token_store=store)
+
+
+def trajectories_to_move(run: models.Run, after: int, limit: int) -> list[models.StoredTrajectory]:
+    """The next ``limit`` trajectories of a run behind an index that have ended. One query."""
+    ended = run.trajectories.exclude(status__in=models.ACTIVE).filter(index__gt=after)
+    return list(ended.only("pk", "code", "index", "n_tokens", "run_id").order_by("index")[:limit])
+
+
+def runs_to_gather(kind: str) -> QuerySet[models.Run]:
+    """Runs of the store ``segments`` that have ended, or were diagnosed, since the last job of this kind began."""
+    jobs = models.Job.objects.filter(run=OuterRef("pk"))
+    diagnosed = jobs.filter(kind="diagnose", finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
+    later = jobs.filter(Q(status__in=models.ACTIVE) | Q(created_at__gte=OuterRef("settled_at")), kind=kind)
+    ended = models.Run.objects.filter(token_store="segments", finished_at__isnull=False)
+    settled_at = Coalesce(Subquery(diagnosed.values("finished_at")[:1]), "finished_at")
+    return ended.exclude(status__in=models.ACTIVE).annotate(settled_at=settled_at).filter(~Exists(later))

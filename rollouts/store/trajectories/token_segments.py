@@ -88,3 +88,8 @@ def delete_orphans(now: datetime) -> None:
         old = [one.key for one in batch if one.changed_at is not None and one.changed_at < now - ORPHAN_AGE]
         named = set(models.TokenSegment.objects.filter(key__in=old).values_list("key", flat=True))
         delete_files([key for key in old if key not in named])
+
+
+def segment_keys() -> set[str]:
+    """The keys of all segments that were not replaced. One query."""
+    return set(models.TokenSegment.objects.filter(replaced_at=None).values_list("key", flat=True))

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from django.db.models import Max, QuerySet
 
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.streams.batches import batched
@@ -25,6 +26,9 @@ from rollouts.store import models
 from rollouts.store.token_arrays.items import STEP_ARRAYS
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 from rollouts.store.trajectories.stored_steps import step_extents
+
+LAST = 2**31 - 1
+"""No trajectory has a larger index."""
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
@@ -144,3 +148,56 @@ def load_step_prompt(step: models.StoredStep) -> Ids:
 def find_trajectory(code: str) -> models.StoredTrajectory | None:
     """A trajectory with its run and the run's tokenizer. One query."""
     return models.StoredTrajectory.objects.select_related("run__tokenizer").filter(code=code).first()
+
+
+def finished_trajectories(
+    run: models.Run, first: int = 0, last: int = LAST
+) -> QuerySet[models.StoredTrajectory]:
+    """The finished trajectories of a run in a range of indices, both inclusive, in order."""
+    done = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE, index__lte=last)
+    return (done.filter(index__gte=first) if first > 0 else done).order_by("index")
+
+
+def trajectories_by_key(keys: Sequence[int]) -> list[models.StoredTrajectory]:
+    """The trajectories with these keys, in their order; deleted ones are left out. One query."""
+    stored = models.StoredTrajectory.objects.in_bulk(keys)
+    return [stored[key] for key in keys if key in stored]
+
+
+def find_by_external_id(run: models.Run, external_id: str) -> models.StoredTrajectory | None:
+    """The trajectory that a source gave this id. One query."""
+    return run.trajectories.filter(external_id=external_id).first()
+
+
+def taken_ids(run: models.Run, external_ids: Sequence[str]) -> set[str]:
+    """Those of the ids that trajectories of a run have. One query."""
+    return set(run.trajectories.filter(external_id__in=external_ids).values_list("external_id", flat=True))
+
+
+def ids_and_codes(run: models.Run, limit: int | None = None) -> list[tuple[str, str]]:
+    """External id and code of the first ``limit`` trajectories of a run, in order; None = of all. One query."""
+    return list(run.trajectories.order_by("index").values_list("external_id", "code")[:limit])
+
+
+def rewards_of(run: models.Run) -> list[float]:
+    """The rewards of the finished trajectories of a run that have one. One query."""
+    done = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE).exclude(reward=None)
+    return [reward for reward in done.values_list("reward", flat=True) if reward is not None]
+
+
+def last_index(trajectories: QuerySet[models.StoredTrajectory]) -> int | None:
+    """The largest index of a query's trajectories; None = there are none. One query."""
+    largest: int | None = trajectories.aggregate(last=Max("index"))["last"]
+    return largest
+
+
+def only_finished(trajectories: QuerySet[models.StoredTrajectory]) -> QuerySet[models.StoredTrajectory]:
+    """The finished ones of a query's trajectories, in the order of their run."""
+    return trajectories.filter(status=models.StoredTrajectory.Status.DONE).order_by("index")
+
+
+def next_trajectories(
+    trajectories: QuerySet[models.StoredTrajectory], after: int, limit: int
+) -> list[models.StoredTrajectory]:
+    """Of a query in the order of a run, the next ``limit`` trajectories behind an index. One query."""
+    return list(trajectories.filter(index__gt=after)[:limit])

@@ -278,3 +278,10 @@ def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
         return number, int(index)
     except (ValueError, TypeError, RecursionError, OverflowError):
         return None
+
+
+def passing(
+    trajectories: QuerySet[models.StoredTrajectory], run: models.Run, filters: TrajectoryFilters
+) -> QuerySet[models.StoredTrajectory]:
+    """Those of a query for trajectories of a run that pass."""
+    return trajectories.filter(pk__in=filter_trajectories(run, filters).values("pk"))

@@ -141,7 +141,7 @@ def _column(field: Any) -> Column:
     for kinds, type in _SIMPLE:
         if isinstance(target, kinds):
             return Column(field.attname, type, _as_it_is, _as_it_is)
-    raise TypeError(f"Backups cannot write {type_name(target)}: add it to rollouts.jobs.storage.backup_tables.")
+    raise TypeError(f"Backups cannot write {type_name(target)}: add it to rollouts.store.backup_tables.")
 
 
 def type_name(field: Any) -> str:
