@@ -68,11 +68,11 @@ def read_rows(model: type[models.Model], file: IO[bytes]) -> Iterator[list[list[
             if set(reader.schema.names) != {column.name for column in columns}:
                 raise ValueError(f"It does not have the columns of {model._meta.db_table}.")
             for batch in reader:
-                made = [
+                rows = [
                     [None if value is None else column.read(value) for value in batch.column(column.name).to_pylist()]
                     for column in columns
                 ]
-                yield [list(row) for row in zip(*made, strict=True)]
+                yield [list(row) for row in zip(*rows, strict=True)]
     except pa.ArrowInvalid as error:
         raise ValueError(f"It is no file of a table: {error}") from error
 

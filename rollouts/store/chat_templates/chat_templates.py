@@ -20,12 +20,12 @@ def register_chat_template(text: str, label: str = "", project: models.Project |
         raise ValueError("A chat template cannot hold the character U+0000.")
     key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
-    known, created = models.ProjectTemplate.objects.get_or_create(
+    name, created = models.ProjectTemplate.objects.get_or_create(
         project_id=key_of(project), chat_template=template, defaults={"label": label[:200]}
     )
-    if label and not created and not known.label:
-        known.label = label[:200]
-        known.save(update_fields=["label"])
+    if label and not created and not name.label:
+        name.label = label[:200]
+        name.save(update_fields=["label"])
     return template
 
 
@@ -36,14 +36,14 @@ def find_chat_template(project: Project | int | None, sha256: str) -> ChatTempla
 
 def project_with_template(access: Access, sha256: str) -> Project | None:
     """The first project by name that may be seen and has registered the chat template with that hash."""
-    found = ProjectTemplate.objects.filter(chat_template=sha256).values("project")
-    return access.limit(Project.objects.filter(pk__in=found), "pk").order_by("name").first()
+    registered = ProjectTemplate.objects.filter(chat_template=sha256).values("project")
+    return access.limit(Project.objects.filter(pk__in=registered), "pk").order_by("name").first()
 
 
 def chat_template_texts(project: Project | int | None, keys: Iterable[str]) -> dict[str, str]:
     """Texts of the chat templates of a project by their sha256. A template that only others registered is left out."""
-    found = ChatTemplate.objects.filter(sha256__in=list(keys), names__project=project)
-    return dict(found.values_list("sha256", "text"))
+    templates = ChatTemplate.objects.filter(sha256__in=list(keys), names__project=project)
+    return dict(templates.values_list("sha256", "text"))
 
 
 def newest_chat_templates(project: Project | int | None, limit: int) -> list[ProjectTemplate]:
@@ -53,5 +53,5 @@ def newest_chat_templates(project: Project | int | None, limit: int) -> list[Pro
 
 def chat_template_labels(project: Project | int | None, hashes: Iterable[str]) -> dict[str, str]:
     """Hash -> the project's label, of the chat templates with these hashes that the project registered."""
-    found = ProjectTemplate.objects.filter(project=project, chat_template__in=list(hashes))
-    return dict(found.values_list("chat_template", "label"))
+    templates = ProjectTemplate.objects.filter(project=project, chat_template__in=list(hashes))
+    return dict(templates.values_list("chat_template", "label"))

@@ -20,14 +20,14 @@ def _checks() -> QuerySet[TemplateCheck]:
 
 def find_check(code: str, report: bool = True) -> TemplateCheck | None:
     """A check with its tokenizer and template. ``report``: also read that long column. One query."""
-    found = _checks().filter(code=code)
-    return (found if report else found.defer("report")).first()
+    checks = _checks().filter(code=code)
+    return (checks if report else checks.defer("report")).first()
 
 
 def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, TemplateCheck]:
     """Code -> check, for each code that exists, without tokenizer and template. One query."""
-    found = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
-    return {check.code: check for check in (found if report else found.defer("report", "question"))}
+    checks = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
+    return {check.code: check for check in (checks if report else checks.defer("report", "question"))}
 
 
 def recent_checks(access: Access, limit: int, project_code: str = "") -> list[TemplateCheck]:
@@ -35,10 +35,10 @@ def recent_checks(access: Access, limit: int, project_code: str = "") -> list[Te
 
     One query.
     """
-    found = access.limit(_checks())
+    checks = access.limit(_checks())
     if project_code:
-        found = found.filter(project__code=project_code)
-    return list(found.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
+        checks = checks.filter(project__code=project_code)
+    return list(checks.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
 
 
 @dataclass(frozen=True)

@@ -102,21 +102,21 @@ def register_tokenizer(
         loaded.close()  # the process of the copy is started when somebody asks for it
     if not files.exists(_table_prefix(files_sha256) + TABLE_FILES[-1]):
         _keep_table(files_sha256, loaded.table)
-    named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
-    label = name or (named.stem if named.is_file() else named.name)
+    place = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
+    label = name or (place.stem if place.is_file() else place.name)
     template = register_chat_template(loaded.chat_template, label, project) if loaded.chat_template else None
     of_project = {"project_id": key_of(project)}
     fields = {
         "sha256": loaded.sha256,
         "files_sha256": files_sha256,
-        "source": (source or named.name)[:500],
+        "source": (source or place.name)[:500],
         "revision": revision[:100],
         "vocab_size": loaded.vocab_size,
         "encoder": loaded.encoder,
         "chat_template": template,
     }
-    wanted = (name or named.name).strip()[:180] or "tokenizer"
-    for candidate in (wanted, f"{wanted} ({files_sha256[:8]})"):
+    own_name = (name or place.name).strip()[:180] or "tokenizer"
+    for candidate in (own_name, f"{own_name} ({files_sha256[:8]})"):
         try:
             with transaction.atomic():
                 record, created = models.Tokenizer.objects.get_or_create(name=candidate, **of_project, defaults=fields)
@@ -128,7 +128,7 @@ def register_tokenizer(
             return record
         if name is not None:
             raise ValueError(f"Another tokenizer is registered as {name!r} already. Choose another name.")
-    raise ValueError(f"Another tokenizer is registered as {wanted!r} already. Choose a name.")
+    raise ValueError(f"Another tokenizer is registered as {own_name!r} already. Choose a name.")
 
 
 def find_tokenizer(named: str, project: models.Project | None = None) -> models.Tokenizer:
@@ -137,8 +137,8 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
     What is not registered in the project yet is. For commands alone: who calls one may read any folder of this machine.
     ``project``: None = the default one. Raises ``ValueError`` with a sentence.
     """
-    known = tokenizers_of(key_of(project))
-    registered = known.filter(name=named).first()
+    of_project = tokenizers_of(key_of(project))
+    registered = of_project.filter(name=named).first()
     if registered is not None:
         return registered
     if Path(named).expanduser().exists():
@@ -146,7 +146,7 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
     hub_id, _, revision = named.partition("@")
     if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
         return hub_tokenizer(hub_id, revision or "main", project)
-    names = ", ".join(known.values_list("name", flat=True)[:10]) or "none yet"
+    names = ", ".join(of_project.values_list("name", flat=True)[:10]) or "none yet"
     raise ValueError(
         f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
     )
@@ -208,8 +208,8 @@ def _keep_table(files_sha256: str, table: ByteTable) -> None:
 
 def list_tokenizers(access: Access, project_code: str = "") -> QuerySet[Tokenizer]:
     """The tokenizers that may be seen, by name, each with its project; with a code only those of that project."""
-    found = access.limit(Tokenizer.objects.order_by("name", "pk")).select_related("project")
-    return found.filter(project__code=project_code) if project_code else found
+    tokenizers_of_all = access.limit(Tokenizer.objects.order_by("name", "pk")).select_related("project")
+    return tokenizers_of_all.filter(project__code=project_code) if project_code else tokenizers_of_all
 
 
 def tokenizers_of(project: Project | int | None, templates: bool = False) -> QuerySet[Tokenizer]:
@@ -217,8 +217,8 @@ def tokenizers_of(project: Project | int | None, templates: bool = False) -> Que
 
     The query runs when the result is read, so a form can use it as choices.
     """
-    found = Tokenizer.objects.filter(project=project).order_by("name")
-    return found.select_related("chat_template") if templates else found
+    of_project = Tokenizer.objects.filter(project=project).order_by("name")
+    return of_project.select_related("chat_template") if templates else of_project
 
 
 def tokenizer_names(project: Project | int | None, limit: int | None = None) -> list[str]:
@@ -233,11 +233,13 @@ def tokenizer_named(project: Project | int | None, name: str) -> Tokenizer | Non
 
 def registered_from(source: str, project: Project | int | None = None) -> Tokenizer | None:
     """The tokenizer that was registered last from a source; with a project the last one there."""
-    found = Tokenizer.objects.filter(source=source) if project is None else tokenizers_of(project).filter(source=source)
-    return found.order_by("-pk").first()
+    from_source = (
+        Tokenizer.objects.filter(source=source) if project is None else tokenizers_of(project).filter(source=source)
+    )
+    return from_source.order_by("-pk").first()
 
 
-def tokenizers_with_template(found: QuerySet[Tokenizer], texts: bool = False) -> list[Tokenizer]:
+def tokenizers_with_template(registered: QuerySet[Tokenizer], texts: bool = False) -> list[Tokenizer]:
     """Those of ``found`` that have their own chat template. ``texts``: also load the templates."""
-    found = found.exclude(chat_template=None)
-    return list(found.select_related("chat_template") if texts else found)
+    registered = registered.exclude(chat_template=None)
+    return list(registered.select_related("chat_template") if texts else registered)

@@ -26,8 +26,8 @@ def server_admins() -> set[str]:
 
 def all_accounts(text: str = "") -> list[Any]:
     """The accounts by name, each with ``n_projects``. ``text``: a part of the name."""
-    found = get_user_model().objects.annotate(n_projects=Count("memberships")).order_by("username")
-    return list(found.filter(username__icontains=text)[:MAX_LISTED] if text else found[:MAX_LISTED])
+    accounts = get_user_model().objects.annotate(n_projects=Count("memberships")).order_by("username")
+    return list(accounts.filter(username__icontains=text)[:MAX_LISTED] if text else accounts[:MAX_LISTED])
 
 
 def local_user() -> AbstractBaseUser:

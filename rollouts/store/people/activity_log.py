@@ -236,24 +236,24 @@ class AuditFilter:
 
 def audit_events(access: Access, wanted: AuditFilter) -> QuerySet[AuditEvent]:
     """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all."""
-    found = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
+    events = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
     if wanted.action:
-        found = found.filter(action=wanted.action)
+        events = events.filter(action=wanted.action)
     if wanted.user:
-        found = found.filter(user_name=wanted.user)
+        events = events.filter(user_name=wanted.user)
     if wanted.project is not None:
-        found = found.filter(project=wanted.project)
-    return found.order_by("-at", "-id")
+        events = events.filter(project=wanted.project)
+    return events.order_by("-at", "-id")
 
 
 def audit_page(access: Access, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditEvent]:
     """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
-    found = audit_events(access, wanted)
+    events = audit_events(access, wanted)
     if before is not None:
         # A hidden event is an unknown one: else the page would tell when it happened.
         at = audit_events(access, AuditFilter()).filter(pk=before).values_list("at", flat=True).first()
-        found = found.filter(pk__lt=before) if at is None else found.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
-    return list(found[:limit])
+        events = events.filter(pk__lt=before) if at is None else events.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
+    return list(events[:limit])
 
 
 def audit_rows(access: Access, wanted: AuditFilter) -> Iterator[AuditEvent]:

@@ -92,9 +92,9 @@ def token_fault(token: str) -> str:
 
 def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:
     """The API tokens of a user, and those of the projects in which the user is an admin, newest first."""
-    found = ApiToken.objects.select_related("created_by", "project")
+    tokens = ApiToken.objects.select_related("created_by", "project")
     administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
-    return list(found.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
+    return list(tokens.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
 
 
 def api_token_by_key(pk: int) -> ApiToken | None:

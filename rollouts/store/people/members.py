@@ -64,9 +64,9 @@ def delete_project(project: Project) -> None:
     try:
         Project.objects.get(pk=project.pk).delete()
     except ProtectedError as error:
-        held = ", one ".join(sorted({str(one._meta.verbose_name) for one in error.protected_objects}))
+        contents = ", one ".join(sorted({str(record._meta.verbose_name) for record in error.protected_objects}))
         raise PeopleRefused(
-            f"The project “{project.name}” is not empty: it holds at least one {held}. Delete these first."
+            f"The project “{project.name}” is not empty: it holds at least one {contents}. Delete these first."
         ) from None
 
 
@@ -119,8 +119,8 @@ def invitation_fault(record: Invitation) -> str:
     maker = record.created_by
     if not maker.is_active:
         return "The account of the person who made this invitation is closed. Ask another admin of the project."
-    known = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
-    if not (access_of(maker).may(record.project_id, Role.ADMIN) if known is None else known):
+    is_admin = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
+    if not (access_of(maker).may(record.project_id, Role.ADMIN) if is_admin is None else is_admin):
         return "The person who made this invitation is no longer an admin of the project. Ask one who is."
     return ""
 
@@ -141,14 +141,14 @@ def join(record: Invitation, user: Any) -> Membership:
         if fault := invitation_fault(Invitation.objects.select_related("created_by").get(pk=record.pk)):
             raise PeopleRefused(fault)
         now = timezone.now()
-        taken = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
-        if not taken.update(used_at=now, used_by=user):
+        unused = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
+        if not unused.update(used_at=now, used_by=user):
             record.refresh_from_db()
             raise PeopleRefused(invitation_fault(record) or "This invitation is over.")
-        held = Membership.objects.filter(project=record.project, user=user).first()
+        membership = Membership.objects.filter(project=record.project, user=user).first()
         order = list(Role)
-        if held is not None and order.index(Role(held.role)) >= order.index(Role(record.role)):
-            return held
+        if membership is not None and order.index(Role(membership.role)) >= order.index(Role(record.role)):
+            return membership
         return Membership.objects.update_or_create(project=record.project, user=user, defaults={"role": record.role})[0]
 
 
@@ -160,7 +160,7 @@ def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool 
     accounts = get_user_model().objects
     with transaction.atomic():
         admins = list(accounts.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk"))
-        if (is_active is False or is_superuser is False) and [one.pk for one in admins] == [user.pk]:
+        if (is_active is False or is_superuser is False) and [admin.pk for admin in admins] == [user.pk]:
             raise PeopleRefused("This is the last admin of the server. Make somebody else one first.")
         changes: dict[str, bool] = {}
         if is_active is not None:
@@ -173,8 +173,8 @@ def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool 
 
 def members_of(project: Project) -> list[Membership]:
     """The members of a project by name, each with its account."""
-    found = Membership.objects.filter(project=project).select_related("user")
-    return list(found.order_by("user__username")[:MAX_LISTED])
+    memberships = Membership.objects.filter(project=project).select_related("user")
+    return list(memberships.order_by("user__username")[:MAX_LISTED])
 
 
 def memberships_of(user: Any) -> list[Membership]:
@@ -195,5 +195,5 @@ def find_invitation(**column: Any) -> Invitation | None:
 def _invitations() -> QuerySet[Invitation]:
     """Invitations with their project, maker and user, and with ``maker_is_admin``."""
     admins = Membership.objects.filter(project=OuterRef("project"), user=OuterRef("created_by"), role=Role.ADMIN)
-    found = Invitation.objects.select_related("project", "created_by", "used_by")
-    return found.annotate(maker_is_admin=Q(created_by__is_superuser=True) | Exists(admins))
+    invitations = Invitation.objects.select_related("project", "created_by", "used_by")
+    return invitations.annotate(maker_is_admin=Q(created_by__is_superuser=True) | Exists(admins))

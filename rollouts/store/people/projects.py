@@ -27,8 +27,8 @@ def find_project(code: str) -> Project | None:
 
 def find_project_named(text: str) -> Project | None:
     """The project with that code, else the project with that name."""
-    found = Project.objects.filter(Q(code=text) | Q(name=text))
-    return max(found, key=lambda project: project.code == text, default=None)
+    projects = Project.objects.filter(Q(code=text) | Q(name=text))
+    return max(projects, key=lambda project: project.code == text, default=None)
 
 
 def listed_projects(access: Access) -> list[Project]:

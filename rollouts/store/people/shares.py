@@ -35,8 +35,8 @@ def maker_left(link: ShareLink) -> bool:
 
 def _links() -> QuerySet[ShareLink]:
     """Links with their targets, without long columns."""
-    found = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
-    return _with_makers(found.defer("check_result__report"))
+    links = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
+    return _with_makers(links.defer("check_result__report"))
 
 
 def newest_shares(access: Access, limit: int, target: Shared | None = None) -> list[ShareLink]:
@@ -44,14 +44,14 @@ def newest_shares(access: Access, limit: int, target: Shared | None = None) -> l
 
     ``target``: only the links to that object; those of a run include the links to its trajectories.
     """
-    found = access.limit(_links())
+    links = access.limit(_links())
     if isinstance(target, Run):
-        found = found.filter(Q(run=target) | Q(trajectory__run=target))
+        links = links.filter(Q(run=target) | Q(trajectory__run=target))
     elif isinstance(target, StoredTrajectory):
-        found = found.filter(Q(trajectory=target) | Q(run_id=target.run_id))
+        links = links.filter(Q(trajectory=target) | Q(run_id=target.run_id))
     elif target is not None:
-        found = found.filter(check_result=target)
-    return list(found.order_by("-pk")[:limit])
+        links = links.filter(check_result=target)
+    return list(links.order_by("-pk")[:limit])
 
 
 def find_share(**column: Any) -> ShareLink | None:

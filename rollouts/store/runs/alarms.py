@@ -68,16 +68,16 @@ def limits_of_project(project: Project) -> list[HeldLimit]:
 
 
 def _held(rules: QuerySet[AlarmRule]) -> list[HeldLimit]:
-    found: dict[tuple[AlarmFigure, str], HeldLimit] = {
+    limits: dict[tuple[AlarmFigure, str], HeldLimit] = {
         (figure, ""): HeldLimit(figure, "", limit, "default") for figure, limit in DEFAULTS.items()
     }
     for rule in rules.order_by(F("run").asc(nulls_first=True), "kind"):
         if rule.figure in set(AlarmFigure):  # an older version does not know the figures of a newer one
             figure = AlarmFigure(rule.figure)
             scope = "project" if rule.run_id is None else "run"
-            found[figure, rule.kind] = HeldLimit(figure, rule.kind, rule.limit, scope, rule)
+            limits[figure, rule.kind] = HeldLimit(figure, rule.kind, rule.limit, scope, rule)
     order = list(AlarmFigure)
-    return sorted(found.values(), key=lambda one: (order.index(one.figure), one.kind))
+    return sorted(limits.values(), key=lambda one: (order.index(one.figure), one.kind))
 
 
 def alarm_steps(run: Run, with_kinds: bool = True) -> list[AlarmStep]:
@@ -85,9 +85,9 @@ def alarm_steps(run: Run, with_kinds: bool = True) -> list[AlarmStep]:
 
     ``with_kinds``: read the kinds of findings too, which most rules do not look at.
     """
-    held: Any = TrainingStepFigures.objects.filter(run=run).order_by("training_step")
+    figures: Any = TrainingStepFigures.objects.filter(run=run).order_by("training_step")
     kinds_column = F("finding_counts") if with_kinds else Value(None, output_field=JSONField())
-    columns = held.annotate(kinds=kinds_column).values_list(
+    columns = figures.annotate(kinds=kinds_column).values_list(
         "training_step", "n_trajectories", "n_broken", "kinds", "n_truncated", "n_groups", "n_same_reward",
         "gap__mean_abs",
     )
@@ -109,8 +109,8 @@ def alarms_of(run: Run) -> list[Alarm]:
 
 def count_alarms(runs: Sequence[Run]) -> dict[int, int]:
     """Key of a run -> its alarms that hold; runs without one are left out. One query."""
-    held = Alarm.objects.filter(run__in=runs, holds=True).order_by().values_list("run")
-    return dict(held.annotate(n=Count("pk")))
+    alarms = Alarm.objects.filter(run__in=runs, holds=True).order_by().values_list("run")
+    return dict(alarms.annotate(n=Count("pk")))
 
 
 def find_alarm_rule(pk: int) -> AlarmRule | None:
@@ -138,11 +138,11 @@ def runs_to_check(project: Project) -> QuerySet[Run]:
 
 def waiting_alarms(now: datetime, run: Run | None = None) -> QuerySet[Alarm]:
     """The alarms of a run (None = of all) that a webhook has still to be told of, the oldest first."""
-    found = Alarm.objects.filter(
+    alarms = Alarm.objects.filter(
         delivered_at=None, holds=True, raised_at__gt=now - GIVE_UP, raised_at__gte=F("run__project__alarms__since"),
         run__project__alarms__next_try_at__lte=now,
     ).exclude(run__project__alarms__webhook="")
-    return (found if run is None else found.filter(run=run)).order_by("raised_at", "pk")
+    return (alarms if run is None else alarms.filter(run=run)).order_by("raised_at", "pk")
 
 
 class AlarmRefused(ValueError):
@@ -159,16 +159,16 @@ def take_alarms(run: Run) -> None:
     An alarm is raised once. Later it says how far it goes, or that it no longer holds. The caller holds the lock of the
     run, so that the last of two workers that count sees what both have stored.
     """
-    held = {(alarm.figure, alarm.kind): alarm for alarm in Alarm.objects.filter(run=run)}
+    alarms = {(alarm.figure, alarm.kind): alarm for alarm in Alarm.objects.filter(run=run)}
     limits = limits_in(run)
-    steps = alarm_steps(run, any(one.figure is AlarmFigure.FINDING for one in limits))
+    steps = alarm_steps(run, any(limit.figure is AlarmFigure.FINDING for limit in limits))
     above: set[tuple[str, str]] = set()
-    for one in limits:
-        found = None if one.limit is None else find_raised(one.figure, one.kind, one.limit, steps)
-        if found is not None and one.limit is not None:
-            above.add((one.figure, one.kind))
-            _store(run, held.get((one.figure, one.kind)), one.figure, one.kind, one.limit, found)
-    over = [alarm.pk for key, alarm in held.items() if key not in above and alarm.holds]
+    for limit in limits:
+        raised = None if limit.limit is None else find_raised(limit.figure, limit.kind, limit.limit, steps)
+        if raised is not None and limit.limit is not None:
+            above.add((limit.figure, limit.kind))
+            _store(run, alarms.get((limit.figure, limit.kind)), limit.figure, limit.kind, limit.limit, raised)
+    over = [alarm.pk for key, alarm in alarms.items() if key not in above and alarm.holds]
     if over:
         Alarm.objects.filter(pk__in=over).update(holds=False)
 
@@ -183,13 +183,13 @@ def _store(run: Run, held: Alarm | None, figure: str, kind: str, limit: float, f
 
 def take_alarms_again(held: ProjectAlarms, runs: Iterable[Run]) -> None:
     """Check runs of a project after a change of its rules. A worker calls it."""
-    asked = held.rules_changed_at
+    changed_at = held.rules_changed_at
     for run in runs:
         with transaction.atomic():
             Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
             take_alarms(run)
     # A rule that was changed meanwhile is checked the next time.
-    ProjectAlarms.objects.filter(pk=held.pk).update(checked_at=asked)
+    ProjectAlarms.objects.filter(pk=held.pk).update(checked_at=changed_at)
 
 
 def set_limit(run: Run, figure: str, kind: str, limit: str, scope: str, author: Any) -> AlarmRule:
@@ -205,24 +205,24 @@ def set_limit(run: Run, figure: str, kind: str, limit: str, scope: str, author: 
 def _set(project: Project, run: Run | None, figure: str, kind: str, typed: str, author: Any) -> AlarmRule:
     if figure not in set(AlarmFigure):
         raise AlarmRefused("figure", f"There is no alarm for “{figure[:40]}”. There are: {', '.join(AlarmFigure)}.")
-    known = AlarmFigure(figure)
-    if known is AlarmFigure.FINDING and kind not in KINDS:
+    alarm = AlarmFigure(figure)
+    if alarm is AlarmFigure.FINDING and kind not in KINDS:
         raise AlarmRefused("kind", f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.")
-    kind = kind if known is AlarmFigure.FINDING else ""
-    limit = _limit(known, typed)
+    kind = kind if alarm is AlarmFigure.FINDING else ""
+    limit = _limit(alarm, typed)
     with transaction.atomic():
         Project.objects.select_for_update(no_key=True).filter(pk=project.pk).first()
         rules = AlarmRule.objects.filter(project=project)
-        held = rules.filter(run=run, figure=figure, kind=kind).first()
-        if held is None and rules.count() >= MAX_RULES:
+        stored = rules.filter(run=run, figure=figure, kind=kind).first()
+        if stored is None and rules.count() >= MAX_RULES:
             raise AlarmRefused("figure", f"A project has at most {MAX_RULES} limits. Take one back first.")
-        made = held or AlarmRule(project=project, run=run, figure=figure, kind=kind)
-        made.limit, made.author, made.author_name = limit, author, author.get_username()
-        made.save()
+        rule = stored or AlarmRule(project=project, run=run, figure=figure, kind=kind)
+        rule.limit, rule.author, rule.author_name = limit, author, author.get_username()
+        rule.save()
         _note_change(project)
-    said = "off" if limit is None else limit_words(known, limit)
-    record(Action.ALARM_CHANGED, run or project, detail=" ".join(part for part in (figure, kind, said) if part))
-    return made
+    value = "off" if limit is None else limit_words(alarm, limit)
+    record(Action.ALARM_CHANGED, run or project, detail=" ".join(part for part in (figure, kind, value) if part))
+    return rule
 
 
 def _limit(figure: AlarmFigure, typed: str) -> float | None:
@@ -246,8 +246,8 @@ def drop_limit(rule: AlarmRule) -> None:
     """Take a limit back: what stood behind it holds again. One that is gone already is nothing to it."""
     if AlarmRule.objects.filter(pk=rule.pk).delete()[0]:
         _note_change(rule.project)
-        said = " ".join(part for part in (rule.figure, rule.kind, "taken back") if part)
-        record(Action.ALARM_CHANGED, rule.run or rule.project, detail=said)
+        detail = " ".join(part for part in (rule.figure, rule.kind, "taken back") if part)
+        record(Action.ALARM_CHANGED, rule.run or rule.project, detail=detail)
 
 
 def _note_change(project: Project) -> None:
@@ -263,16 +263,16 @@ def set_webhook(project: Project, address: str) -> ProjectAlarms:
     if address:
         webhook_parts(address)
     with transaction.atomic():
-        held, _ = ProjectAlarms.objects.select_for_update().get_or_create(project=project)
-        if held.webhook == address:
-            return held
+        alarms, _ = ProjectAlarms.objects.select_for_update().get_or_create(project=project)
+        if alarms.webhook == address:
+            return alarms
         now = timezone.now()
-        held.webhook, held.salt, held.since = address, new_code(), now if address else None
-        held.n_failures, held.next_try_at, held.error, held.delivered_at = 0, now, "", None
-        held.save()
-    said = f"to {urlsplit(address).hostname}" if address else "removed"
-    record(Action.WEBHOOK_CHANGED, project, detail=said)
-    return held
+        alarms.webhook, alarms.salt, alarms.since = address, new_code(), now if address else None
+        alarms.n_failures, alarms.next_try_at, alarms.error, alarms.delivered_at = 0, now, "", None
+        alarms.save()
+    detail = f"to {urlsplit(address).hostname}" if address else "removed"
+    record(Action.WEBHOOK_CHANGED, project, detail=detail)
+    return alarms
 
 
 def webhook_parts(address: str) -> SplitResult:
@@ -287,13 +287,13 @@ def webhook_parts(address: str) -> SplitResult:
     is_plain = address.isascii() and address.isprintable() and not any(c in address for c in " \\")
     if parts.scheme not in _PORTS or not host or "@" in parts.netloc or parts.fragment or not is_plain:
         raise AlarmRefused("webhook", "That is no address of a webhook. Write it as https://HOST/PATH.")
-    named = f"[{host}]" if ":" in host else host
-    full = f"{named}:{port or _PORTS[parts.scheme]}"
+    host_name = f"[{host}]" if ":" in host else host
+    full = f"{host_name}:{port or _PORTS[parts.scheme]}"
     allowed = {name.lower() for name in settings.WEBHOOK_HOSTS}
     # A host without a port is allowed at the usual port of the scheme alone.
-    if full in allowed or ((port or _PORTS[parts.scheme]) == _PORTS[parts.scheme] and {host, named} & allowed):
+    if full in allowed or ((port or _PORTS[parts.scheme]) == _PORTS[parts.scheme] and {host, host_name} & allowed):
         return parts
-    way = named if port in (None, _PORTS[parts.scheme]) else full
+    way = host_name if port in (None, _PORTS[parts.scheme]) else full
     raise AlarmRefused(
         "webhook", f"This server tells nothing to {way}. Whoever runs it adds {way} to INSPECTOR_WEBHOOK_HOSTS."
     )

@@ -45,11 +45,11 @@ def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
     A report of two other columns than the recorded ones does not speak of sampler and trainer, and is left out.
     """
     done = Job.objects.filter(run__in=[run.pk for run in runs], kind="gap", status=Job.Status.DONE)
-    found: dict[int, list[NamedCause]] = {}
+    by_run: dict[int, list[NamedCause]] = {}
     for key, causes, compared in done.order_by("pk").values_list("run_id", "report__causes", "report__compared"):
         if key is not None and causes is not None and not (compared or ["", ""])[1]:
-            found[key] = [NamedCause(one["cause"], one["from_step"]) for one in causes]
-    return found
+            by_run[key] = [NamedCause(cause["cause"], cause["from_step"]) for cause in causes]
+    return by_run
 
 
 def has_gap(run: Run, recent: int | None = None) -> bool:

@@ -54,13 +54,13 @@ def note_imported(run: models.Run, done: Mapping[str, Any], bytes_done: int, ali
     """Remember what is complete: ``done`` has the keys ``files``, ``next_index`` and ``formats``."""
     with transaction.atomic():
         alive()
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        last = held.rejections.aggregate(last=Max("pk"))["last"] or 0
-        held.settings[IMPORTED] = {**done, "n_rejected": held.n_rejected, "last_rejection": last}
-        held.format = ", ".join(done["formats"])[:200]
-        held.bytes_done = bytes_done
-        held.save(update_fields=["settings", "format", "bytes_done"])
-    run.settings, run.format, run.bytes_done = held.settings, held.format, held.bytes_done
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        last = locked.rejections.aggregate(last=Max("pk"))["last"] or 0
+        locked.settings[IMPORTED] = {**done, "n_rejected": locked.n_rejected, "last_rejection": last}
+        locked.format = ", ".join(done["formats"])[:200]
+        locked.bytes_done = bytes_done
+        locked.save(update_fields=["settings", "format", "bytes_done"])
+    run.settings, run.format, run.bytes_done = locked.settings, locked.format, locked.bytes_done
 
 
 def drop_incomplete(run: models.Run, alive: Alive = lambda: None) -> None:
@@ -95,11 +95,11 @@ def drop_all(run: models.Run, job: models.Job, alive: Alive) -> None:
     """Remove all that an import in shards has stored, and its shards: the next try reads every file again."""
     with transaction.atomic():
         alive()
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        held.settings.pop(IMPORTED, None)
-        held.save(update_fields=["settings"])
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        locked.settings.pop(IMPORTED, None)
+        locked.save(update_fields=["settings"])
         job.shards.all().delete()
-    run.settings = held.settings
+    run.settings = locked.settings
     drop_incomplete(run, alive)
 
 
@@ -115,8 +115,8 @@ def drop_range(run: models.Run, first: int, stop: int, alive: Alive) -> None:
     while True:
         with transaction.atomic():
             alive()
-            found = run.trajectories.filter(index__gte=first, index__lt=stop)
-            keys = list(found.order_by("index").values_list("pk", flat=True)[:200])
+            trajectories = run.trajectories.filter(index__gte=first, index__lt=stop)
+            keys = list(trajectories.order_by("index").values_list("pk", flat=True)[:200])
             if not keys:
                 break
             delete_trajectories(keys)

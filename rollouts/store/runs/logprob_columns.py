@@ -37,10 +37,10 @@ def begin_column(
 ) -> ScoredColumn:
     """The column of a run that this engine with these weights makes: the one that is there, or a new one."""
     names = {"model": model, "engine": engine[:60], "engine_version": engine_version[:60], "weights": weights[:64]}
-    found, _ = ScoredColumn.objects.get_or_create(
+    column, _ = ScoredColumn.objects.get_or_create(
         run=run, **names, temperature=temperature, defaults={"created_by": user}
     )
-    return found
+    return column
 
 
 def keep_scores(column: ScoredColumn, found: Sequence[Scored]) -> None:
@@ -55,13 +55,15 @@ def keep_scores(column: ScoredColumn, found: Sequence[Scored]) -> None:
         RowScores.objects.filter(column=column, trajectory__in=keys).delete()
         locked = column.run.trajectories.select_for_update(of=("self",)).filter(pk__in=keys).order_by("pk")
         there = set(locked.values_list("pk", flat=True))
-        kept = [one for one in found if one[0] in there]
-        own = reserve_keys(RowScores, len(kept))
-        insert_whole([_stored(next(own), column, *one) for one in kept])
+        scored = [entry for entry in found if entry[0] in there]
+        own = reserve_keys(RowScores, len(scored))
+        insert_whole([_stored(next(own), column, *entry) for entry in scored])
 
 
 def _stored(key: int, column: ScoredColumn, trajectory: int, rows: Sequence[Row], values: Sequence[Floats]) -> Any:
-    gap = gap_of_rows([compared_row(row, row.logprobs, one) for row, one in zip(rows, values, strict=True)])
+    gap = gap_of_rows(
+        [compared_row(row, row.logprobs, column_values) for row, column_values in zip(rows, values, strict=True)]
+    )
     return bare(
         RowScores,
         id=key,
@@ -89,8 +91,8 @@ def end_column(column: ScoredColumn) -> None:
 def delete_column(column: ScoredColumn) -> None:
     """Remove a column with its scores."""
     with transaction.atomic():
-        held = RowScores.objects.filter(column=column)
-        held._raw_delete(held.db)
+        scores = RowScores.objects.filter(column=column)
+        scores._raw_delete(scores.db)
         column.delete()
 
 
@@ -122,8 +124,8 @@ def columns_of(run: Run) -> list[LogprobColumn]:
     """
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     rows = [row for value in load_trajectories(list(done[:SAMPLED_TRAJECTORIES])) for row in rows_of(value)]
-    found = [LogprobColumn(name, _title(name)) for name in recorded_columns(rows)]
-    return found + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
+    columns = [LogprobColumn(name, _title(name)) for name in recorded_columns(rows)]
+    return columns + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
 
 
 def _title(name: str) -> str:
@@ -159,13 +161,13 @@ def load_compared(
     So :func:`gap_of_rows` compares any two. The rows of a trajectory that has steps alone
     follow from them. A fixed number of queries for all of them; an unknown name compares nothing.
     """
-    named = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
-    scores = _scores(trajectories, list(named))
+    names = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
+    scores = _scores(trajectories, list(names))
     for record, value in zip(trajectories, load_trajectories(trajectories), strict=True):
         rows = rows_of(value)
-        held = {name: _values(scores.get((record.pk, code)), rows) for code, name in named.items()}
+        values_of = {name: _values(scores.get((record.pk, code)), rows) for code, name in names.items()}
 
-        def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = held) -> Floats | None:
+        def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = values_of) -> Floats | None:
             return held[name][index] if name in held else column_of(row, name)
 
         yield replace(
@@ -187,18 +189,18 @@ def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     total = GapFigures()
     for batch in batched(done.iterator(BATCH), BATCH):
-        found = (gap_of_rows(value.rows) for value in load_compared(batch, sampler, trainer))
-        total = added([total, *(one for one in found if one is not None)])
+        gaps = (gap_of_rows(value.rows) for value in load_compared(batch, sampler, trainer))
+        total = added([total, *(gap for gap in gaps if gap is not None)])
     return total
 
 
 def _scores(trajectories: Sequence[StoredTrajectory], codes: Sequence[str]) -> dict[tuple[int, str], RowScores]:
     if not codes:
         return {}
-    held = RowScores.objects.filter(
-        trajectory__in=[one.pk for one in trajectories], column__code__in=codes, column__finished_at__isnull=False
+    scores = RowScores.objects.filter(
+        trajectory__in=[row.pk for row in trajectories], column__code__in=codes, column__finished_at__isnull=False
     ).select_related("column")
-    return {(one.trajectory_id, one.column.code): one for one in held}
+    return {(row.trajectory_id, row.column.code): row for row in scores}
 
 
 def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
@@ -206,13 +208,13 @@ def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
     if held is None:
         return [None] * len(rows)
     marks = [tuple(pair) for pair in held.rows.reshape(-1, 2).tolist()]
-    found: list[Floats | None] = [None] * len(rows)
+    values: list[Floats | None] = [None] * len(rows)
     start = 0
     for n, (length, mark) in enumerate(marks):
         if n < len(rows) and (length, mark) == mark_of(rows[n]):
-            found[n] = held.values[start : start + length]
+            values[n] = held.values[start : start + length]
         start += length
-    return found
+    return values
 
 
 def mark_of(row: Row) -> tuple[int, int]:

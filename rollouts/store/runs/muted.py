@@ -88,15 +88,15 @@ def mute(run: Run, kind: str, scope: str, reason: str, author: Any) -> MutedKind
     with transaction.atomic():
         # Two people who mute the same at once: the second is told.
         Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
-        held = MutedKind.objects.filter(project=run.project_id, kind=kind, **places).first()
-        if held is not None:
-            raise MuteRefused("kind", f"{held.author_name} has muted this already: {held.reason}")
-        made = MutedKind.objects.create(
+        other = MutedKind.objects.filter(project=run.project_id, kind=kind, **places).first()
+        if other is not None:
+            raise MuteRefused("kind", f"{other.author_name} has muted this already: {other.reason}")
+        rule = MutedKind.objects.create(
             project=run.project, kind=kind, reason=reason, author=author, author_name=author.get_username(),
             **places,
         )
     record(Action.MUTED, run, detail=f"{kind}, {scope}: {reason}")
-    return made
+    return rule
 
 
 def unmute(rule: MutedKind) -> None:

@@ -78,8 +78,8 @@ class RunSummary:
 
 def summary_from(values: dict[str, Any]) -> RunSummary:
     """The summary from the dict that ``dataclasses.asdict`` made of it."""
-    bins = [RewardBin(**one) for one in values["reward_bins"]]
-    checks = [CheckTotal(**one) for one in values["checks"]]
+    bins = [RewardBin(**columns) for columns in values["reward_bins"]]
+    checks = [CheckTotal(**columns) for columns in values["checks"]]
     return RunSummary(**{**values, "reward_bins": bins, "checks": checks})
 
 
@@ -98,9 +98,9 @@ def check_totals(found: QuerySet[models.StoredTrajectory]) -> tuple[dict[str, in
 
 def run_summary(run: models.Run) -> RunSummary:
     """Counts, reward histogram, findings by kind, stop reasons, checks. Six queries."""
-    found = models.StoredTrajectory.objects.filter(run=run)
-    statuses, checks, unknown = check_totals(found)
-    reward = found.aggregate(
+    trajectories = models.StoredTrajectory.objects.filter(run=run)
+    statuses, checks, unknown = check_totals(trajectories)
+    reward = trajectories.aggregate(
         n=Count("reward"),
         mean=Avg("reward"),
         low=Min("reward"),
@@ -109,8 +109,8 @@ def run_summary(run: models.Run) -> RunSummary:
     )
     # Not Django's StdDev, which raises an error on SQLite when no trajectory has a reward.
     spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] * reward["mean"], 0.0))
-    stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
-    severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
+    stops = dict(trajectories.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
+    severities = dict(trajectories.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
     kinds = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(
         n=Count("pk"),
         trajectories=Count("trajectory", distinct=True),
@@ -128,7 +128,7 @@ def run_summary(run: models.Run) -> RunSummary:
         reward_min=reward["low"],
         reward_max=reward["high"],
         reward_std=spread,
-        reward_bins=_histogram(found, reward["low"], reward["high"], reward["n"]),
+        reward_bins=_histogram(trajectories, reward["low"], reward["high"], reward["n"]),
         stop_reasons=stops,
         finding_counts={kind: n for kind, n, *_ in rows},
         finding_trajectories={kind: n for kind, _, n, *_ in rows},
@@ -156,9 +156,9 @@ def _histogram(
     # The database counts, because a run may have a million trajectories.
     position = Floor((F("reward") - Value(low)) / Value(width), output_field=FloatField())
     bins = found.filter(reward__isnull=False).annotate(bin=Least(Cast(position, FloatField()), Value(N_BINS - 1.0)))
-    held = bins.values_list("bin").annotate(n=Count("pk"), low=Min("reward"), high=Max("reward"))
+    rows = bins.values_list("bin").annotate(n=Count("pk"), low=Min("reward"), high=Max("reward"))
     counts, ends = {}, set()
-    for number, count, least, most in held:
+    for number, count, least, most in rows:
         counts[int(number)] = count
         ends |= {least, most}
     if ends == {low, high}:

@@ -50,33 +50,33 @@ def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
-    found = _filtered(access.limit(models.Run.objects.select_related("project")), filters)
+    runs = _filtered(access.limit(models.Run.objects.select_related("project")), filters)
     if last := read_cursor(cursor, "runs", datetime, int):
         at, key = last
-        found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
-    items = list(found.order_by("-created_at", "-id")[: limit + 1])
+        runs = runs.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
+    items = list(runs.order_by("-created_at", "-id")[: limit + 1])
     return cut_part("runs", items, limit, lambda run: (run.created_at, run.pk))
 
 
 def runs_with_codes(access: Access, codes: Sequence[str]) -> list[models.Run]:
     """Of these codes the runs that may be seen, with their projects, newest first. One query."""
-    found = access.limit(models.Run.objects.select_related("project")).filter(code__in=list(codes))
-    return list(found.order_by("-created_at", "-id"))
+    runs = access.limit(models.Run.objects.select_related("project")).filter(code__in=list(codes))
+    return list(runs.order_by("-created_at", "-id"))
 
 
-def _filtered(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
+def _filtered(runs: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
     """The runs of ``found`` that pass."""
     if filters.project:
-        found = found.filter(project__code=filters.project)
+        runs = runs.filter(project__code=filters.project)
     if text := filters.text:
-        found = found.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
+        runs = runs.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
     if filters.tag:
-        found = found.filter(Exists(models.RunTag.objects.filter(run=OuterRef("pk"), name=filters.tag)))
+        runs = runs.filter(Exists(models.RunTag.objects.filter(run=OuterRef("pk"), name=filters.tag)))
     if filters.status in models.Run.Status.values:
-        found = found.filter(status=filters.status)
+        runs = runs.filter(status=filters.status)
     if filters.kind in models.Run.Kind.values:
-        found = found.filter(kind=filters.kind)
-    return found
+        runs = runs.filter(kind=filters.kind)
+    return runs
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class RunTotals:
 
 def total_runs(access: Access, filters: RunFilters, most: int = 1000) -> RunTotals:
     """Over the runs that may be seen and pass, the newest ``most``. One query."""
-    found = _filtered(access.limit(models.Run.objects.all()), filters).order_by("-created_at", "-id")
-    held = list(found.values_list("n_trajectories", "n_tokens")[: most + 1])
-    counted = held[:most]
-    return RunTotals(len(counted), sum(n for n, _ in counted), sum(n for _, n in counted), len(held) <= most)
+    runs = _filtered(access.limit(models.Run.objects.all()), filters).order_by("-created_at", "-id")
+    sizes = list(runs.values_list("n_trajectories", "n_tokens")[: most + 1])
+    counted = sizes[:most]
+    return RunTotals(len(counted), sum(n for n, _ in counted), sum(n for _, n in counted), len(sizes) <= most)
 
 
 def unfinished_launches(access: Access, limit: int) -> list[models.Run]:
     """Launched runs that may be seen and are queued or running, the oldest first. One query."""
-    found = access.limit(models.Run.objects.all()).filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
-    return list(found.order_by("created_at", "pk")[:limit])
+    runs = access.limit(models.Run.objects.all()).filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
+    return list(runs.order_by("created_at", "pk")[:limit])
 
 
 def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
@@ -109,10 +109,10 @@ def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
 
     Who asks for a user decides whether the user may see it (``inspector.web.access``).
     """
-    found = models.Run.objects.filter(**columns)
+    runs = models.Run.objects.filter(**columns)
     if templates:
-        found = found.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
-    return found.first()
+        runs = runs.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
+    return runs.first()
 
 
 def get_run(pk: int) -> models.Run:
@@ -201,8 +201,8 @@ def beat(run: models.Run, **fields: Any) -> bool:
 
 def is_cancelled(run: models.Run) -> bool:
     """Whether somebody asked a run to stop, or deleted it."""
-    wanted = models.Run.objects.filter(pk=run.pk).values_list("cancel_requested", flat=True).first()
-    return wanted is None or wanted
+    stops = models.Run.objects.filter(pk=run.pk).values_list("cancel_requested", flat=True).first()
+    return stops is None or stops
 
 
 def cancel_run(run: models.Run) -> None:
@@ -212,14 +212,14 @@ def cancel_run(run: models.Run) -> None:
     """
     Status = models.Run.Status
     with transaction.atomic():
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        if is_active(held):
-            held.cancel_requested = True
-            imports = held.jobs.filter(kind="import", status__in=models.ACTIVE)
-            if (held.status == Status.QUEUED or is_silent(held)) and not imports.exists():
-                held.status, held.finished_at = Status.CANCELLED, timezone.now()
-                cancel_remaining(held)
-            held.save(update_fields=["cancel_requested", "status", "finished_at"])
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        if is_active(locked):
+            locked.cancel_requested = True
+            imports = locked.jobs.filter(kind="import", status__in=models.ACTIVE)
+            if (locked.status == Status.QUEUED or is_silent(locked)) and not imports.exists():
+                locked.status, locked.finished_at = Status.CANCELLED, timezone.now()
+                cancel_remaining(locked)
+            locked.save(update_fields=["cancel_requested", "status", "finished_at"])
     run.refresh_from_db()
 
 

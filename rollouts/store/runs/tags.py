@@ -39,9 +39,9 @@ def rename_run(run: Run, name: str) -> None:
 
 def add_tags(run: Run, names: Sequence[str]) -> None:
     """Add tags to a run. Raises ``ValueError`` with a sentence when it would have too many."""
-    held = set(run.tags.values_list("name", flat=True))
-    new = [name for name in names if name not in held]
-    if len(held) + len(new) > MAX_TAGS:
+    present = set(run.tags.values_list("name", flat=True))
+    new = [name for name in names if name not in present]
+    if len(present) + len(new) > MAX_TAGS:
         raise ValueError(f"The run “{run.name}” would have more than {MAX_TAGS} tags. Remove some first.")
     RunTag.objects.bulk_create([RunTag(run=run, name=name) for name in new], ignore_conflicts=True)
     if new:
@@ -57,13 +57,13 @@ def remove_tags(run: Run, names: Sequence[str]) -> None:
 
 def tags_of(runs: Sequence[models.Run]) -> dict[int, list[str]]:
     """Key of a run -> its tags by name. One query."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     for run, name in models.RunTag.objects.filter(run__in=runs).order_by("name").values_list("run", "name"):
-        found.setdefault(run, []).append(name)
-    return found
+        names.setdefault(run, []).append(name)
+    return names
 
 
 def known_tags(access: Access, limit: int) -> list[str]:
     """The first tags by name of the runs that may be seen. One query."""
-    found = access.limit(models.RunTag.objects.all(), "run__project")
-    return list(found.order_by("name").values_list("name", flat=True).distinct()[:limit])
+    tags = access.limit(models.RunTag.objects.all(), "run__project")
+    return list(tags.order_by("name").values_list("name", flat=True).distinct()[:limit])

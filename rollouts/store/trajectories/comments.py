@@ -34,24 +34,24 @@ class CommentCount:
 def comments_of(trajectory: StoredTrajectory) -> list[Comment]:
     """The comments on the whole trajectory, then those on tokens by their place. One query."""
     place = (F("row_index").asc(nulls_first=True), F("start").asc(nulls_first=True), "id")
-    found = list(Comment.objects.filter(trajectory=trajectory).order_by(*place))
-    for one in found:
-        one.trajectory = trajectory
-    return found
+    comments = list(Comment.objects.filter(trajectory=trajectory).order_by(*place))
+    for comment in comments:
+        comment.trajectory = trajectory
+    return comments
 
 
 def find_comment(trajectory: StoredTrajectory, code: str) -> Comment | None:
     """A comment of a trajectory by its code. One query."""
-    found = Comment.objects.filter(trajectory=trajectory, code=code).first()
-    if found is not None:
-        found.trajectory = trajectory
-    return found
+    comment = Comment.objects.filter(trajectory=trajectory, code=code).first()
+    if comment is not None:
+        comment.trajectory = trajectory
+    return comment
 
 
 def count_comments(trajectories: Sequence[StoredTrajectory]) -> dict[int, CommentCount]:
     """Key of a trajectory -> its comments; one without comments is missing. One query."""
     rows = (
-        Comment.objects.filter(trajectory__in=[one.pk for one in trajectories])
+        Comment.objects.filter(trajectory__in=[trajectory.pk for trajectory in trajectories])
         .order_by()
         .values_list("trajectory")
         .annotate(n=Count("pk"), n_open=Count("pk", filter=Q(resolved_at=None)))
@@ -86,8 +86,8 @@ def check_place(trajectory: StoredTrajectory, place: Place) -> None:
     row, start, stop = place
     rows, _ = trajectory_parts.rows_and_steps(trajectory)
     if not 0 <= row < len(rows):
-        known = f"its rows are 0 to {len(rows) - 1}" if rows else "it has no rows"
-        raise CommentRefused("row", f"There is no row {row} in this trajectory: {known}.")
+        range_of_rows = f"its rows are 0 to {len(rows) - 1}" if rows else "it has no rows"
+        raise CommentRefused("row", f"There is no row {row} in this trajectory: {range_of_rows}.")
     n = rows[row].n_tokens
     if not 0 <= start < stop <= n:
         raise CommentRefused(
@@ -104,12 +104,12 @@ def add_comment(trajectory: StoredTrajectory, author: Any, text: str, place: Pla
     if trajectory.comments.count() >= MAX_COMMENTS:
         raise CommentRefused("text", f"This trajectory has {MAX_COMMENTS} comments; it takes no more. Delete some.")
     row, start, stop = place or (None, None, None)
-    made = Comment.objects.create(
+    comment = Comment.objects.create(
         trajectory=trajectory, row_index=row, start=start, stop=stop, text=text, author=author,
         author_name=author.get_username(),
     )
-    record(Action.COMMENTED, trajectory, detail=f"comment {made.code}")
-    return made
+    record(Action.COMMENTED, trajectory, detail=f"comment {comment.code}")
+    return comment
 
 
 def edit_comment(comment: Comment, text: str, version: int) -> None:

@@ -80,9 +80,9 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
     The outcomes of the checks are those that ``checks`` of each trajectory holds, and the gap is its ``gap``.
     """
     with transaction.atomic():
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
         old = models.StoredFinding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
-        counts = Counter(held.finding_counts)
+        counts = Counter(locked.finding_counts)
         counts.subtract(Counter(old.values_list("kind", flat=True)))
         old.delete()
         counts.update(add_findings(run, found))
@@ -97,21 +97,21 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
 
 def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredFinding | None:
     """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
-    found = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
-    return found.only("kind", "evidence").order_by("pk").first()
+    findings = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
+    return findings.only("kind", "evidence").order_by("pk").first()
 
 
 def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:
     """Key of a trajectory -> kind of its findings -> the worst severity of the kind, the worst first. One query."""
-    keys = [one.pk for one in trajectories if one.n_findings]
-    found: dict[int, dict[str, str]] = {}
+    keys = [record.pk for record in trajectories if record.n_findings]
+    kinds: dict[int, dict[str, str]] = {}
     if keys:
         rows = models.StoredFinding.objects.filter(trajectory__in=keys).order_by().distinct()
         pairs = set(rows.values_list("trajectory", "severity", "kind"))
         worst_first = {severity.value: place for place, severity in enumerate(Severity)}
         for trajectory, severity, kind in sorted(pairs, key=lambda pair: (worst_first[pair[1]], pair[2])):
-            found.setdefault(trajectory, {}).setdefault(kind, severity)
-    return found
+            kinds.setdefault(trajectory, {}).setdefault(kind, severity)
+    return kinds
 
 
 def list_findings(trajectories: QuerySet[models.StoredTrajectory], kind: str = "") -> Iterator[models.StoredFinding]:

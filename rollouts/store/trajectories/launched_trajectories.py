@@ -48,14 +48,14 @@ def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) ->
             models.StoredTrajectory(
                 run=run,
                 index=first + n,
-                external_id=one.external_id,
-                group=one.group,
+                external_id=new.external_id,
+                group=new.group,
                 status=Status.QUEUED,
-                task_id=None if one.task is None else contents.add(one.task),
-                seed=one.seed,
-                training_step=one.training_step,
+                task_id=None if new.task is None else contents.add(new.task),
+                seed=new.seed,
+                training_step=new.training_step,
             )
-            for n, one in enumerate(wanted)
+            for n, new in enumerate(wanted)
         ]
         contents.save()
         created = models.StoredTrajectory.objects.bulk_create(records)
@@ -78,20 +78,20 @@ def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.S
         # Where rows are locked one by one another worker skips them; SQLite lets one writer in at a time.
         skips = connection.features.has_select_for_update_skip_locked
         candidates = run.trajectories.select_for_update(of=("self",), skip_locked=skips).filter(free)
-        taken = list(candidates.select_related("task").order_by("index")[:n])
-        models.StoredTrajectory.objects.filter(pk__in=[record.pk for record in taken]).update(
+        leased = list(candidates.select_related("task").order_by("index")[:n])
+        models.StoredTrajectory.objects.filter(pk__in=[record.pk for record in leased]).update(
             attempt=F("attempt") + 1, lease_until=until, status=Status.RUNNING, error=""
         )
-    for record in taken:
+    for record in leased:
         record.attempt += 1
         record.lease_until, record.status, record.error = until, Status.RUNNING, ""
-    return taken
+    return leased
 
 
 def renew_lease(records: Sequence[models.StoredTrajectory], seconds: float) -> set[int]:
     """Renew leases. Returns the keys of the trajectories that are still leased by this worker."""
     until = timezone.now() + timedelta(seconds=seconds)
-    kept: set[int] = set()
+    leased: set[int] = set()
     by_attempt: dict[int, list[int]] = {}
     for record in records:
         by_attempt.setdefault(record.attempt, []).append(record.pk)
@@ -99,8 +99,8 @@ def renew_lease(records: Sequence[models.StoredTrajectory], seconds: float) -> s
         for attempt, keys in by_attempt.items():
             ours = models.StoredTrajectory.objects.filter(pk__in=keys, attempt=attempt, status=Status.RUNNING)
             ours.update(lease_until=until)
-            kept.update(ours.values_list("pk", flat=True))
-    return kept
+            leased.update(ours.values_list("pk", flat=True))
+    return leased
 
 
 def release_trajectories(records: Sequence[models.StoredTrajectory]) -> None:
@@ -153,8 +153,8 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
     if not ends:
         return set()
     with transaction.atomic():
-        held = models.StoredTrajectory.objects.select_for_update(of=("self",)).select_related("run")
-        records = held.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
+        locked = models.StoredTrajectory.objects.select_for_update(of=("self",)).select_related("run")
+        records = locked.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
         ours: dict[int, TrajectoryEnd] = {}
         for end in ends:
             if end.key in records and records[end.key].attempt == end.attempt:
@@ -165,7 +165,7 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
             steps[step.trajectory_id].append(step)
         writer = StepWriter(0)
         added: dict[int, Counter[str]] = defaultdict(Counter)
-        found: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = defaultdict(list)
+        findings_of_run: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = defaultdict(list)
         for key, end in ours.items():
             record = records[key]
             before = record.n_steps, record.n_tokens, record.n_sampled
@@ -182,11 +182,11 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
             totals.update(reward_totals([end.reward]))
             for name, old in zip(("n_steps", "n_tokens", "n_sampled"), before, strict=True):
                 totals[name] += getattr(record, name) - old
-            found[record.run_id].append((record, end.findings))
+            findings_of_run[record.run_id].append((record, end.findings))
         writer.save()
         ended = [(*(getattr(records[key], name) for name in _ENDED), key) for key in ours]
         change_whole(models.StoredTrajectory, _ENDED, ended)
-        for run_key, findings in found.items():
+        for run_key, findings in findings_of_run.items():
             run = findings[0][0].run
             bump_run(run, add_findings(run, findings), **added[run_key])
     return set(ours)
@@ -202,8 +202,8 @@ _ENDED = (
 def fail_trajectory(end: TrajectoryEnd) -> bool:
     """End a launched trajectory with an error; its steps stay. False when this attempt no longer holds it."""
     with transaction.atomic():
-        held = models.StoredTrajectory.objects.filter(pk=end.key, attempt=end.attempt, status=Status.RUNNING)
-        lost = held.update(
+        leased = models.StoredTrajectory.objects.filter(pk=end.key, attempt=end.attempt, status=Status.RUNNING)
+        lost = leased.update(
             status=Status.FAILED, error=without_paths(end.error), finished_at=timezone.now(), lease_until=None,
             n_findings=len(end.findings), worst_severity=worst_severity(finding.severity for finding in end.findings),
         )
@@ -227,10 +227,10 @@ def resume_run(run: models.Run) -> int:
     with a sentence where there is nothing to go on with.
     """
     with transaction.atomic():
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        if held.kind != models.Run.Kind.LAUNCH:
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        if locked.kind != models.Run.Kind.LAUNCH:
             raise ValueError("Only a launched run can be resumed; an import is begun again from its files.")
-        unfinished = held.trajectories.exclude(status=Status.DONE)
+        unfinished = locked.trajectories.exclude(status=Status.DONE)
         failed = unfinished.filter(status=Status.FAILED)
         kinds: Counter[str] = Counter(
             models.StoredFinding.objects.filter(trajectory__in=failed).order_by().values_list("kind", flat=True)
@@ -244,12 +244,12 @@ def resume_run(run: models.Run) -> int:
         if not n:
             raise ValueError("Every trajectory of this run is done, so there is nothing to resume.")
         # The clock goes on where it stopped: a pause is not part of the run's pace.
-        stopped = held.finished_at or held.heartbeat_at
-        paused = timezone.now() - stopped if held.started_at and stopped else timedelta()
-        models.Run.objects.filter(pk=held.pk).update(
+        stopped = locked.finished_at or locked.heartbeat_at
+        paused = timezone.now() - stopped if locked.started_at and stopped else timedelta()
+        models.Run.objects.filter(pk=locked.pk).update(
             status=models.Run.Status.QUEUED, error="", finished_at=None, heartbeat_at=None, cancel_requested=False,
             n_failed=F("n_failed") - n_failed, started_at=F("started_at") + paused,
         )
-        bump_run(held, {kind: -count for kind, count in kinds.items()})
+        bump_run(locked, {kind: -count for kind, count in kinds.items()})
     run.refresh_from_db()
     return n

@@ -26,22 +26,22 @@ def stored_drifts(
 
     What was stored for other ids, or with another tokenizer than the run has now, is not used.
     """
-    held = Retokenized.objects.filter(trajectory=trajectory).first()
+    stored = Retokenized.objects.filter(trajectory=trajectory).first()
     tokenizer = trajectory.run.tokenizer
-    if held is None or tokenizer is None or held.files_sha256 != tokenizer.files_sha256:
+    if stored is None or tokenizer is None or stored.files_sha256 != tokenizer.files_sha256:
         return None
-    streams, drifts = held.streams.reshape(-1, 4), held.drifts.reshape(-1, 4)
-    named = np.array([-1 if step is None else step, -1 if row is None else row, checksum(ids)], dtype=np.int32)
-    places = np.flatnonzero((streams[:, :3] == named).all(axis=1))
+    streams, drifts = stored.streams.reshape(-1, 4), stored.drifts.reshape(-1, 4)
+    key = np.array([-1 if step is None else step, -1 if row is None else row, checksum(ids)], dtype=np.int32)
+    places = np.flatnonzero((streams[:, :3] == key).all(axis=1))
     if not len(places):
         return None
     first = int(streams[: places[0], 3].sum())
     at = int(drifts[:first, 2].sum())
-    found = []
+    result = []
     for start, stop, n, invalid in drifts[first : first + int(streams[places[0], 3])].tolist():
-        found.append(Drift(start, stop, held.expected_ids[at : at + n], ids[start:stop], bool(invalid)))
+        result.append(Drift(start, stop, stored.expected_ids[at : at + n], ids[start:stop], bool(invalid)))
         at += n
-    return found
+    return result
 
 
 def checksum(ids: Ids) -> int:
@@ -61,17 +61,17 @@ def keep_retokenized(run: models.Run, found: Sequence[tuple[int, Sequence[Encode
             return
         locked = run.trajectories.select_for_update(of=("self",)).filter(pk__in=keys).order_by("pk")
         there = set(locked.values_list("pk", flat=True))
-        kept = [(key, again) for key, again in found if key in there and _is_kept(again)]
-        own = reserve_keys(models.Retokenized, len(kept))
-        insert_whole([_stored(next(own), key, run.tokenizer.files_sha256, again) for key, again in kept])
+        fresh = [(key, again) for key, again in found if key in there and _is_kept(again)]
+        own = reserve_keys(models.Retokenized, len(fresh))
+        insert_whole([_stored(next(own), key, run.tokenizer.files_sha256, again) for key, again in fresh])
 
 
 def _is_kept(again: Sequence[EncodedAgain]) -> bool:
-    return len(again) > 0 and sum(len(one.drifts) for one in again) <= MAX_DRIFTS
+    return len(again) > 0 and sum(len(stream.drifts) for stream in again) <= MAX_DRIFTS
 
 
 def _stored(key: int, trajectory: int, files_sha256: str, again: Sequence[EncodedAgain]) -> models.Retokenized:
-    drifts = [drift for one in again for drift in one.drifts]
+    drifts = [drift for stream in again for drift in stream.drifts]
     return bare(
         models.Retokenized,
         id=key,
@@ -79,14 +79,18 @@ def _stored(key: int, trajectory: int, files_sha256: str, again: Sequence[Encode
         files_sha256=files_sha256,
         streams=[
             value
-            for one in again
+            for stream in again
             for value in (
-                -1 if one.step is None else one.step, -1 if one.row is None else one.row,
-                checksum(one.ids), len(one.drifts),
+                -1 if stream.step is None else stream.step,
+                -1 if stream.row is None else stream.row,
+                checksum(stream.ids),
+                len(stream.drifts),
             )
         ],
         drifts=[
-            value for one in drifts for value in (one.start, one.stop, len(one.expected_ids), int(one.invalid_utf8))
+            value
+            for stream in drifts
+            for value in (stream.start, stream.stop, len(stream.expected_ids), int(stream.invalid_utf8))
         ],
         expected_ids=np.concatenate([NO_IDS, *(drift.expected_ids for drift in drifts)]),
     )

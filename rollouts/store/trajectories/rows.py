@@ -111,8 +111,8 @@ def row_window(
     here = chain[first : bisect_left(ends, stop) + 1]
     # A branch that starts alike: a step of the chain owns no piece of the window, but owns logprobs in it.
     needed |= {index for index in here if extents[index].prompt_length < stop}
-    held = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
-    tokens = {step.index: step.tokens for step in steps_with_tokens(held)}
+    steps_read = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
+    tokens = {step.index: step.tokens for step in steps_with_tokens(steps_read)}
     for piece in pieces:
         array = getattr(tokens[piece.step_index], piece.array)
         a, b = max(piece.start, start), min(piece.stop, stop)
@@ -141,14 +141,14 @@ def row_window(
             if sampled is not None:
                 part = sampled[a - prompt_length : b - prompt_length]
                 logprobs[a - start : a - start + len(part)] = part
-    known = any(held.logprobs is not None for held in tokens.values())
-    return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if known else None, step_index)
+    has_logprobs = any(steps_read.logprobs is not None for steps_read in tokens.values())
+    return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if has_logprobs else None, step_index)
 
 
 def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
     """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
-    (held,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
-    tokens = held.tokens
+    (stored,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
+    tokens = stored.tokens
 
     def padded(values: np.ndarray, fill: float) -> np.ndarray:
         whole, part = np.full(stop - start, fill, dtype=values.dtype), values[start:stop]
@@ -165,8 +165,8 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
         origin[max(first - start, 0) :] = Origin.OBSERVATION
         origin[mask] = Origin.SAMPLED
     steps = np.full(stop - start, -1, dtype=np.int32)
-    ids, known = tokens.ids[start:stop], tokens.origin is not None
-    return Window(start, stop, record.n_tokens, ids, origin, mask, logprobs, steps, known)
+    ids, has_origin = tokens.ids[start:stop], tokens.origin is not None
+    return Window(start, stop, record.n_tokens, ids, origin, mask, logprobs, steps, has_origin)
 
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:

@@ -18,8 +18,8 @@ def is_seen(trajectory: StoredTrajectory, reader: int) -> bool:
 
 def seen_among(trajectories: Sequence[StoredTrajectory], reader: int) -> set[int]:
     """The keys of those that the user has seen. One query."""
-    held = Seen.objects.filter(user=reader, trajectory__in=[one.pk for one in trajectories])
-    return set(held.values_list("trajectory", flat=True))
+    marks = Seen.objects.filter(user=reader, trajectory__in=[record.pk for record in trajectories])
+    return set(marks.values_list("trajectory", flat=True))
 
 
 def seen_in_run(run: Run, reader: int) -> QuerySet[Seen]:

@@ -50,10 +50,10 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
     for row in rows_with_tokens(own.order_by("index")):
         rows[row.trajectory_id].append(row)
     columns = columns_of_rows(own) if any(rows.values()) else {}
-    wanted = {trajectory.extra_id for trajectory in trajectories}
-    wanted.update(body for held in steps.values() for step in held for body in _BODY_KEYS(step))
-    wanted.update(row.extra_id for held in rows.values() for row in held)
-    bodies = _Bodies(wanted)
+    body_keys = {trajectory.extra_id for trajectory in trajectories}
+    body_keys.update(body for records in steps.values() for step in records for body in _BODY_KEYS(step))
+    body_keys.update(row.extra_id for records in rows.values() for row in records)
+    bodies = _Bodies(body_keys)
     for trajectory in trajectories:
         yield Trajectory(
             external_id=trajectory.external_id,
@@ -88,7 +88,7 @@ class _Bodies:
         return self._values[key]
 
 
-BODY_COLUMNS = ("messages_new_id", *(one.column for one in (*BODIES, *REQUEST_FIELDS)))
+BODY_COLUMNS = ("messages_new_id", *(field.column for field in (*BODIES, *REQUEST_FIELDS)))
 """The columns of a stored step that hold keys of ``Content``."""
 _BODY_KEYS = attrgetter(*BODY_COLUMNS)
 
@@ -99,14 +99,14 @@ def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:
     for n, step in enumerate(stored):
         parent = positions[step.parent_id]
         positions[step.pk] = n
-        held, arrays = vars(step), vars(step.tokens)
+        columns, arrays = vars(step), vars(step.tokens)
         request = None
         if step.messages_new_id is not None:
             messages = codec.messages(parent, step.messages_shared, bodies[step.messages_new_id])
-            request = Request(messages, **_values(REQUEST_FIELDS, held, bodies))
-        fields = {name: held[name] for name in COLUMNS}
+            request = Request(messages, **_values(REQUEST_FIELDS, columns, bodies))
+        fields = {name: columns[name] for name in COLUMNS}
         fields |= {name: arrays[name] for name in ARRAYS}
-        fields |= _values(BODIES, held, bodies)
+        fields |= _values(BODIES, columns, bodies)
         prompt = codec.prompt_ids(parent, step.shared_length, arrays["delta_ids"])
         codec.steps.append(Step(prompt_ids=prompt, delta_origin=arrays["delta_origin"], request=request, **fields))
     return codec.steps
@@ -139,10 +139,10 @@ def load_step_prompt(step: models.StoredStep) -> Ids:
     """The prompt ids ``[P]`` of one step, with those of its parents. Two queries."""
     keys, extents = step_extents(step.trajectory_id)
     pieces = stream_pieces(extents, step.index, whole=False)
-    held = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
-    tokens = {one.index: one.tokens for one in steps_with_tokens(held)} if pieces else {}
-    found = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
-    return np.concatenate(found) if found else NO_IDS
+    stored = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
+    tokens = {stored_step.index: stored_step.tokens for stored_step in steps_with_tokens(stored)} if pieces else {}
+    parts = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
+    return np.concatenate(parts) if parts else NO_IDS
 
 
 def find_trajectory(code: str) -> models.StoredTrajectory | None:

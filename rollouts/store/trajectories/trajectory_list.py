@@ -74,7 +74,7 @@ class TrajectoryFilters:
     @property
     def pass_all(self) -> bool:
         """Nothing is filtered out."""
-        return all(getattr(self, one.name) == one.default for one in fields(TrajectoryFilters))
+        return all(getattr(self, field.name) == field.default for field in fields(TrajectoryFilters))
 
 
 @dataclass(frozen=True)
@@ -103,35 +103,35 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
         "external_id__icontains": filters.text.replace("\0", ""),
     }
     of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
-    found = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
-    wanted = _without_empty(of_finding)
-    findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **wanted)
+    trajectories = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
+    conditions = _without_empty(of_finding)
+    findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **conditions)
     if filters.muted == "hide":
         met = Exists(findings.exclude(kind__in=rules_of(run).order_by().values("kind")))
-        found = found.filter(met if filters.flawed or wanted else Q(n_findings=0) | met)
-    elif wanted == {"severity": Severity.ERROR}:  # there is no worse one, so that the trajectory itself tells
-        found = found.filter(worst_severity=Severity.ERROR)
-    elif wanted:
-        found = found.filter(Exists(findings))
+        trajectories = trajectories.filter(met if filters.flawed or conditions else Q(n_findings=0) | met)
+    elif conditions == {"severity": Severity.ERROR}:  # there is no worse one, so that the trajectory itself tells
+        trajectories = trajectories.filter(worst_severity=Severity.ERROR)
+    elif conditions:
+        trajectories = trajectories.filter(Exists(findings))
     # Trajectories that cannot have such a finding are left out before findings are looked for.
-    if filters.flawed or wanted:
-        found = found.filter(n_findings__gt=0)
+    if filters.flawed or conditions:
+        trajectories = trajectories.filter(n_findings__gt=0)
     if filters.step is not None:
-        found = found.filter(n_steps__gt=filters.step)
+        trajectories = trajectories.filter(n_steps__gt=filters.step)
     if filters.policy_version:
         first = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), index=0)
-        found = found.filter(Exists(first.filter(policy_version=filters.policy_version)))
+        trajectories = trajectories.filter(Exists(first.filter(policy_version=filters.policy_version)))
     if filters.comments:
         # People write few comments: those of the run are found first.
-        said = models.Comment.objects.filter(trajectory__run=run)
-        said = said.filter(resolved_at=None) if filters.comments == "open" else said
-        found = found.filter(pk__in=said.values("trajectory"))
+        comments = models.Comment.objects.filter(trajectory__run=run)
+        comments = comments.filter(resolved_at=None) if filters.comments == "open" else comments
+        trajectories = trajectories.filter(pk__in=comments.values("trajectory"))
     if filters.seen and filters.reader is not None:
-        seen = Q(pk__in=seen_in_run(run, filters.reader).values("trajectory"))
-        found = found.filter(seen if filters.seen == "yes" else ~seen)
+        is_seen = Q(pk__in=seen_in_run(run, filters.reader).values("trajectory"))
+        trajectories = trajectories.filter(is_seen if filters.seen == "yes" else ~is_seen)
     if filters.hide_queued:
-        found = found.exclude(status=models.StoredTrajectory.Status.QUEUED)
-    return found
+        trajectories = trajectories.exclude(status=models.StoredTrajectory.Status.QUEUED)
+    return trajectories
 
 
 def _without_empty(conditions: dict[str, Any]) -> dict[str, Any]:
@@ -152,8 +152,8 @@ def list_trajectories(
     """
     if sort not in SORTS:
         sort = "index"
-    found = filter_trajectories(run, filters or TrajectoryFilters())
-    items = _take(found, _stretches(sort, _read_cursor(after, sort)), limit + 1)
+    passing_trajectories = filter_trajectories(run, filters or TrajectoryFilters())
+    items = _take(passing_trajectories, _stretches(sort, _read_cursor(after, sort)), limit + 1)
     more = len(items) > limit
     items = items[:limit]
     return ListPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
@@ -166,12 +166,12 @@ def neighbours(
 
     Two queries in run order, at most six in another one.
     """
-    found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
+    passing_trajectories = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
     if sort not in SORTS:
         sort = "index"
     place = getattr(trajectory, sort.removeprefix("-")), trajectory.index
-    before = _take(found, _stretches_before(sort, place), 1)
-    after = _take(found, _stretches(sort, place), 1)
+    before = _take(passing_trajectories, _stretches_before(sort, place), 1)
+    after = _take(passing_trajectories, _stretches(sort, place), 1)
     return before[0] if before else None, after[0] if after else None
 
 
@@ -192,10 +192,10 @@ def count_before(
     sort = sort if sort in SORTS else "index"
     if filters.pass_all and sort == "index":
         return trajectory.index
-    found = filter_trajectories(trajectory.run, filters)
+    passing_trajectories = filter_trajectories(trajectory.run, filters)
     n = 0
     for condition, _ in _stretches_before(sort, (getattr(trajectory, sort.removeprefix("-")), trajectory.index)):
-        n += _count(found.filter(condition), most - n) if n <= most else 0
+        n += _count(passing_trajectories.filter(condition), most - n) if n <= most else 0
     return n
 
 
@@ -224,12 +224,12 @@ def _stretches(sort: str, place: Place | None) -> list[Stretch]:
     value, index = place or (None, -1)
     if column == "index":
         return [(Q() if place is None else Q(**{f"index__{'lt' if descending else 'gt'}": index}), (sort,))]
-    is_null, known = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__isnull": False})
+    is_null, not_null = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__isnull": False})
     if place is not None and value is None:
         return [(is_null & Q(index__gt=index), ("index",))]
     none = [(is_null, ("index",))] if column == "reward" else []
     if place is None:
-        return [(known if none else Q(), (sort, "index")), *none]
+        return [(not_null if none else Q(), (sort, "index")), *none]
     further = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
     return [(Q(**{column: value}, index__gt=index), ("index",)), (further, (sort, "index")), *none]
 
@@ -242,8 +242,8 @@ def _stretches_before(sort: str, place: Place) -> list[Stretch]:
     if column == "index":
         return [(Q(**{f"index__{'gt' if descending else 'lt'}": index}), (back,))]
     if value is None:
-        known = Q(**{f"{column}__isnull": False})
-        return [(Q(**{f"{column}__isnull": True}, index__lt=index), ("-index",)), (known, (back, "-index"))]
+        not_null = Q(**{f"{column}__isnull": False})
+        return [(Q(**{f"{column}__isnull": True}, index__lt=index), ("-index",)), (not_null, (back, "-index"))]
     nearer = Q(**{f"{column}__{'gt' if descending else 'lt'}": value})
     return [(Q(**{column: value}, index__lt=index), ("-index",)), (nearer, (back, "-index"))]
 

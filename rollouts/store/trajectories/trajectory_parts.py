@@ -105,15 +105,18 @@ def rows_and_steps(trajectory: StoredTrajectory) -> tuple[list[RowSummary], list
     stored = trajectory.rows.order_by("index").values_list(
         "index", "n_tokens", "n_trained", "step_indices", "last_step_id", "pk"
     )
-    rows = [RowSummary(i, n, trained, frozenset(held or ()), last, key) for i, n, trained, held, last, key in stored]
-    held = trajectory.steps.order_by("index").values_list(
+    rows = [
+        RowSummary(i, n, trained, frozenset(step_indices or ()), last, key)
+        for i, n, trained, step_indices, last, key in stored
+    ]
+    step_indices = trajectory.steps.order_by("index").values_list(
         "pk", "index", "row_index", "parent_id", "shared_length", "parent_length", "prompt_length",
         "completion_length", "finish_reason", "has_entropy", "n_alternatives",
     )
-    by_key: dict[int | None, int] = {step[0]: step[1] for step in held}
+    by_key: dict[int | None, int] = {step[0]: step[1] for step in step_indices}
     steps = [
         StepSummary(pk, index, row, by_key.get(parent), shared, length, prompt, completion, reason, entropy, n)
-        for pk, index, row, parent, shared, length, prompt, completion, reason, entropy, n in held
+        for pk, index, row, parent, shared, length, prompt, completion, reason, entropy, n in step_indices
     ]
     return (rows, steps) if rows else _draft_rows(steps)
 
@@ -144,8 +147,8 @@ def _draft_rows(steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[St
 
 def new_messages(trajectory: StoredTrajectory, steps: Collection[int]) -> list[tuple[int, int, str | None]]:
     """Of some steps: index, number of messages shared with the parent, and the new messages as JSON. One query."""
-    held = trajectory.steps.filter(index__in=steps, messages_new__isnull=False)
-    return list(held.values_list("index", "messages_shared", "messages_new__body"))
+    with_messages = trajectory.steps.filter(index__in=steps, messages_new__isnull=False)
+    return list(with_messages.values_list("index", "messages_shared", "messages_new__body"))
 
 
 def said_of_steps(
@@ -155,23 +158,23 @@ def said_of_steps(
 
     Steps without messages, and steps with a text of more than ``n_characters``, are left out.
     """
-    held = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
-    sizes = held.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
+    with_messages = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
+    sizes = with_messages.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
     short = sizes.filter(Q(n_reply=None) | Q(n_reply__lte=n_characters), n_new__lte=n_characters)
     return list(short.values_list("index", "messages_new__body", "reply__body"))
 
 
 def steps_with_tokens(trajectory: StoredTrajectory, indices: Collection[int | None]) -> dict[int, StoredStep]:
     """Some steps by index, with their arrays. One query."""
-    found = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
-    return {step.index: step for step in reading.steps_with_tokens(found)}
+    stored = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
+    return {step.index: step for step in reading.steps_with_tokens(stored)}
 
 
 def continuing_steps(trajectory: StoredTrajectory, first: int, limit: int) -> list[StoredStep]:
     """Steps with a parent, from index ``first`` on, with arrays, messages and tools. One query."""
-    found = trajectory.steps.filter(parent__isnull=False, index__gte=first)
+    stored = trajectory.steps.filter(parent__isnull=False, index__gte=first)
     related = ("parent", "messages_new", "tools", "template_kwargs")
-    return reading.steps_with_tokens(found.select_related(*related).order_by("index")[:limit])
+    return reading.steps_with_tokens(stored.select_related(*related).order_by("index")[:limit])
 
 
 def step_values(trajectory: StoredTrajectory, names: Iterable[str], first: int, limit: int) -> list[dict[str, Any]]:
@@ -186,14 +189,14 @@ def step_bodies(trajectory: StoredTrajectory, index: int, names: Iterable[str]) 
 
 def row_extras(trajectory: StoredTrajectory, limit: int) -> list[tuple[int, str]]:
     """Index of each row that has fields of its source, and the key of their text. One query."""
-    held = trajectory.rows.exclude(extra=None).order_by("index")
-    return list(held.values_list("index", "extra_id")[:limit])
+    with_extra = trajectory.rows.exclude(extra=None).order_by("index")
+    return list(with_extra.values_list("index", "extra_id")[:limit])
 
 
 def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, int, str]]:
     """Key, whole length and first ``n_characters`` of stored texts. One query."""
-    held = Content.objects.filter(pk__in=list(keys))
-    cut = held.annotate(n=Length("body"), start=Substr("body", 1, n_characters))
+    contents = Content.objects.filter(pk__in=list(keys))
+    cut = contents.annotate(n=Length("body"), start=Substr("body", 1, n_characters))
     return list(cut.values_list("pk", "n", "start"))
 
 
@@ -209,8 +212,8 @@ def versions_of_findings(trajectory: StoredTrajectory) -> list[int]:
 
 def ids_of_findings(trajectory: StoredTrajectory, limit: int) -> list[tuple[Ids, Ids]]:
     """Expected and actual ids of the first findings, in reading order. One query."""
-    found = trajectory.findings.order_by(*READING_ORDER)
-    return list(found.values_list("expected_ids", "actual_ids")[:limit])
+    findings = trajectory.findings.order_by(*READING_ORDER)
+    return list(findings.values_list("expected_ids", "actual_ids")[:limit])
 
 
 def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
@@ -225,8 +228,8 @@ def steps_with_finding(trajectory: StoredTrajectory, kind: str) -> list[int]:
     """The steps that have a finding of a kind, in order. One query, none where the trajectory has no findings."""
     if not trajectory.n_findings:
         return []
-    found = trajectory.findings.filter(kind=kind, step_index__isnull=False)
-    return sorted({step for step in found.values_list("step_index", flat=True) if step is not None})
+    findings = trajectory.findings.filter(kind=kind, step_index__isnull=False)
+    return sorted({step for step in findings.values_list("step_index", flat=True) if step is not None})
 
 
 def numbered_finding(trajectory: StoredTrajectory, number: int) -> StoredFinding | None:
@@ -238,14 +241,16 @@ def numbered_finding(trajectory: StoredTrajectory, number: int) -> StoredFinding
 
 def drift_places(trajectory: StoredTrajectory) -> list[tuple[int, int]]:
     """Step index and start of each finding of a step whose completion is not canonical. One query."""
-    found = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
-    return [(step or 0, start) for step, start in found.values_list("step_index", "start")]
+    findings = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
+    return [(step or 0, start) for step, start in findings.values_list("step_index", "start")]
 
 
 def row_not_sampled(trajectory: StoredTrajectory) -> int | None:
     """The first row that holds trained tokens that were not sampled as they stand; None if none does. One query."""
-    found = trajectory.findings.filter(kind="row_not_sampled", row_index__isnull=False).order_by("row_index", "start")
-    return found.values_list("row_index", flat=True).first()
+    findings = trajectory.findings.filter(kind="row_not_sampled", row_index__isnull=False).order_by(
+        "row_index", "start"
+    )
+    return findings.values_list("row_index", flat=True).first()
 
 
 def row_finding_sentences(
@@ -256,26 +261,28 @@ def row_finding_sentences(
     Info findings and the kinds in ``without`` are left out.
     """
     of_row = Q(row_index=row.index, step_index=None) | Q(step_index__in=row.steps)
-    found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
-    return list(found.order_by("start", "id").values_list("kind", "evidence", "remedy")[:limit])
+    findings = (
+        trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
+    )
+    return list(findings.order_by("start", "id").values_list("kind", "evidence", "remedy")[:limit])
 
 
 def column_names(trajectory: StoredTrajectory) -> dict[int, list[str]]:
     """Row index -> names of the columns that a trainer wrote for it. One query."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     rows = StoredRow.objects.filter(trajectory=trajectory, last_step=None).order_by("index", "columns__name")
     for row, in_segment, name in rows.values_list("index", "column_names", "columns__name"):
         if in_segment:
-            found[row] = list(in_segment)
+            names[row] = list(in_segment)
         elif name is not None:
-            found.setdefault(row, []).append(name)
-    return found
+            names.setdefault(row, []).append(name)
+    return names
 
 
 def column_values(trajectory: StoredTrajectory, row: int, names: Collection[str]) -> dict[str, Floats]:
     """Whole columns of a row by name, each float32 ``[n]``; a name that the row lacks is left out. One query."""
-    found = reading.columns_of_rows(StoredRow.objects.filter(trajectory=trajectory, index=row), names)
-    return next(iter(found.values()), {})
+    columns = reading.columns_of_rows(StoredRow.objects.filter(trajectory=trajectory, index=row), names)
+    return next(iter(columns.values()), {})
 
 
 def others_of_group(trajectory: StoredTrajectory, limit: int) -> list[StoredTrajectory]:
@@ -284,8 +291,8 @@ def others_of_group(trajectory: StoredTrajectory, limit: int) -> list[StoredTraj
         return []
     group = StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
     ended = group.filter(status=StoredTrajectory.Status.DONE).exclude(pk=trajectory.pk)
-    found = ended.order_by("index").only("code", "external_id", "index", "reward", "run_id", "status")[:limit]
-    return sorted(found, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
+    others = ended.order_by("index").only("code", "external_id", "index", "reward", "run_id", "status")[:limit]
+    return sorted(others, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
 
 
 def step_wise_scopes(trajectory: StoredTrajectory) -> list[StepWiseRows]:
