@@ -59,7 +59,7 @@ def subject(access: Access, params: QueryDict) -> Subject | None:
     request = find_request(access, code, run_code, whole_number(params.get("step")) or 0)
     if request is None:
         return None
-    run, step = request.run, request.step
+    run, step = request
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):
         chat_template = find_chat_template(run.project, step.chat_template_sha256) or chat_template

@@ -251,11 +251,11 @@ def _templates(run: Run) -> tuple[str | None, ...]:
 def _questions(runs: Sequence[Run]) -> list[QuestionInRuns]:
     return [
         QuestionInRuns(
-            one.external_id,
-            next((side.prompt_line for side in one.sides if side.prompt_line), ""),
-            [_side(side) for side in one.sides],
+            sides[0].external_id,
+            next((side.prompt_line for side in sides if side.prompt_line), ""),
+            [_side(side) for side in sides],
         )
-        for one in shared_questions(runs, MAX_QUESTIONS)
+        for sides in shared_questions(runs, MAX_QUESTIONS)
     ]
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
@@ -19,7 +19,7 @@ from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, jsonable, page, whole_number
 from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.models import AuditEvent, Role
-from rollouts.store.people.activity_log import Action, AuditFilter, audit_page, audit_rows
+from rollouts.store.people.activity_log import Action, audit_page, audit_rows
 
 EVENTS_PER_PAGE = 100
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -76,7 +76,7 @@ def _actions() -> list[str]:
     return list(dict.fromkeys([*(action.value for action in Action), *activities]))
 
 
-def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str, str]]:
+def _asked(request: HttpRequest) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """The filter of an address, the projects it may name, and its parameters. For admins of a project or the server."""
     held = access(request)
     projects = {one.code: one for one in held.projects(least=Role.ADMIN)}
@@ -88,7 +88,8 @@ def _asked(request: HttpRequest) -> tuple[AuditFilter, dict[str, str], dict[str,
     if asked["project"] and asked["project"] not in projects:
         raise Http404(f"There is no project with the code {asked['project'][:40]}.")
     key = projects[asked["project"]].pk if asked["project"] else None
-    return AuditFilter(asked["action"], asked["user"], key), {code: one.name for code, one in projects.items()}, asked
+    columns = {"action": asked["action"], "user_name": asked["user"], "project": key}
+    return columns, {code: one.name for code, one in projects.items()}, asked
 
 
 @require_safe
@@ -116,7 +117,7 @@ class _Line:
         return text
 
 
-def _csv_lines(request: HttpRequest, wanted: AuditFilter) -> Iterator[str]:
+def _csv_lines(request: HttpRequest, wanted: dict[str, Any]) -> Iterator[str]:
     writer = csv.writer(_Line())
     names = list(EventLine.__dataclass_fields__)
     yield writer.writerow(names)
@@ -124,7 +125,7 @@ def _csv_lines(request: HttpRequest, wanted: AuditFilter) -> Iterator[str]:
         yield writer.writerow([safe_cell(value) for value in jsonable(EventLine.of(record)).values()])
 
 
-def _json_lines(request: HttpRequest, wanted: AuditFilter) -> Iterator[str]:
+def _json_lines(request: HttpRequest, wanted: dict[str, Any]) -> Iterator[str]:
     for record in audit_rows(access(request), wanted):
         yield json.dumps(jsonable(EventLine.of(record))) + "\n"
 

@@ -60,25 +60,25 @@ def alternatives_page(
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    alternatives = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
-    if alternatives is None:
+    beside = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
+    if beside is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
+    logprob, ids, logprobs, columns = beside
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     painter, _ = data.painter_of(trajectory.run.tokenizer)
     tokens = [
         _token(painter, alternative_id, value)
-        for alternative_id, value in zip(alternatives.ids.tolist(), alternatives.logprobs.tolist(), strict=True)
+        for alternative_id, value in zip(ids.tolist(), logprobs.tolist(), strict=True)
     ]
-    ids = [alternative_id.id for alternative_id in tokens]
     return TokenAlternatives(
         row.index,
         offset,
-        None if alternatives.logprob is None else _token(painter, token_id, alternatives.logprob),
-        ids.index(token_id) + 1 if token_id in ids else None,
+        None if logprob is None else _token(painter, token_id, logprob),
+        next((place for place, token in enumerate(tokens, 1) if token.id == token_id), None),
         tokens,
-        alternatives.columns.get(engine_columns.ENTROPY),
-        alternatives.columns.get(engine_columns.AT_LEAST),
-        alternatives.columns.get(engine_columns.BEHIND),
+        columns.get(engine_columns.ENTROPY),
+        columns.get(engine_columns.AT_LEAST),
+        columns.get(engine_columns.BEHIND),
         "",
     )
 

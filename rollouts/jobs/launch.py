@@ -36,12 +36,12 @@ from rollouts.store.chat_templates.tokenizers import (
 )
 from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
+from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.projects import key_of
 from rollouts.store.runs.runs import create_run, fail_run
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories.launched_trajectories import NewTrajectory, add_queued_trajectories, resume_run
+from rollouts.store.trajectories.launched_trajectories import add_queued_trajectories, resume_run
 
 MAX_TRAJECTORIES = 100_000
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
@@ -363,12 +363,14 @@ def _queue_trajectories(run: Run, tasks: list[Task], form: LaunchSettings, seed:
         add_queued_trajectories(
             run,
             [
-                NewTrajectory(
-                    f"{task.index}-{member}",
-                    str(task.index),
+                (
+                    StoredTrajectory(
+                        external_id=f"{task.index}-{member}",
+                        group=str(task.index),
+                        seed=_seed(seed, task.index, member),
+                        training_step=form.training_step,
+                    ),
                     asdict(task),
-                    _seed(seed, task.index, member),
-                    form.training_step,
                 )
                 for task in batch
                 for member in range(form.group)

@@ -12,9 +12,9 @@ from django.utils import timezone
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollouts.store import models
+from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.runs import beat, cancel_run, create_run, delete_run, start_run
 from rollouts.store.trajectories.launched_trajectories import (
-    NewTrajectory,
     add_queued_trajectories,
     cancel_remaining,
     fail_trajectory,
@@ -37,7 +37,9 @@ Status = models.StoredTrajectory.Status
 @pytest.fixture
 def run() -> models.Run:
     run = create_run(models.Run.Kind.LAUNCH, "launch")
-    add_queued_trajectories(run, [NewTrajectory(f"t{n}", "g", {"prompt": n}, n) for n in range(4)])
+    add_queued_trajectories(
+        run, [(StoredTrajectory(external_id=f"t{n}", group="g", seed=n), {"prompt": n}) for n in range(4)]
+    )
     return run
 
 

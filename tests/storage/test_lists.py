@@ -55,7 +55,7 @@ def test_pages_together_are_the_whole_list_in_order(run: models.Run, sort: str, 
         in_order = sort.endswith("index")
         assert len(context) <= (1 if in_order else 2 + sort.endswith("reward"))
         found += page.items
-        after = page.next_cursor
+        after = page.next
         if not after:
             break
     assert len(found) == len(REWARDS) and len({one.pk for one in found}) == len(REWARDS)

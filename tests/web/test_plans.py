@@ -185,7 +185,7 @@ def test_a_list_and_its_neighbours_read_ranges_in_order(run: models.Run, sort: s
     for filters in FILTERS:
         with CaptureQueriesContext(connection) as queries:
             first = list_trajectories(run, filters, sort, "", 5)
-            list_trajectories(run, filters, sort, first.next_cursor, 5)
+            list_trajectories(run, filters, sort, first.next, 5)
             neighbours(run.trajectories.select_related("run").get(index=30), filters, sort)
         for plan in plans(queries):
             assert not plan.problem, plan.problem

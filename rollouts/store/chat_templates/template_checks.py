@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import QuerySet
@@ -41,20 +40,13 @@ def recent_checks(access: Access, limit: int, project_code: str = "") -> list[Te
     return list(checks.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
 
 
-@dataclass(frozen=True)
-class StoredRequest:
-    """The stored parts of one request of a run."""
-
-    run: Run
-    """With its project, its tokenizer and both chat templates."""
-    step: StoredStep | None
-    """With tools and template kwargs; None when the trajectory has no step at that index."""
-
-
-def find_request(access: Access, trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
+def find_request(
+    access: Access, trajectory_code: str, run_code: str, index: int
+) -> tuple[Run, StoredStep | None] | None:
     """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries.
 
-    None when the run does not exist either, or may not be seen.
+    The run has its project, tokenizer and chat templates, the step its tools and template kwargs; it is None when the
+    trajectory has no step at that index. None when the run does not exist either, or may not be seen.
     """
     visible = access.limit(StoredTrajectory.objects.all(), "run__project")
     trajectory = visible.filter(code=trajectory_code).first() if trajectory_code else None
@@ -64,7 +56,7 @@ def find_request(access: Access, trajectory_code: str, run_code: str, index: int
     trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
     steps = StoredStep.objects.select_related("tools", "template_kwargs")
     step = steps.filter(trajectory=trajectory, index=index).first() if trajectory else None
-    return StoredRequest(run, step)
+    return run, step
 
 
 def check_of(code: str, project: Project, chat_template: ChatTemplate, **columns: Any) -> tuple[TemplateCheck, bool]:

@@ -6,7 +6,7 @@ A door says once who acts (:func:`acting`). What does the work writes it down, s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -224,38 +224,25 @@ def drop_old_events() -> int:
     return AuditEvent.objects.filter(at__lt=oldest).delete()[0]
 
 
-@dataclass(frozen=True)
-class AuditFilter:
-    """Which events are wanted; an empty field means all."""
+def audit_events(access: Access, columns: Mapping[str, Any]) -> QuerySet[AuditEvent]:
+    """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all.
 
-    action: str = ""
-    user: str = ""
-    """The whole name of an account."""
-    project: int | None = None
-
-
-def audit_events(access: Access, wanted: AuditFilter) -> QuerySet[AuditEvent]:
-    """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all."""
+    ``columns``: of these events alone; an empty value filters nothing.
+    """
     events = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
-    if wanted.action:
-        events = events.filter(action=wanted.action)
-    if wanted.user:
-        events = events.filter(user_name=wanted.user)
-    if wanted.project is not None:
-        events = events.filter(project=wanted.project)
-    return events.order_by("-at", "-id")
+    return events.filter(**{name: value for name, value in columns.items() if value}).order_by("-at", "-id")
 
 
-def audit_page(access: Access, wanted: AuditFilter, before: int | None, limit: int) -> list[AuditEvent]:
+def audit_page(access: Access, columns: Mapping[str, Any], before: int | None, limit: int) -> list[AuditEvent]:
     """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
-    events = audit_events(access, wanted)
+    events = audit_events(access, columns)
     if before is not None:
         # A hidden event is an unknown one: else the page would tell when it happened.
-        at = audit_events(access, AuditFilter()).filter(pk=before).values_list("at", flat=True).first()
+        at = audit_events(access, {}).filter(pk=before).values_list("at", flat=True).first()
         events = events.filter(pk__lt=before) if at is None else events.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
     return list(events[:limit])
 
 
-def audit_rows(access: Access, wanted: AuditFilter) -> Iterator[AuditEvent]:
-    """All wanted events, newest first, a part at a time."""
-    return audit_events(access, wanted).iterator(chunk_size=2000)
+def audit_rows(access: Access, columns: Mapping[str, Any]) -> Iterator[AuditEvent]:
+    """All these events, newest first, a part at a time."""
+    return audit_events(access, columns).iterator(chunk_size=2000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -42,42 +41,27 @@ MAX_FACTOR = 1e6
 _PORTS = {"http": 80, "https": 443}
 
 
-@dataclass(frozen=True)
-class HeldLimit:
-    """The limit of a figure that holds in a run or in a project."""
+def limits_in(run: Run) -> list[AlarmRule]:
+    """The limits of a run: its own before those of its project, and these before the defaults. One query.
 
-    figure: AlarmFigure
-    kind: str
-    """Of the findings; empty for every other figure."""
-    limit: float | None
-    """None = the alarm is switched off."""
-    scope: str
-    """Who says so: ``run``, ``project`` or ``default``."""
-    rule: AlarmRule | None = None
-    """None = the default."""
+    A default is a rule that is not stored.
+    """
+    return _in_force(AlarmRule.objects.filter(Q(run=None) | Q(run=run.pk), project=run.project_id))
 
 
-def limits_in(run: Run) -> list[HeldLimit]:
-    """The limits of a run: its own before those of its project, and these before the defaults. One query."""
-    return _held(AlarmRule.objects.filter(Q(run=None) | Q(run=run.pk), project=run.project_id))
-
-
-def limits_of_project(project: Project) -> list[HeldLimit]:
+def limits_of_project(project: Project) -> list[AlarmRule]:
     """The limits of a project's runs that have none of their own. One query."""
-    return _held(AlarmRule.objects.filter(project=project, run=None))
+    return _in_force(AlarmRule.objects.filter(project=project, run=None))
 
 
-def _held(rules: QuerySet[AlarmRule]) -> list[HeldLimit]:
-    limits: dict[tuple[AlarmFigure, str], HeldLimit] = {
-        (figure, ""): HeldLimit(figure, "", limit, "default") for figure, limit in DEFAULTS.items()
-    }
+def _in_force(rules: QuerySet[AlarmRule]) -> list[AlarmRule]:
+    limits = {(figure.value, ""): AlarmRule(figure=figure.value, limit=limit) for figure, limit in DEFAULTS.items()}
     for rule in rules.order_by(F("run").asc(nulls_first=True), "kind"):
-        if rule.figure in set(AlarmFigure):  # an older version does not know the figures of a newer one
-            figure = AlarmFigure(rule.figure)
-            scope = "project" if rule.run_id is None else "run"
-            limits[figure, rule.kind] = HeldLimit(figure, rule.kind, rule.limit, scope, rule)
-    order = list(AlarmFigure)
-    return sorted(limits.values(), key=lambda one: (order.index(one.figure), one.kind))
+        limits[rule.figure, rule.kind] = rule
+    order = [figure.value for figure in AlarmFigure]
+    # An older version does not know the figures of a newer one.
+    known = (rule for rule in limits.values() if rule.figure in order)
+    return sorted(known, key=lambda rule: (order.index(rule.figure), rule.kind))
 
 
 def alarm_steps(run: Run, with_kinds: bool = True) -> list[AlarmStep]:
@@ -161,24 +145,26 @@ def take_alarms(run: Run) -> None:
     """
     alarms = {(alarm.figure, alarm.kind): alarm for alarm in Alarm.objects.filter(run=run)}
     limits = limits_in(run)
-    steps = alarm_steps(run, any(limit.figure is AlarmFigure.FINDING for limit in limits))
+    steps = alarm_steps(run, any(rule.figure == AlarmFigure.FINDING for rule in limits))
     above: set[tuple[str, str]] = set()
-    for limit in limits:
-        raised = None if limit.limit is None else find_raised(limit.figure, limit.kind, limit.limit, steps)
-        if raised is not None and limit.limit is not None:
-            above.add((limit.figure, limit.kind))
-            _store(run, alarms.get((limit.figure, limit.kind)), limit.figure, limit.kind, limit.limit, raised)
+    for rule in limits:
+        if rule.limit is None:
+            continue
+        raised = find_raised(AlarmFigure(rule.figure), rule.kind, rule.limit, steps)
+        if raised is not None:
+            above.add((rule.figure, rule.kind))
+            _store(run, alarms.get((rule.figure, rule.kind)), rule, raised)
     over = [alarm.pk for key, alarm in alarms.items() if key not in above and alarm.holds]
     if over:
         Alarm.objects.filter(pk__in=over).update(holds=False)
 
 
-def _store(run: Run, held: Alarm | None, figure: str, kind: str, limit: float, found: Raised) -> None:
-    fields = {"limit": limit, "holds": True, **vars(found)}
-    if held is None:
-        Alarm.objects.create(run=run, figure=figure, kind=kind, **fields)
-    elif any(getattr(held, name) != value for name, value in fields.items()):
-        Alarm.objects.filter(pk=held.pk).update(**fields)
+def _store(run: Run, alarm: Alarm | None, rule: AlarmRule, raised: Raised) -> None:
+    columns = {"limit": rule.limit, "holds": True, **vars(raised)}
+    if alarm is None:
+        Alarm.objects.create(run=run, figure=rule.figure, kind=rule.kind, **columns)
+    elif any(getattr(alarm, name) != value for name, value in columns.items()):
+        Alarm.objects.filter(pk=alarm.pk).update(**columns)
 
 
 def take_alarms_again(held: ProjectAlarms, runs: Iterable[Run]) -> None:

@@ -50,18 +50,6 @@ class KindCost:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The places of the findings, of one kind or of all kinds."""
-
-    by_step: list[tuple[int, int]]
-    """(step, trajectories with a finding at it), for the first steps."""
-    steps_beyond: int
-    """The number of later steps with findings, which are left out."""
-    along: list[int]
-    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
-
-
-@dataclass(frozen=True)
 class TrainedTotals:
     """What the rows of a run train, counted over trajectories that have steps. No token counts twice."""
 
@@ -83,8 +71,13 @@ class RunCost:
     """What the findings of a run cost."""
 
     kinds: list[KindCost]
-    spread: Spread
     totals: TrainedTotals
+    by_step: list[tuple[int, int]]
+    """(step, trajectories with a finding at it), for the first steps."""
+    steps_beyond: int
+    """The number of later steps with findings, which are left out."""
+    along: list[int]
+    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
 
 
 def is_large(run: Run) -> bool:
@@ -103,7 +96,7 @@ def state_of(run: Run) -> str:
 def count(run: Run) -> dict[str, Any]:
     """All figures, as a JSON object."""
     kinds = run_kinds(run)
-    spreads = {kind: asdict(run_spread(run, kind)) for kind in ("", *(cost.kind for cost in kinds))}
+    spreads = {kind: run_spread(run, kind) for kind in ("", *(cost.kind for cost in kinds))}
     body = {
         "summary": asdict(run_summary(run)), "kinds": [asdict(cost) for cost in kinds], "spreads": spreads,
         "totals": asdict(run_totals(run)),
@@ -147,13 +140,13 @@ def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
 
 def cost_in(body: dict[str, Any], kind: str) -> RunCost:
     place = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
-    spread = Spread([(step, n) for step, n in place["by_step"]], place["steps_beyond"], place["along"])
-    return RunCost([KindCost(**cost) for cost in body["kinds"]], spread, TrainedTotals(**body["totals"]))
+    place = {**place, "by_step": [(step, n) for step, n in place["by_step"]]}
+    return RunCost([KindCost(**cost) for cost in body["kinds"]], TrainedTotals(**body["totals"]), **place)
 
 
 def run_cost(run: Run, kind: str = "") -> RunCost:
     """The cost of all kinds, and the places of the findings of one kind (empty = of all). Five queries."""
-    return RunCost(run_kinds(run), run_spread(run, kind), run_totals(run))
+    return RunCost(run_kinds(run), run_totals(run), **run_spread(run, kind))
 
 
 def run_totals(run: Run) -> TrainedTotals:
@@ -215,8 +208,8 @@ _UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")
 """Costs that are not known of every finding."""
 
 
-def run_spread(run: Run, kind: str = "") -> Spread:
-    """The places of the findings of a kind (empty = of all kinds). Two queries."""
+def run_spread(run: Run, kind: str = "") -> dict[str, Any]:
+    """The places of the findings of a kind (empty = of all kinds), by the names of :class:`RunCost`. Two queries."""
     findings = StoredFinding.objects.filter(run=run)
     if kind:
         findings = findings.filter(kind=kind)
@@ -226,7 +219,11 @@ def run_spread(run: Run, kind: str = "") -> Spread:
         .annotate(n=Count("trajectory", distinct=True))
         .order_by("step_index")
     )
-    return Spread(rows[:MAX_STEPS], max(len(rows) - MAX_STEPS, 0), _along(findings, run.n_trajectories))
+    return {
+        "by_step": rows[:MAX_STEPS],
+        "steps_beyond": max(len(rows) - MAX_STEPS, 0),
+        "along": _along(findings, run.n_trajectories),
+    }
 
 
 def slice_size(total: int) -> int:

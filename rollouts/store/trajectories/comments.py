@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Count, F, Q
@@ -20,15 +19,6 @@ MAX_COMMENTS = 500
 """Comments of one trajectory: its page lists them all."""
 Place = tuple[int, int, int]
 """A row, and the tokens ``[start, stop)`` of it."""
-
-
-@dataclass(frozen=True)
-class CommentCount:
-    """How many comments a trajectory has."""
-
-    n: int = 0
-    n_open: int = 0
-    """Those that nobody has resolved."""
 
 
 def comments_of(trajectory: StoredTrajectory) -> list[Comment]:
@@ -48,15 +38,15 @@ def find_comment(trajectory: StoredTrajectory, code: str) -> Comment | None:
     return comment
 
 
-def count_comments(trajectories: Sequence[StoredTrajectory]) -> dict[int, CommentCount]:
-    """Key of a trajectory -> its comments; one without comments is missing. One query."""
+def count_comments(trajectories: Sequence[StoredTrajectory]) -> dict[int, tuple[int, int]]:
+    """Key of a trajectory -> its comments, and those that nobody has resolved; one without is missing. One query."""
     rows = (
         Comment.objects.filter(trajectory__in=[trajectory.pk for trajectory in trajectories])
         .order_by()
         .values_list("trajectory")
         .annotate(n=Count("pk"), n_open=Count("pk", filter=Q(resolved_at=None)))
     )
-    return {key: CommentCount(n, n_open) for key, n, n_open in rows}
+    return {key: (n, n_open) for key, n, n_open in rows}
 
 
 class CommentRefused(ValueError):

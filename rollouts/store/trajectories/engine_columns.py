@@ -5,8 +5,7 @@ Columns belong to rows that follow from their steps. Alternatives are told of ea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -80,20 +79,12 @@ def _told(step: StepSummary, tokens: models.StepTokens) -> Alternatives | None:
     return alternatives.unpacked(tokens.alternative_ids, tokens.alternative_logprobs, step.completion_length)
 
 
-@dataclass(frozen=True)
-class SampledPart:
-    """Tokens of a row that stand as a step with alternatives sampled them."""
-
-    step: StepSummary
-    start: int
-    """Row offset of the first."""
-    first: int
-    """Its offset in the completion."""
-    length: int
-
-
 MAX_ALIGNED = 3_000_000
 """The most tokens of prompts and completions that are read to find sampled tokens in a row with tokens of its own."""
+
+
+SampledPart = tuple[StepSummary, int, int, int]
+"""Tokens of a row as a step sampled them: the step, the row offset of the first, its offset in the completion, n."""
 
 
 def parts_with_alternatives(
@@ -103,48 +94,40 @@ def parts_with_alternatives(
     some: it is aligned with what they sampled, or has none where that is too long."""
     with_alternatives = {step.index: step for step in steps if step.n_alternatives and step.index in row.steps}
     if row.follows_steps:
-        return [SampledPart(step, step.prompt_length, 0, step.completion_length) for step in with_alternatives.values()]
+        return [(step, step.prompt_length, 0, step.completion_length) for step in with_alternatives.values()]
     if not with_alternatives or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
         return []
     (value,) = load_trajectories([trajectory])
     place = trajectory.rows.filter(last_step=None, index__lt=row.index).count()
     places = sampled_in_row(value.steps, value.rows[place])
     return [
-        SampledPart(with_alternatives[step], start, first, n)
+        (with_alternatives[step], start, first, n)
         for start, step, first, n in places
         if step in with_alternatives
     ]
 
 
-def spans_with_alternatives(found: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
+def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
     """Start, stop and number of alternatives of each stretch of ``[start, stop)`` whose tokens have some. No query."""
     return [
-        (max(part.start, start), min(part.start + part.length, stop), part.step.n_alternatives or 0)
-        for part in found
-        if part.start < stop and part.start + part.length > start
+        (max(begin, start), min(begin + n, stop), step.n_alternatives or 0)
+        for step, begin, _, n in parts
+        if begin < stop and begin + n > start
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class TokenBeside:
-    """What an engine told beside one token."""
+def beside_token(
+    parts: Iterable[SampledPart], offset: int
+) -> tuple[float | None, Ids, Floats, dict[str, float]] | None:
+    """What an engine told beside the token ``offset`` of a row; None = it has no alternatives. At most one query.
 
-    logprob: float | None
-    """The log-probability that the step recorded for the token itself."""
-    ids: Ids
-    """``[K]``: the likeliest ids at its place, likeliest first."""
-    logprobs: Floats
-    """``[K]``, above minus infinity."""
-    columns: Mapping[str, float]
-    """The columns of the row at the token; a value that is not known is left out."""
-
-
-def beside_token(found: Iterable[SampledPart], offset: int) -> TokenBeside | None:
-    """What was told beside the token ``offset`` of a row; None = it has no alternatives. At most one query."""
-    part = next((part for part in found if part.start <= offset < part.start + part.length), None)
-    if part is None:
+    The log-probability that the step recorded for the token itself; the likeliest ids ``[K]`` at its place, likeliest
+    first, and their log-probabilities; the columns of the row at the token, as far as they are known.
+    """
+    places = ((step, first + offset - start) for step, start, first, n in parts if start <= offset < start + n)
+    step, at = next(places, (None, 0))
+    if step is None:
         return None
-    step, at = part.step, part.first + offset - part.start
     tokens = _read([step], _ALL)[step.pk]
     of_step = _told(step, tokens)
     if of_step is None:
@@ -153,7 +136,7 @@ def beside_token(found: Iterable[SampledPart], offset: int) -> TokenBeside | Non
     values = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
     own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
     is_there = np.isfinite(of_step.logprobs[at])
-    return TokenBeside(own, of_step.ids[at][is_there], of_step.logprobs[at][is_there], values)
+    return own, of_step.ids[at][is_there], of_step.logprobs[at][is_there], values
 
 
 _ALL = ("logprobs", "entropy", "alternative_ids", "alternative_logprobs")

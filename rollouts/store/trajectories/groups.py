@@ -119,17 +119,12 @@ def shared_length(left: Ids, right: Ids) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-@dataclass(frozen=True)
-class SharedQuestion:
-    """A trajectory of each of several runs, all called alike: with one seed, they answer the same question."""
+def shared_questions(runs: Sequence[models.Run], limit: int) -> list[list[models.StoredTrajectory]]:
+    """The first trajectories that all runs have, those with an error before the others. Three queries.
 
-    external_id: str
-    sides: list[models.StoredTrajectory]
-    """In the order of the runs."""
-
-
-def shared_questions(runs: Sequence[models.Run], limit: int) -> list[SharedQuestion]:
-    """The first trajectories that all runs have, those with an error before the others. Three queries."""
+    Each is a trajectory of every run, in the order of the runs, all called alike: with one seed, they answer the same
+    question.
+    """
     of_any = models.StoredTrajectory.objects.filter(run__in=runs).order_by("index", "pk")
     wrong = of_any.filter(worst_severity=Severity.ERROR).values_list("external_id", flat=True)[: len(runs) * limit]
     others = of_any.filter(run=runs[0]).values_list("external_id", flat=True)[:limit]
@@ -139,7 +134,7 @@ def shared_questions(runs: Sequence[models.Run], limit: int) -> list[SharedQuest
     for name in names:
         sides = [by_name[run.pk, name] for run in runs if (run.pk, name) in by_name]
         if len(sides) == len(runs):
-            questions.append(SharedQuestion(name, sides))
+            questions.append(sides)
     return questions[:limit]
 
 

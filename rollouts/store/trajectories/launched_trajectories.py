@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import connection, transaction
@@ -27,40 +26,23 @@ from rollouts.store.trajectories.stored_steps import stored_steps
 Status = models.StoredTrajectory.Status
 
 
-@dataclass(frozen=True)
-class NewTrajectory:
-    """A trajectory that a launch will make."""
+def add_queued_trajectories(
+    run: models.Run, new: Sequence[tuple[models.StoredTrajectory, JSON]]
+) -> list[models.StoredTrajectory]:
+    """Queue new trajectories of a launch, each with its task; the run expects that many more.
 
-    external_id: str
-    group: str = ""
-    task: JSON = None
-    """Any JSON value: what the environment needs to begin."""
-    seed: int | None = None
-    training_step: int | None = None
-
-
-def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) -> list[models.StoredTrajectory]:
-    """Queue trajectories of a launch; the run expects that many more."""
+    A task is any JSON value: what the environment needs to begin.
+    """
     with transaction.atomic():
         contents = Contents()
         first = run.trajectories.count()
-        records = [
-            models.StoredTrajectory(
-                run=run,
-                index=first + n,
-                external_id=new.external_id,
-                group=new.group,
-                status=Status.QUEUED,
-                task_id=None if new.task is None else contents.add(new.task),
-                seed=new.seed,
-                training_step=new.training_step,
-            )
-            for n, new in enumerate(wanted)
-        ]
+        for index, (record, task) in enumerate(new, first):
+            record.run, record.index, record.status = run, index, Status.QUEUED
+            record.task_id = None if task is None else contents.add(task)
         contents.save()
-        created = models.StoredTrajectory.objects.bulk_create(records)
+        created = models.StoredTrajectory.objects.bulk_create(record for record, _ in new)
         models.Run.objects.filter(pk=run.pk).update(
-            n_expected=F("n_expected") + len(records), n_trajectories=F("n_trajectories") + len(records)
+            n_expected=F("n_expected") + len(new), n_trajectories=F("n_trajectories") + len(new)
         )
     run.refresh_from_db(fields=["n_expected", "n_trajectories"])
     return created

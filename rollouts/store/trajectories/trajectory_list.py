@@ -17,6 +17,7 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store import models
+from rollouts.store.paging import CursorPart
 from rollouts.store.runs.muted import rules_of
 from rollouts.store.trajectories.seen import seen_in_run
 
@@ -77,15 +78,6 @@ class TrajectoryFilters:
         return all(getattr(self, field.name) == field.default for field in fields(TrajectoryFilters))
 
 
-@dataclass(frozen=True)
-class ListPart:
-    """Part of a list."""
-
-    items: list[models.StoredTrajectory]
-    next_cursor: str
-    """The value of ``after`` for the next part; empty on the last part."""
-
-
 def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
     """The trajectories that pass the filter, in no order."""
     columns = {
@@ -144,7 +136,7 @@ def list_trajectories(
     sort: str = "index",
     after: str = "",
     limit: int = 50,
-) -> ListPart:
+) -> CursorPart[models.StoredTrajectory]:
     """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
 
     Trajectories without a reward are last in both orders. One query for each stretch that the part touches: one in run
@@ -156,7 +148,7 @@ def list_trajectories(
     items = _take(passing_trajectories, _stretches(sort, _read_cursor(after, sort)), limit + 1)
     more = len(items) > limit
     items = items[:limit]
-    return ListPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
+    return CursorPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
 
 
 def neighbours(
