@@ -103,7 +103,7 @@ def filters(world: World) -> dict[str, Callable[[random.Random, Any], dict[str, 
 
 def pages(world: World) -> dict[str, Ask]:
     """What is asked: page -> the next address of it."""
-    from inspector.runs.filters import SORTS
+    from inspector.runs.filters import ORDERS
     from rollouts.store.trajectories.trajectory_list import _cursor
 
     def any_run(dice: random.Random) -> Any:
@@ -112,7 +112,7 @@ def pages(world: World) -> dict[str, Ask]:
     def listed(sort: str | None, name: str, path: str = "") -> Ask:
         def ask(dice: random.Random) -> str:
             run = dice.choice([*world.large, world.live])
-            order = sort or dice.choice(list(SORTS))
+            order = sort or dice.choice(list(ORDERS))
             asked = filters(world)[name](dice, run)
             if order != "index":
                 asked["sort"] = order
@@ -128,7 +128,7 @@ def pages(world: World) -> dict[str, Ask]:
         def ask(dice: random.Random) -> str:
             run = dice.choice(world.large)
             code, _ = dice.choice(world.codes[run.pk])
-            asked = filters(world)[name](dice, run) | {"sort": dice.choice(list(SORTS))}
+            asked = filters(world)[name](dice, run) | {"sort": dice.choice(list(ORDERS))}
             return f"/trajectories/{code}{tab}?{urlencode(asked)}"
 
         return ask
@@ -158,7 +158,7 @@ def pages(world: World) -> dict[str, Ask]:
         "check matrix": lambda dice: "/templates/matrix",
         "tokenizers": lambda dice: dice.choice(["/tokenizers", "/tokenizers.json"]),
         "shares": lambda dice: dice.choice(["/shares", "/shares.json"]),
-        "API tokens": lambda dice: dice.choice(["/tokens", "/tokens.json"]),
+        "API keys": lambda dice: dice.choice(["/tokens", "/tokens.json"]),
         "workers": lambda dice: dice.choice(["/workers", "/workers.json"]),
         "form of a launch": lambda dice: f"/runs/new?again={any_run(dice).code}",
         "form of an import": lambda dice: "/import",
@@ -167,7 +167,7 @@ def pages(world: World) -> dict[str, Ask]:
         found[f"run, by {name}"] = listed("index", name)
         found[f"run, by {name}, sorted"] = listed(None, name)
         found[f"trajectory, siblings by {name}"] = trajectory(name)
-    for sort in SORTS:
+    for sort in ORDERS:
         found[f"run, sorted by {sort}"] = listed(sort, "nothing")
     found["run, filtered, as JSON"] = listed(None, "kind", ".json")
     for tab in ("/record", "/mask", "/deltas", "/compare", "/strategies"):

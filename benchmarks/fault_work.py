@@ -25,7 +25,7 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 from rollouts.store.trajectories.trajectories import load_trajectory
@@ -266,7 +266,7 @@ KINDS: tuple[type[Work], ...] = (Launched, Imported, Pushed, Exported, Checked)
 
 def token_for_pushes() -> str:
     """A token of the local user."""
-    return create_api_token(local_user(), "faults")[1]
+    return create_api_key(local_user(), "faults")[1]
 
 
 def gym_files(folder: Path, size: int) -> dict[str, bytes]:

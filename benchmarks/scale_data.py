@@ -275,7 +275,7 @@ def _fill_parts() -> None:
 
 
 def _fill_others() -> None:
-    """Checks, jobs, share links, API tokens, rejected lines."""
+    """Checks, jobs, share links, API keys, rejected lines."""
     series = "FROM generate_series(1, {}) AS i"
     user = "(SELECT min(id) FROM auth_user)"
     run = "(SELECT id FROM rollouts_run ORDER BY id OFFSET {} LIMIT 1)"

@@ -167,6 +167,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "inspector.web.middleware.RefusalMiddleware",
 ]
 ROOT_URLCONF = "inspector.urls"
 WSGI_APPLICATION = "inspector.wsgi.application"

@@ -9,6 +9,7 @@ from tests.conftest import ROOT
 from tests.samples.product import HOUSES, modules
 
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (0, ("rollout_inspector.refusal",)),
     (0, ("rollout_inspector.client", "rollout_inspector.streams")),
     (0, ("rollout_inspector.diagnose",)),
     (0, ("rollout_inspector.text",)),
@@ -38,7 +39,8 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
 LINE = {name: number for number, (_, names) in enumerate(FLOORS) for name in names}
 STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
 PURE = {
-    "rollout_inspector.client": set[str](),
+    "rollout_inspector.refusal": set[str](),
+    "rollout_inspector.client": {"rollout_inspector"},
     "rollout_inspector.streams": {"numpy"},
     "rollout_inspector.diagnose": {"numpy", "rollout_inspector"},
 }

@@ -59,7 +59,7 @@ class Server:
     cookie: str
     """Of a member who is logged in."""
     token: str
-    """An API token."""
+    """An API key."""
     run: str
     """Code of a run with 200 trajectories, which can be pushed to."""
     pages: tuple[str, ...]
@@ -159,13 +159,13 @@ import json, django; django.setup()
 from django.contrib.auth import get_user_model
 from inspector.web.login import make_token
 from rollouts.store.models import ApiToken, Membership, Project, Role
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 made = {}
 for name in ("reader", "attacker"):
     project = Project.objects.create(name=f"project of the {name}")
     user = get_user_model().objects.create_user(name)
     Membership.objects.create(project=project, user=user, role=Role.ADMIN)
-    made[name] = make_token(name), create_api_token(user, name, project=project, scopes=list(ApiToken.Scope))[1]
+    made[name] = make_token(name), create_api_key(user, name, project=project, scopes=list(ApiToken.Scope))[1]
 print(json.dumps(made))
 """
 

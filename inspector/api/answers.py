@@ -47,11 +47,8 @@ def the_check(request: HttpRequest, code: str) -> TemplateCheck:
 
 
 def part_of(read: Callable[[], CursorPart[T]], line: Callable[[T], U]) -> tuple[list[U], str | None]:
-    """The lines of a part and its ``next``. Raises :class:`ApiProblem` 422 for a cursor that cannot be read."""
-    try:
-        part = read()
-    except ValueError as error:
-        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
+    """The lines of a part and its ``next``."""
+    part = read()
     return [line(item) for item in part.items], part.next or None
 
 

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from inspector.api import checks, comments, muted, reading, runs, search, trajectories, work
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
+from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns, QuestionSide
 from inspector.runs.pages import TrajectoryLine
 from inspector.runs.training.overlay import OverlaidChart, Overlay
@@ -27,7 +28,9 @@ from inspector.web.problems import ApiProblem, ProblemDocument, problem
 from inspector.web.twins import Page
 from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
+from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
+from rollouts.jobs.pushing import Pushed
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
 
 MAX_BODY_BYTES = 4 << 20
@@ -48,6 +51,7 @@ class BoundedParser(Parser):
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, TrajectoryLine, ProblemDocument, work.SettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, QuestionSide, Overlay, OverlaidChart, LeavingPlace, Summary,
+    Pushed,
 )
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 
@@ -117,6 +121,12 @@ def _refused(request: HttpRequest, error: ApiProblem) -> HttpResponse:
     return problem(error.status, error.sentence, error.errors)
 
 
+@api.exception_handler(Refusal)
+def _not_done(request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    sentence = worded(str(refusal), refusal.remedy, WORDS)
+    return problem(422, sentence, {refusal.field: [sentence]} if refusal.field else None)
+
+
 @api.exception_handler(Http404)
 def _missing(request: HttpRequest, error: Http404) -> HttpResponse:
     return problem(404, str(error) or "There is no such thing here.")
@@ -132,9 +142,7 @@ def _http_error(request: HttpRequest, error: HttpError) -> HttpResponse:
     if isinstance(cause := error.__cause__, ApiProblem):
         return problem(cause.status, cause.sentence, cause.errors)
     if isinstance(error, AuthenticationError):
-        return problem(
-            401, "Log in, or send an API token as `Authorization: Bearer TOKEN`; the page /tokens makes one."
-        )
+        return problem(401, "Log in, or send an API key as `Authorization: Bearer TOKEN`; the page /tokens makes one.")
     if isinstance(error, Throttled):
         return problem(429, "These are too many requests. `Retry-After` says after how many seconds to go on.")
     if error.status_code == 400:

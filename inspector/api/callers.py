@@ -13,7 +13,7 @@ from ninja.throttling import BaseThrottle
 from ninja.utils import check_csrf
 
 from inspector.web.access import access, too_low, visible_projects
-from inspector.web.bearer import token_of
+from inspector.web.bearer import api_key_of
 from inspector.web.problems import ApiProblem
 from rollouts.store.models import ApiToken, Project, Role
 from rollouts.store.people.access import Access, access_of
@@ -24,20 +24,20 @@ log = logging.getLogger(__name__)
 
 
 class ApiTokenAuth(HttpBearer):
-    """An API token with the scope for the request: ``read`` for GET, ``launch`` for everything else."""
+    """An API key with the scope for the request: ``read`` for GET, ``launch`` for everything else."""
 
     def __call__(self, request: HttpRequest) -> Any:
         if not request.headers.get("Authorization"):
             return None
         if (caller := super().__call__(request)) is None:
-            raise ApiProblem(401, "Send an API token as `Authorization: Bearer TOKEN`; the page /tokens makes one.")
+            raise ApiProblem(401, "Send an API key as `Authorization: Bearer TOKEN`; the page /tokens makes one.")
         return caller
 
     def authenticate(self, request: HttpRequest, token: str) -> Access:
-        found = token_of(request, token)
+        found = api_key_of(request, token)
         scope = ApiToken.Scope.READ if request.method in SAFE else ApiToken.Scope.LAUNCH
         if scope not in found.scopes:
-            raise ApiProblem(403, f"This API token lacks the scope {scope.value}. Make one that has it on /tokens.")
+            raise ApiProblem(403, f"This API key lacks the scope {scope.value}. Make one that has it on /tokens.")
         return _known(request, access(request), f"token {found.pk}")
 
 
@@ -52,7 +52,7 @@ class SessionAuth(APIKeyCookie):
     def authenticate(self, request: HttpRequest, key: str | None) -> Access:
         if check_csrf(request):
             raise ApiProblem(
-                403, "A browser sends its CSRF token in the header X-CSRFToken. A program sends an API token instead."
+                403, "A browser sends its CSRF token in the header X-CSRFToken. A program sends an API key instead."
             )
         return _known(request, access_of(request.user), f"user {request.user.pk}")
 

@@ -14,7 +14,7 @@ from ninja import Query, Router
 
 from inspector.api.answers import answer, fresh, part_of, the_check, with_etag
 from inspector.api.callers import project_for
-from inspector.api.documented import NOT_CHANGED, Body, LongText, PartAsked, Text, extra
+from inspector.api.documented import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
@@ -23,6 +23,7 @@ from inspector.web.twins import Page, from_columns, json_page
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import TemplateCheck
+from rollouts.store.parameters import Text
 from rollouts.store.people.visible_objects import find_visible_check, visible_checks
 
 router = Router(tags=["checks"])

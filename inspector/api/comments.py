@@ -9,15 +9,16 @@ from ninja import Router
 from pydantic import Field
 
 from inspector.api.answers import answer, found, the_trajectory
-from inspector.api.documented import Body, Count, extra
+from inspector.api.documented import Body, extra
 from inspector.trajectories.comment_views import CommentsPage
 from inspector.trajectories.discussion import CommentValues, discussion_of
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
+from rollouts.store.parameters import Count
 from rollouts.store.trajectories.comments import (
     CommentMoved,
-    CommentRefused,
     add_comment,
     delete_comment,
     edit_comment,
@@ -60,7 +61,7 @@ def list_comments(request: HttpRequest, code: str) -> HttpResponse:
 
 @router.post("/trajectories/{code}/comments", response={201: CommentValues}, openapi_extra=extra(422))
 def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpResponse:
-    """Write a comment, as the maker of the API token."""
+    """Write a comment, as the maker of the API key."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
     if asked.start is None and (asked.row is not None or asked.stop is not None):
@@ -71,7 +72,7 @@ def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpR
         place = (asked.row or 0, asked.start, asked.start + 1 if asked.stop is None else asked.stop)
     try:
         made = add_comment(trajectory, request.user, asked.text, place)
-    except CommentRefused as refusal:
+    except Refusal as refusal:
         name = {"t": "start"}.get(refusal.field, refusal.field)
         raise ApiProblem(422, str(refusal), {name: [str(refusal)]}) from refusal
     return answer(CommentValues.of(made, request), 201)
@@ -85,9 +86,8 @@ def edit(request: HttpRequest, code: str, comment: str, asked: EditAsked) -> Htt
         raise ApiProblem(403, "Only its author edits a comment.")
     try:
         edit_comment(held, asked.text, asked.version)
-    except CommentRefused as refusal:
-        status = 409 if isinstance(refusal, CommentMoved) else 422
-        raise ApiProblem(status, str(refusal), {refusal.field: [str(refusal)]}) from refusal
+    except CommentMoved as refusal:
+        raise ApiProblem(409, str(refusal), {refusal.field: [str(refusal)]}) from refusal
     return _again(request, trajectory, comment)
 
 

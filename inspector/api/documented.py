@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from ninja import Schema
-from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field
 
 from inspector.web.problems import MEDIA_TYPE
-from rollout_inspector.diagnose.finding import Severity
 from rollouts.store.jobs.jobs import JOB_KINDS
-from rollouts.store.models import Run, WorkStatus
-from rollouts.store.trajectories.trajectory_list import SORTS
+from rollouts.store.models import Run
+from rollouts.store.parameters import Text, among, listed, storable
 
 MEANINGS = {
     400: "The request cannot be read.",
-    401: "No login and no valid API token.",
+    401: "No login and no valid API key.",
     403: "The token lacks the scope, or the role is too low.",
     404: "There is no such thing in the projects of the caller.",
     405: "This address does not take this method.",
@@ -55,46 +54,13 @@ def file_answer(description: str, *media_types: str) -> dict[int, Any]:
     return {200: {"description": description, "content": content}}
 
 
-def _storable(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("This holds the character U+0000, which cannot be stored. Remove it.")
-    return text
-
-
-Text = Annotated[str, Field(max_length=200), AfterValidator(_storable)]
-"""A text of a parameter, without U+0000."""
-LongText = Annotated[str, Field(max_length=1 << 20), AfterValidator(_storable)]
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+LongText = Annotated[str, Field(max_length=1 << 20), AfterValidator(storable)]
 Limit = Annotated[int, Field(ge=1, le=500, description="The most items of one answer.")]
 Cursor = Annotated[Text, Field(description="`next` of the part before; empty for the first part.")]
-
-
-def _among(names: Collection[str]) -> AfterValidator:
-    def check(text: str) -> str:
-        if text and text not in names:
-            raise ValueError(f"There is no {text[:40]!r} here. Known: {', '.join(names)}.")
-        return text
-
-    return AfterValidator(check)
-
-
-def _listed(names: Collection[str]) -> WithJsonSchema:
-    return WithJsonSchema({"type": "string", "enum": ["", *names]})
-
-
-SEVERITIES = [severity.value for severity in Severity]
-StatusName = Annotated[str, _among(WorkStatus.values), _listed(WorkStatus.values)]
-SeverityName = Annotated[str, _among(SEVERITIES), _listed(SEVERITIES)]
-RunKind = Annotated[str, _among(Run.Kind.values), _listed(Run.Kind.values)]
-JobKind = Annotated[str, _among(JOB_KINDS), _listed(JOB_KINDS)]
-COMMENTS = ("open", "any")
-MutedName = Annotated[str, _among(("hide",)), _listed(("hide",))]
-YES_NO = ("yes", "no")
-YesNo = Annotated[str, _among(YES_NO), _listed(YES_NO)]
 FILE_VIEWS = ("runs", "tokens")
-FileView = Annotated[str, _among(FILE_VIEWS), _listed(FILE_VIEWS)]
-CommentsName = Annotated[str, _among(COMMENTS), _listed(COMMENTS)]
-SortName = Annotated[str, _among(SORTS), _listed(SORTS)]
+RunKind = Annotated[str, among(Run.Kind.values), listed(Run.Kind.values)]
+JobKind = Annotated[str, among(JOB_KINDS), listed(JOB_KINDS)]
+FileView = Annotated[str, among(FILE_VIEWS), listed(FILE_VIEWS)]
 
 
 class Body(Schema):

@@ -8,13 +8,13 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
 from inspector.api.answers import answer, found, the_run
-from inspector.api.documented import Body, Count, LongText, Text, extra
+from inspector.api.documented import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require, too_low
-from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
 from rollouts.store.models import Role
-from rollouts.store.runs.muted import MuteRefused, find_rule, mute, unmute
+from rollouts.store.parameters import Count, Text
+from rollouts.store.runs.muted import find_rule, mute, unmute
 
 router = Router(tags=["muted findings"])
 
@@ -49,10 +49,7 @@ def mute_kind(request: HttpRequest, code: str, asked: MuteAsked) -> HttpResponse
     """Mute a kind of finding. A list that asks with `muted=hide` leaves it out."""
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
-    try:
-        made = mute(run, asked.kind, asked.scope, asked.reason, request.user)
-    except MuteRefused as refusal:
-        raise ApiProblem(422, str(refusal), {refusal.field: [str(refusal)]}) from refusal
+    made = mute(run, asked.kind, asked.scope, asked.reason, request.user)
     return answer(MutedValues.of(made, True, run), 201)
 
 

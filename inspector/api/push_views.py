@@ -1,4 +1,4 @@
-"""`/api/runs` and `/api/runs/<code>/trajectories`: a trainer makes a run and pushes trajectories, with an API token."""
+"""A trainer makes a run and pushes trajectories, with an API key: what API v1 and the older addresses do."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import tempfile
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, ParamSpec, TypeVar
 
 from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
@@ -16,15 +17,16 @@ from django.db import DatabaseError
 from django.http import HttpRequest, HttpResponse, JsonResponse, UnreadablePostError
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from inspector.web.access import access
-from inspector.web.bearer import token_of
+from inspector.web.bearer import api_key_of
 from inspector.web.problems import ApiProblem
-from inspector.web.twins import json_page, whole_number
+from inspector.web.twins import Page, json_page, whole_number
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs import push_process
-from rollouts.jobs.push_process import PushedBody, PushesBusy
+from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
 from rollouts.store.models import ApiToken, Role, Run
@@ -50,84 +52,92 @@ TYPES = (
 
 _places = threading.BoundedSemaphore(MAX_PUSHES)
 
+NO_OBJECT = 'Describe the run as a JSON object, e.g. {"name": "grpo-7", "tokenizer": "qwen3"}.'
 View = Callable[..., HttpResponse]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class Refused(Exception):
-    """A request that is refused, with a status and a sentence."""
+def _storable(value: Any) -> str:
+    """A text of a description; null is none. Raises ``ValueError``."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError
+    return value
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+
+class RunDescription(BaseModel):
+    """A run to push to. An empty value says nothing."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    name: Annotated[
+        str, BeforeValidator(_storable), WithJsonSchema({"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"})
+    ] = ""
+    """What the run is called."""
+    tokenizer: Annotated[str, BeforeValidator(_storable)] = ""
+    """Name of a registered tokenizer."""
+    chat_template: Annotated[str, BeforeValidator(_storable)] = ""
+    """Jinja text."""
 
 
-def api(view: View) -> View:
-    """Accepts a POST with a live token, the second argument of the view. Every refusal is JSON with a sentence."""
+@dataclass(frozen=True)
+class RunToPush(Page):
+    """A run that takes pushes."""
 
-    @wraps(view)
-    def wrapped(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    run: str
+    """Code of the run."""
+    url: str
+    """Address of its page."""
+
+
+def _may_be_full(function: Callable[P, T]) -> Callable[P, T]:
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            if request.method != "POST":
-                raise Refused(405, "This address takes POST requests of a trainer; docs/push.md says how.")
-            return view(request, _token(request), *args, **kwargs)
-        except Refused as error:
-            refused = error
+            return function(*args, **kwargs)
         except (OSError, DatabaseError) as error:
             if not is_disk_full(error):
                 raise
-            refused = Refused(507, "The disk of the server is full. Push again when there is room.")
-        response = JsonResponse({"error": refused.sentence}, status=refused.status)
-        if refused.status == 401:
-            response["WWW-Authenticate"] = "Bearer"
-        if refused.status == 405:
-            response["Allow"] = "POST"
-        return _later(response)
+            raise ApiProblem(507, "The disk of the server is full. Push again when there is room.") from error
 
-    return csrf_exempt(login_not_required(never_cache(wrapped)))
-
-
-def _later(response: HttpResponse) -> HttpResponse:
-    """The answer, with the time after which a sender shall try again where trying again helps."""
-    if response.status_code in (429, 503, 507):
-        response["Retry-After"] = str(RETRY_SECONDS)
-    return response
+    return wrapped
 
 
 def _token(request: HttpRequest) -> ApiToken:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise Refused(
-            401, "Send an API token as `Authorization: Bearer TOKEN`; /tokens and `manage.py api_token` make one."
+        raise ApiProblem(
+            401, "Send an API key as `Authorization: Bearer TOKEN`; /tokens and `manage.py api_token` make one."
         )
-    try:
-        found = token_of(request, token)
-    except ApiProblem as error:
-        raise Refused(error.status, error.sentence) from error
-    if ApiToken.Scope.PUSH not in found.scopes:
-        raise Refused(403, f"This API token may not push: its scopes are {', '.join(found.scopes) or 'none'}. Make one "
-                      "with the scope push on the page /tokens.")
-    if not access(request).may(found.project_id, Role.MEMBER):
-        raise Refused(
+    record = api_key_of(request, token)
+    if ApiToken.Scope.PUSH not in record.scopes:
+        raise ApiProblem(403, f"This API key may not push: its scopes are {', '.join(record.scopes) or 'none'}. Make "
+                         "one with the scope push on the page /tokens.")
+    if not access(request).may(record.project_id, Role.MEMBER):
+        raise ApiProblem(
             403,
-            f"Pushing takes the role {Role.MEMBER} in the project “{found.project.name}”, which the maker of this API "
+            f"Pushing takes the role {Role.MEMBER} in the project “{record.project.name}”, which the maker of this API "
             "token does not have. Ask an admin of the project for it.",
         )
-    return found
+    return record
 
 
-@api
-def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
-    """Make a run to push to: `{"name", "tokenizer"?, "chat_template"?}` -> `{"run", "url"}`."""
-    asked = _object(request)
-    name, tokenizer_name, template = (_text(asked, key) for key in ("name", "tokenizer", "chat_template"))
-    tokenizer = tokenizer_named(token.project, tokenizer_name) if tokenizer_name else None
-    if tokenizer_name and tokenizer is None:
+@_may_be_full
+def make_run(request: HttpRequest) -> RunToPush:
+    """Make the run that the body describes, a :class:`RunDescription`. Raises :class:`ApiProblem`."""
+    token = _token(request)
+    description = _description(request)
+    tokenizer = tokenizer_named(token.project, description.tokenizer) if description.tokenizer else None
+    if description.tokenizer and tokenizer is None:
         names = ", ".join(tokenizer_names(token.project, 50)) or "none"
-        raise Refused(400, f"No tokenizer is registered as {tokenizer_name[:200]!r}. Registered: {names}.")
+        raise ApiProblem(400, f"No tokenizer is registered as {description.tokenizer[:200]!r}. Registered: {names}.")
+    template = description.chat_template
     chat_template = register_chat_template(template, project=token.project) if template else None
     run = runs.create_run(
         Run.Kind.IMPORT,
-        name.strip() or "pushed",
+        description.name.strip() or "pushed",
         user=token.created_by,
         project=token.project,
         tokenizer=tokenizer,
@@ -136,46 +146,40 @@ def create_run(request: HttpRequest, token: ApiToken) -> HttpResponse:
         status=Run.Status.DONE,
     )
     activity_log.record(Action.PUSHED_TO, run)
-    return json_page({"run": run.code, "url": request.build_absolute_uri(f"/runs/{run.code}")}, 201)
+    return RunToPush(run.code, request.build_absolute_uri(f"/runs/{run.code}"))
 
 
-def _object(request: HttpRequest) -> dict[str, Any]:
+def _description(request: HttpRequest) -> RunDescription:
     with tempfile.SpooledTemporaryFile(max_size=MAX_RUN_BYTES) as body:
         _receive(request, body, MAX_RUN_BYTES, f"A run is described in at most {MAX_RUN_BYTES >> 20} MB.")
         body.seek(0)
         raw = body.read()
     if memory_of(raw) > MAX_RUN_MEMORY:
-        raise Refused(413, f"The description holds too many values: they would take over {MAX_RUN_MEMORY >> 20} MB.")
+        raise ApiProblem(413, f"The description holds too many values: they would take over {MAX_RUN_MEMORY >> 20} MB.")
     try:
-        found = json.loads(raw)
+        return RunDescription.model_validate(json.loads(raw))
+    except ValidationError as error:
+        place = error.errors()[0]["loc"]
+        sentence = f"{place[0]} must be a text without U+0000 and lone surrogates." if place else NO_OBJECT
+        raise ApiProblem(400, sentence) from None
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise Refused(400, 'Describe the run as a JSON object, e.g. {"name": "grpo-7", "tokenizer": "qwen3"}.')
-    return found
+        raise ApiProblem(400, NO_OBJECT) from None
 
 
-def _text(asked: dict[str, Any], key: str) -> str:
-    value = asked.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str) or "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise Refused(400, f"{key} must be a text without U+0000 and lone surrogates.")
-    return value
-
-
-@api
-def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
-    """Take NDJSON of any importable format: `{"run", "trajectories", "known", "rejected": [{"line", "reason"}]}`."""
-    run = find_run(code=code)
+@_may_be_full
+def take_lines(request: HttpRequest, code: str) -> PushAnswer:
+    """Store the body, JSON Lines of any importable format, in a run. Raises :class:`ApiProblem`."""
+    token, run = _token(request), find_run(code=code)
     if run is None or run.project_id != token.project_id:
-        raise Refused(
-            404, f"There is no run with the code {code} in the project of this API token. POST /api/runs makes one."
+        raise ApiProblem(
+            404, f"There is no run with the code {code} in the project of this API key. POST /api/runs makes one."
         )
     if run.kind != Run.Kind.IMPORT:
-        raise Refused(409, f"The run {code} was launched here; nothing can be pushed to it. POST /api/runs makes one.")
+        raise ApiProblem(
+            409, f"The run {code} was launched here; nothing can be pushed to it. POST /api/runs makes one."
+        )
     if (request.content_type or "") not in TYPES:
-        raise Refused(
+        raise ApiProblem(
             415,
             f"The content type {request.content_type} is not read. Send JSON Lines as application/x-ndjson, "
             "plain or compressed with gzip or zstd.",
@@ -184,7 +188,7 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
     try:
         rule = checked_rule(request.GET.get("training_step", ""))
     except ValueError as error:
-        raise Refused(400, f"training_step: {error}") from None
+        raise ApiProblem(400, f"training_step: {error}") from None
     folder = Path(settings.INSPECTOR_DATA) / "tmp"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="push-") as body:
@@ -193,47 +197,81 @@ def push(request: HttpRequest, token: ApiToken, code: str) -> HttpResponse:
         _receive(request, body, limit, too_large)
         # After the body has come: a client that is slow with it keeps no other push out.
         if not _places.acquire(blocking=False):
-            raise Refused(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
+            raise ApiProblem(503, f"The server takes {MAX_PUSHES} pushes at once. Push again later.")
         try:
-            asked = PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix, rule.step)
-            found = push_process.ask(asked)
+            pushed = PushedBody(run.code, body.name, request.GET.get("format", "auto"), prefix, rule.step)
+            return push_process.ask(pushed)
         except PushesBusy as busy:
-            raise Refused(503, str(busy)) from None
+            raise ApiProblem(503, str(busy)) from None
         finally:
             _places.release()
-    return _later(json_page(found.body, found.status))
 
 
 def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) -> None:
-    """Write the body to a file as it arrives. Raises ``Refused`` beyond ``limit`` bytes."""
+    """Write the body to a file as it arrives. Raises :class:`ApiProblem` beyond ``limit`` bytes."""
     length = request.META.get("CONTENT_LENGTH") or ""
     stream: Any = request
     if not length:
         # Sent in chunks: Django sees an empty body, but the stream of the server ends where the body ends.
         stream = request.META.get("wsgi.input") if request.META.get("wsgi.input_terminated") else None
         if stream is None or not request.META.get("HTTP_TRANSFER_ENCODING"):
-            raise Refused(411, "The request does not say how long it is: send Content-Length or a chunked body.")
+            raise ApiProblem(411, "The request does not say how long it is: send Content-Length or a chunked body.")
     said = whole_number(length, 18)
     if said is not None and said > limit:
-        raise Refused(413, too_large)
+        raise ApiProblem(413, too_large)
     received = 0
     try:
         while chunk := stream.read(CHUNK_BYTES):
             received += len(chunk)
             if received > limit:
-                raise Refused(413, too_large)
+                raise ApiProblem(413, too_large)
             body.write(chunk)
         body.flush()
     except (UnreadablePostError, OSError) as error:
         if is_disk_full(error):
             raise
-        raise Refused(400, "The request broke off before its end; nothing of it was stored.") from error
+        raise ApiProblem(400, "The request broke off before its end; nothing of it was stored.") from error
     if said is not None and received < said:
-        raise Refused(400, "The request broke off before its end; nothing of it was stored.")
+        raise ApiProblem(400, "The request broke off before its end; nothing of it was stored.")
 
 
 def _prefix(request: HttpRequest) -> str:
     prefix = request.GET.get("prefix", "")
     if len(prefix) > MAX_PREFIX or not prefix.isprintable():
-        raise Refused(400, f"prefix must be a printable text of at most {MAX_PREFIX} characters.")
+        raise ApiProblem(400, f"prefix must be a printable text of at most {MAX_PREFIX} characters.")
     return prefix
+
+
+def _old_address(view: View) -> View:
+    """A POST with a token. Every refusal is JSON with a sentence, ``error``, as before there was API v1."""
+
+    @wraps(view)
+    def wrapped(request: HttpRequest, **address: str) -> HttpResponse:
+        try:
+            if request.method != "POST":
+                raise ApiProblem(405, "This address takes POST requests of a trainer; docs/push.md says how.")
+            response = view(request, **address)
+        except ApiProblem as refusal:
+            response = JsonResponse({"error": refusal.sentence}, status=refusal.status)
+        if response.status_code == 401:
+            response["WWW-Authenticate"] = "Bearer"
+        if response.status_code == 405:
+            response["Allow"] = "POST"
+        if response.status_code in (429, 503, 507):
+            response["Retry-After"] = str(RETRY_SECONDS)
+        return response
+
+    return csrf_exempt(login_not_required(never_cache(wrapped)))
+
+
+@_old_address
+def create_run(request: HttpRequest) -> HttpResponse:
+    """`POST /api/runs`: what `POST /api/v1/runs` does."""
+    return json_page(make_run(request), 201)
+
+
+@_old_address
+def push(request: HttpRequest, code: str) -> HttpResponse:
+    """`POST /api/runs/CODE/trajectories`: what `POST /api/v1/runs/CODE/trajectories` does."""
+    answer = take_lines(request, code)
+    return json_page(answer.body, answer.status)

@@ -11,7 +11,7 @@ from ninja import Path, Query, Router, Schema
 from pydantic import ConfigDict
 
 from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.documented import NOT_CHANGED, Body, Count, FileView, Text, YesNo, extra, file_answer
+from inspector.api.documented import NOT_CHANGED, Body, FileView, extra, file_answer
 from inspector.api.values import JobValues
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
@@ -24,6 +24,7 @@ from rollouts.jobs import parser_audits
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, StoredTrajectory
+from rollouts.store.parameters import Count, Text, YesNo
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.seen import is_seen, mark_seen
 
@@ -128,7 +129,7 @@ def get_file(request: HttpRequest, code: str, asked: Query[FileAsked]) -> HttpRe
 
 @router.get("/trajectories/{code}/seen", response=SeenMark, openapi_extra=extra())
 def get_seen(request: HttpRequest, code: str) -> HttpResponse:
-    """Whether the caller, or the maker of the API token, has marked the trajectory as seen."""
+    """Whether the caller, or the maker of the API key, has marked the trajectory as seen."""
     trajectory = the_trajectory(request, code)
     return answer(SeenMark(code, is_seen(trajectory, int(request.user.pk or 0))))
 

@@ -2,81 +2,44 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
 from inspector.api.answers import answer, fresh, part_of, the_run
-from inspector.api.documented import (
-    CommentsName,
-    Count,
-    MutedName,
-    PartAsked,
-    RunKind,
-    SeverityName,
-    SortName,
-    StatusName,
-    Text,
-    YesNo,
-    extra,
-)
+from inspector.api.documented import PartAsked, RunKind, extra
 from inspector.api.trajectory_values import FindingsPart, FindingValues, TrajectoriesPart
 from inspector.api.values import JobsPart, JobValues, RunsPart, WholeRun, run_line, whole_run
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
-from inspector.runs.filters import PARAMETERS, TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.live_parts import list_part
 from inspector.web.access import access, may_delete, reader_of, require, too_low
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
 from rollouts.jobs import run_control
+from rollouts.jobs.pushing import Pushed
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, Run
+from rollouts.store.parameters import Count, SeverityName, SortName, StatusName, Text
 from rollouts.store.people.visible_objects import findings_of_run, visible_jobs
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.run_summary import RunSummary
 from rollouts.store.runs.runs import RunFilters, visible_runs
 from rollouts.store.trajectories import trajectory_list
 from rollouts.store.trajectories.trajectory_list import is_cursor
+from rollouts.store.trajectory_filters import FilterParameters
 
 router = Router(tags=["runs"])
 
 TOKEN_ALONE: dict[str, Any] = {"security": [{"ApiTokenAuth": []}]}
-RUN_BODY = {
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": {"type": "string", "maxLength": 200, "pattern": "^[ -~]*$"},
-                    "tokenizer": {"type": "string", "description": "Name of a registered tokenizer."},
-                    "chat_template": {"type": "string", "description": "Jinja text."},
-                },
-            }
-        }
-    }
-}
+RUN_BODY = {"content": {"application/json": {"schema": push.RunDescription.model_json_schema()}}}
 LINES = {"schema": {"type": "string", "description": "JSON Lines of any import format, plain, gzip or zstd."}}
 LINES_BODY = {"required": True, "content": {"application/x-ndjson": LINES, "text/plain": LINES}}
-MADE = {
-    201: {"description": "The run is there.", "content": {"application/json": {"schema": {
-        "type": "object", "required": ["run", "url"],
-        "properties": {"run": {"type": "string"}, "url": {"type": "string"}},
-    }}}},
-}
-PUSHED = {
-    200: {"description": "What was stored.", "content": {"application/json": {"schema": {
-        "type": "object", "required": ["run", "trajectories", "known", "rejected"],
-        "properties": {"run": {"type": "string"}, "trajectories": {"type": "integer"}, "known": {"type": "integer"},
-                       "rejected": {"type": "array", "items": {"type": "object"}}},
-    }}}},
-}
+"""What a push reads as it arrives, so that the library sees no body."""
 
 
 class RunsAsked(PartAsked):
@@ -92,68 +55,16 @@ class RunsAsked(PartAsked):
     """Code of a project."""
 
 
-class TrajectoriesChosen(Schema):
-    """Which trajectories of a run are meant. An empty value filters nothing."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    finding: Text = ""
-    """Only trajectories that have a finding of this kind."""
-    severity: SeverityName = ""
-    """Only trajectories that have a finding of this severity."""
-    status: StatusName = ""
-    """Only trajectories in this state."""
-    stop: Text = ""
-    """The stop reason."""
-    group: Text = ""
-    """A whole group: the trajectories of one prompt."""
-    text: Text = ""
-    """A part of the external id."""
-    min: FiniteFloat | None = None
-    """The least reward."""
-    max: FiniteFloat | None = None
-    """The greatest reward."""
-    at: Count | None = None
-    """Only trajectories that have such a finding at this step."""
-    first: Count | None = Field(None, alias="from")
-    """The first position in the run."""
-    last: Count | None = Field(None, alias="to")
-    """The last position in the run."""
-    tokens_min: Count | None = None
-    """The fewest tokens of a trajectory."""
-    tokens_max: Count | None = None
-    """The most tokens of a trajectory."""
-    training_min: Count | None = None
-    """The first training step."""
-    training_max: Count | None = None
-    """The last training step."""
-    policy: Text = ""
-    """The policy version that sampled the first step."""
-    flawed: bool = False
-    """Only trajectories that have a finding."""
-    comments: CommentsName = ""
-    """Only trajectories with a comment that is open, or with any."""
-    muted: MutedName = ""
-    """``hide``: muted findings count as none."""
-    seen: YesNo = ""
-    """Only trajectories that the caller's user has marked as seen, or only others."""
-
-    def as_filter(self, reader: int | None) -> TrajectoryFilter:
-        """The filter of the run's page with the same values. ``reader``: the key of the user who asks."""
-        names = {"from": "first", "to": "last"}
-        values = {field: getattr(self, names.get(name, name)) for name, field in PARAMETERS.items()}
-        return TrajectoryFilter(**values, reader=reader if self.seen else None)
-
-
-class TrajectoriesAsked(PartAsked, TrajectoriesChosen):
+class TrajectoriesAsked(PartAsked, FilterParameters):
     """Which trajectories of a run are listed, and in which order."""
 
     sort: SortName = "index"
     """A minus sign means descending."""
 
-    def wanted(self, reader: int | None) -> TrajectoryFilter:
+    def as_query(self, reader: int | None) -> ListQuery:
         """The filter of the run's page with the same values. ``reader``: the key of the user who asks."""
-        return replace(self.as_filter(reader), sort=self.sort or "index", after=self.cursor)
+        values = self.model_dump(include=set(FilterParameters.model_fields))
+        return ListQuery(**values, reader=reader if self.seen else None, sort=self.sort or "index", after=self.cursor)
 
 
 class FindingsAsked(PartAsked):
@@ -186,11 +97,13 @@ def list_runs(request: HttpRequest, asked: Query[RunsAsked]) -> HttpResponse:
     return answer(RunsPart(items, following))
 
 
-@router.post("/runs", auth=None, openapi_extra={
-    **extra(411, 413, 415, answers=MADE, requestBody=RUN_BODY), **TOKEN_ALONE})
+@router.post(
+    "/runs", auth=None, throttle=[], response={201: push.RunToPush},
+    openapi_extra={**extra(411, 413, 415, requestBody=RUN_BODY), **TOKEN_ALONE},
+)
 def create_run(request: HttpRequest) -> HttpResponse:
     """Make an empty run to push to. The token needs the scope ``push``."""
-    return _pushed(push.create_run(request))
+    return answer(push.make_run(request), 201)
 
 
 @router.get("/runs/{code}", response=WholeRun, openapi_extra=extra())
@@ -245,7 +158,7 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
 @router.get("/runs/{code}/trajectories", response=TrajectoriesPart, openapi_extra=extra(422))
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
     """The trajectories of a run, with the filters and orders of its page."""
-    run, wanted = the_run(request, code), asked.wanted(reader_of(request))
+    run, wanted = the_run(request, code), asked.as_query(reader_of(request))
     if wanted.after and not is_cursor(wanted.after, wanted.sort):
         sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
         raise ApiProblem(422, sentence, {"cursor": [sentence]})
@@ -254,11 +167,18 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
     return answer(TrajectoriesPart(lines["trajectories"], lines["next"]))
 
 
-@router.post("/runs/{code}/trajectories", auth=None, openapi_extra={
-    **extra(409, 411, 413, 415, answers=PUSHED, requestBody=LINES_BODY), **TOKEN_ALONE})
+@router.post(
+    "/runs/{code}/trajectories", auth=None, throttle=[], response={200: Pushed},
+    openapi_extra={**extra(409, 411, 413, 415, requestBody=LINES_BODY), **TOKEN_ALONE},
+)
 def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
-    return _pushed(push.push(request, code=code))
+    pushed = push.take_lines(request, code)
+    if pushed.status < 400:
+        return fresh_json(pushed.body)
+    sentence = pushed.body.get("error", "Nothing was stored: every line was rejected. `rejected` says why.")
+    more = {name: value for name, value in pushed.body.items() if name != "error"}
+    return problem(pushed.status, sentence, **more)
 
 
 @router.get("/runs/{code}/findings", response=FindingsPart, openapi_extra=extra(422))
@@ -298,12 +218,3 @@ def needs_rest(run: Run) -> None:
     """Raises :class:`ApiProblem` 409 for a run that still works."""
     if is_active(run):
         raise ApiProblem(409, "This run still works. Wait until it has ended, or cancel it first.")
-
-
-def _pushed(said: HttpResponse) -> HttpResponse:
-    """The answer of the push API; a refusal becomes a problem document."""
-    if said.status_code < 400:
-        return said
-    body = json.loads(said.content)
-    sentence = str(body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why."))
-    return problem(said.status_code, sentence, **body)

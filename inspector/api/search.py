@@ -9,15 +9,17 @@ from ninja import Query, Router
 from pydantic import Field
 
 from inspector.api.answers import answer, part_of, the_run
-from inspector.api.documented import LongText, PartAsked, Text, extra
+from inspector.api.documented import LongText, PartAsked, extra
 from inspector.api.values import FoundTrajectory, RunOfProject, SearchPart, run_line
 from inspector.search.search_page import SearchBusy, search_page
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
-from rollouts.jobs.search import PatternRefused, SearchQuestion
+from rollout_inspector.refusal import Refusal
+from rollouts.jobs.search import SearchQuestion
+from rollouts.store.parameters import Text
 from rollouts.store.people.visible_objects import visible_trajectories
 from rollouts.store.runs.runs import RunFilters, visible_runs
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 router = Router(tags=["search"])
 
@@ -65,10 +67,8 @@ def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:
     try:
         question = SearchQuestion.read(asked.by, asked.q, TrajectoryFilters(kind=asked.finding))
         found, _ = search_page(request, question, run, asked.cursor, asked.limit)
-    except PatternRefused as refusal:
-        raise ApiProblem(422, str(refusal), {"q": [str(refusal)]}) from refusal
-    except ValueError as error:
-        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
+    except Refusal as refusal:
+        raise ApiProblem(422, str(refusal), {refusal.field or "q": [str(refusal)]}) from refusal
     except SearchBusy as busy:
         raise ApiProblem(503, "Other searches are under way. Ask again in some seconds.") from busy
     return SearchPart([], [], None, None, found.results, found.next, found.notes)

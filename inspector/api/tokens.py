@@ -13,11 +13,11 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Schema
 from pydantic import ConfigDict
 
-from inspector.api.documented import Count, Text
 from inspector.api.trajectory_values import TokenColumns
 from inspector.web.problems import ApiProblem
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins, Row
 from rollouts.store.models import StoredTrajectory
+from rollouts.store.parameters import Count, Text
 from rollouts.store.trajectories import engine_columns, trajectory_parts
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_step_prompt

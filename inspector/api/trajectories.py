@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 from ninja import Path, Query, Router
 
 from inspector.api.answers import answer, conditional, found, the_trajectory
-from inspector.api.documented import NOT_CHANGED, Count, PartAsked, extra
+from inspector.api.documented import NOT_CHANGED, PartAsked, extra
 from inspector.api.tokens import ARROW_ANSWER, TokensAsked, columns_answer, of_row, of_step, of_window
 from inspector.api.trajectory_values import (
     FindingsPart,
@@ -34,6 +34,7 @@ from rollouts.jobs.sending import send
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
+from rollouts.store.parameters import Count
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import engine_columns, trajectory_parts
 from rollouts.store.trajectories.replays import stored_rows
@@ -236,11 +237,8 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
 
 
 def _position(name: str, cursor: str) -> int:
-    """The position at which a part begins. Raises :class:`ApiProblem` 422."""
-    try:
-        held = read_cursor(cursor, name, int)
-    except ValueError as error:
-        raise ApiProblem(422, str(error), {"cursor": [str(error)]}) from error
+    """The position at which a part begins."""
+    held = read_cursor(cursor, name, int)
     return min(held[0], 2**31) if held else 0
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from django.urls import reverse
 
-from inspector.runs.jobs import sentence_of, what_of
+from inspector.api.remedies import WORDS
+from inspector.runs.jobs import notes_of, sentence_of, what_of
 from inspector.runs.pages import RunValues, ShownRun
 from inspector.search.search_page import SearchResult
 from inspector.web.twins import Page, from_columns
+from rollout_inspector.refusal import worded
 from rollouts.jobs.exports.exports import is_offered
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
@@ -95,8 +97,9 @@ class JobValues(Page):
             run=job.run.code if job.run else None,
             trajectory=job.subject.code if isinstance(job.subject, StoredTrajectory) else None,
             check=job.template_check.code if job.template_check else None,
-            sentence=sentence_of(job),
-            notes=list(job.notes),
+            error=worded(job.error, job.remedy, WORDS),
+            sentence=sentence_of(job, WORDS),
+            notes=notes_of(job),
             file=reverse("api:job_file", kwargs={"code": job.code}) if is_offered(job) else None,
             bytes=job.bytes_written,
         )

@@ -13,8 +13,8 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from inspector.api.answers import answer, found, part_of, the_run
 from inspector.api.callers import project_for
-from inspector.api.documented import Body, Count, JobKind, PartAsked, StatusName, Text, extra, file_answer
-from inspector.api.runs import TrajectoriesChosen, needs_rest
+from inspector.api.documented import Body, JobKind, PartAsked, extra, file_answer
+from inspector.api.runs import needs_rest
 from inspector.api.values import ImportBegun, JobsPart, JobValues, WholeRun, whole_run
 from inspector.runs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
@@ -32,8 +32,10 @@ from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run
+from rollouts.store.parameters import Count, StatusName, Text
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
 from rollouts.store.runs.runs import choose_tokenizer
+from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
 router = Router(tags=["work"])
 
@@ -73,8 +75,12 @@ class ImportAsked(Schema):
     """A regular expression with one group, the training step in the name of a file."""
 
 
-class ExportedAlone(Body, TrajectoriesChosen):
+class ExportedAlone(Body, FilterParameters):
     """The filter of the run's page: which trajectories are written. An empty value filters nothing."""
+
+    def chosen(self, reader: int | None) -> dict[str, Any]:
+        """The fields that filter. ``reader``: the key of the user who asks."""
+        return TrajectoryFilters(**self.model_dump(), reader=reader if self.seen else None).chosen()
 
 
 class ExportAsked(Body):
@@ -159,7 +165,7 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
     require(request, run, Role.MEMBER)
     needs_rest(run)
     try:
-        only = asked.only.as_filter(reader_of(request)).chosen() if asked.only else None
+        only = asked.only.chosen(reader_of(request)) if asked.only else None
         options = Wanted(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error

@@ -15,6 +15,7 @@ from inspector.html.inspector_tags import plural
 from inspector.runs.pages import RunValues
 from inspector.web.access import access, may_delete, require
 from inspector.web.twins import Page, page, wants_json
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_control
 from rollouts.store.models import Role, Run
 from rollouts.store.runs.runs import runs_with_codes
@@ -80,12 +81,12 @@ def _page(request: HttpRequest, runs: list[Run], error: str, done: str) -> Chang
 
 
 def _do(request: HttpRequest, runs: list[Run], n: int) -> str:
-    """Does what the form asks for. Raises ``ValueError`` with a sentence; then nothing was changed."""
+    """Does what the form asks for. Raises :class:`Refusal`; then nothing was changed."""
     asked, posted = request.POST.get("do", ""), request.POST
     if not runs:
-        raise ValueError("No run is chosen. Tick some in the list of runs.")
+        raise Refusal("No run is chosen. Tick some in the list of runs.")
     if n > MAX_RUNS:
-        raise ValueError(f"{n:,} runs are chosen; at most {MAX_RUNS} are changed at once.")
+        raise Refusal(f"{n:,} runs are chosen; at most {MAX_RUNS} are changed at once.")
     if asked == "delete":
         return _delete(request, runs)
     with transaction.atomic():
@@ -99,15 +100,15 @@ def _do(request: HttpRequest, runs: list[Run], n: int) -> str:
                 (add_tags if asked == "tag" else remove_tags)(run, names)
             said = "tagged" if asked == "tag" else "no longer tagged"
             return f"{plural(len(runs), 'run')} {said} “{', '.join(names)}”."
-    raise ValueError("Say what is to be done: rename, tag, untag or delete.")
+    raise Refusal("Say what is to be done: rename, tag, untag or delete.")
 
 
 def _delete(request: HttpRequest, runs: list[Run]) -> str:
     if request.POST.get("sure") != "yes":
-        raise ValueError("Nothing was deleted: tick the box beside the button first.")
+        raise Refusal("Nothing was deleted: tick the box beside the button first.")
     kept = [run.name for run in runs if not may_delete(request, run)]
     if kept:
-        raise ValueError(
+        raise Refusal(
             f"Nothing was deleted: others made “{'”, “'.join(kept[:5])}”, and only an admin of the project deletes "
             "these. Leave them out."
         )

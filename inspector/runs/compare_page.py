@@ -12,7 +12,6 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs.cached_figures import summary_of, totals_of
-from inspector.runs.launches.launch_form import form_labels
 from inspector.runs.live_parts import mark_of, nothing_new
 from inspector.runs.pages import RunValues
 from inspector.runs.training.overlay import Overlay, overlay, table
@@ -21,6 +20,7 @@ from inspector.web.access import access, found_or_404
 from inspector.web.twins import Page, from_columns, is_fragment, page, whole_number
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import KINDS
+from rollouts.jobs.launch import setting_labels
 from rollouts.store.chat_templates.chat_templates import chat_template_labels
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory, template_name
@@ -265,7 +265,7 @@ def _side(one: StoredTrajectory) -> QuestionSide:
 
 def _different(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
     """What was asked for differently."""
-    labels = form_labels()
+    labels = setting_labels()
     names = list(dict.fromkeys(name for run in runs for name in run.settings if name not in BOOKKEEPING))
     held = {name: [run.settings.get(name) for run in runs] for name in names}
     return [

@@ -1,21 +1,19 @@
-"""The filter and order of a run's trajectories, read from an address."""
+"""The filter and order of a run's trajectories: read from an address, written to one, and drawn as a form."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
 from django.http import QueryDict
+from pydantic import ValidationError
 
-from inspector.web.twins import whole_number
-from rollout_inspector.diagnose.finding import Severity
-from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import trajectory_list
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.parameters import MAX_TEXT, SortName, Text
+from rollouts.store.trajectory_filters import INPUTS, PARAMETERS, TrajectoryFilters
 
-SORTS = {
+ORDERS = {
     "index": "run order",
     "-reward": "reward, best first",
     "reward": "reward, worst first",
@@ -25,25 +23,9 @@ SORTS = {
     "-n_rows": "most rows first",
     "-index": "run order, last first",
 }
-"""The orders that the list offers; `selectors.SORTS` knows more."""
-STATUSES = tuple(StoredTrajectory.Status.values)
-SEVERITIES = tuple(severity.value for severity in Severity)
-PARAMETERS = {
-    "finding": "kind", "severity": "severity", "status": "status", "stop": "stop_reason", "group": "group",
-    "text": "text", "min": "reward_min", "max": "reward_max", "at": "step", "from": "first", "to": "last",
-    "tokens_min": "tokens_min", "tokens_max": "tokens_max", "flawed": "flawed", "training_min": "training_min",
-    "training_max": "training_max", "policy": "policy_version", "comments": "comments", "muted": "muted",
-    "seen": "seen",
-}
-"""Parameter of an address -> field of the filter. ``step`` means something else on the pages of a trajectory."""
-
-KNOWN = {
-    "severity": SEVERITIES, "status": STATUSES, "sort": trajectory_list.SORTS, "comments": ("open", "any"),
-    "seen": ("yes", "no"), "muted": ("hide", "show"),
-}
-"""Parameter -> the values that it takes."""
-PERSONAL = ("comments", "seen")
-"""Parameters about what members say and do, which a visitor does not see."""
+"""The orders that the list offers; `selectors.SORTS` has more."""
+PERSONAL = tuple(field for field, asked in INPUTS.items() if asked.is_personal)
+"""What a visitor does not filter by."""
 
 
 @dataclass(frozen=True)
@@ -64,95 +46,111 @@ _HEADS = {
 """Column -> the orders that pressing its head leads to, in turn."""
 
 
-@dataclass(frozen=True)
-class TrajectoryFilter(TrajectoryFilters):
-    """The filter and order of a run's trajectories, read from a URL. ``notices`` names each value that was left out."""
+class ListQuery(TrajectoryFilters):
+    """The filter and order of a run's list. ``notices`` names each value of its address that was left out."""
 
-    sort: str = "index"
-    after: str = ""
+    sort: SortName = "index"
+    after: Text = ""
     notices: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, params: QueryDict, reader: int | None) -> TrajectoryFilter:
+    def read(cls, params: QueryDict, reader: int | None) -> Self:
         """From query parameters; never raises.
 
         ``reader``: the key of the user who asks; None = a visitor, who learns nothing of comments.
         """
         notices: list[str] = []
-        values: dict[str, Any] = {"flawed": bool(params.get("flawed"))}
-        for name, longest in (
-            ("finding", 40),
-            ("stop", 60),
-            ("group", 200),
-            ("text", 200),
-            ("policy", 100),
-            ("after", 200),
-        ):
-            values[PARAMETERS.get(name, name)] = params.get(name, "").replace("\0", "")[:longest]
-        for name, known in KNOWN.items():
-            text = params.get(name, "")
-            if text and text not in known:
-                notices.append(f"There is no {name} “{text[:40]}”; it was left out. Known: {', '.join(known)}.")
-            elif text:
-                values[name] = text
-        if values.get("muted") == "show":
-            del values["muted"]
-        refused = [name for name in PERSONAL if reader is None and values.pop(name, "")]
-        notices += [f"Only who has a role in the project filters by {name}; it was left out." for name in refused]
-        if values.get("seen"):
-            values["reader"] = reader
-        for name in ("min", "max"):
-            text = params.get(name, "").strip()
-            if not text:
+        values: dict[str, Any] = {}
+        for name, parameter in (*PARAMETERS.items(), ("sort", "sort"), ("after", "after")):
+            text = params.get(parameter, "").replace("\0", "")[:MAX_TEXT]
+            if not text.strip() or (parameter, text) == ("muted", "show"):
                 continue
-            try:
-                amount = float(text)
-            except ValueError:
-                amount = math.nan
-            if math.isfinite(amount):
-                values[PARAMETERS[name]] = amount
-            else:
-                notices.append(f"“{text[:40]}” is not a number, so rewards were not limited by it.")
-        for name in ("at", "from", "to", "tokens_min", "tokens_max", "training_min", "training_max"):
-            text = params.get(name, "").strip()
-            values[PARAMETERS[name]] = number = whole_number(text)
-            if text and number is None:
-                notices.append(f"“{text[:40]}” is not a whole number, so “{name}” was left out.")
-        return cls(**values, notices=tuple(notices))
-
-    def chosen(self) -> dict[str, Any]:
-        """The fields of ``TrajectoryFilters`` that filter, by name: an export keeps them as its ``only``."""
-        held = {one.name: (getattr(self, one.name), one.default) for one in fields(TrajectoryFilters)}
-        return {name: value for name, (value, default) in held.items() if value != default}
+            if name in PERSONAL and reader is None:
+                notices.append(f"Only who has a role in the project filters by {parameter}; it was left out.")
+                continue
+            values[parameter] = True if name == "flawed" else text
+        try:
+            cls.model_validate(values)
+        except ValidationError as error:
+            for fault in error.errors():
+                parameter = str(fault["loc"][0])
+                notices.append(_notice(parameter, values.pop(parameter), fault["type"], fault.get("ctx", {})))
+        return cls.model_validate({**values, "reader": reader if values.get("seen") else None, "notices": notices})
 
     def pairs(self) -> list[tuple[str, str]]:
         """The parameters of this filter and order, without ``after`` and without defaults."""
-        held = {name: getattr(self, field) for name, field in PARAMETERS.items()}
-        held["flawed"] = "1" if self.flawed else ""
-        pairs = [
-            (name, f"{value:.9g}" if isinstance(value, float) else str(value))
-            for name, value in held.items()
-            if value not in ("", None)
-        ]
-        return pairs if self.sort == "index" else [*pairs, ("sort", self.sort)]
+        chosen = self.model_dump(include={*PARAMETERS, "sort"}, by_alias=True, exclude_defaults=True)
+        return [(name, "1" if value is True else f"{value:.9g}" if isinstance(value, float) else str(value))
+                for name, value in chosen.items()]
 
     def query(self, **changes: str) -> str:
         """`?...` with some parameters changed (empty = dropped); empty when nothing is filtered."""
-        named = {**dict(self.pairs()), **changes}
-        kept = {name: value for name, value in named.items() if value}
-        return f"?{urlencode(kept)}" if kept else ""
+        pairs = {name: value for name, value in {**dict(self.pairs()), **changes}.items() if value}
+        return f"?{urlencode(pairs)}" if pairs else ""
 
     def heads(self) -> dict[str, SortHead]:
         """Column -> the link in its head."""
-        found = {}
+        heads = {}
         for column, (first, second) in _HEADS.items():
             chosen = self.sort.removeprefix("-") == first.removeprefix("-")
             to = second if self.sort == first else first
             order = ("descending" if self.sort.startswith("-") else "ascending") if chosen else ""
-            found[column] = SortHead(self.query(sort="" if to == "index" else to) or "?", order, SORTS[to])
-        return found
+            heads[column] = SortHead(self.query(sort="" if to == "index" else to) or "?", order, ORDERS[to])
+        return heads
 
     @property
     def is_set(self) -> bool:
         """Something is filtered out."""
         return any(name != "sort" for name, _ in self.pairs())
+
+
+def _notice(parameter: str, text: str, fault: str, context: Mapping[str, Any]) -> str:
+    """What the page says about a value that it left out."""
+    if fault == "unknown_name":
+        return f"There is no {parameter} “{text[:40]}”; it was left out. Known: {context['names']}."
+    if fault in ("float_parsing", "finite_number"):
+        return f"“{text[:40]}” is not a number, so rewards were not limited by it."
+    return f"“{text[:40]}” is not a whole number, so “{parameter}” was left out."
+
+
+class FilterControl(NamedTuple):
+    """An input of the form above the list."""
+
+    name: str
+    """The parameter."""
+    label: str
+    """Empty: it is hidden."""
+    value: str
+    width: str = ""
+    mode: str = ""
+    """The keyboard of a number: ``numeric`` or ``decimal``; empty = it takes a text."""
+    options: list[tuple[str, str]] | None = None
+    """(value, words) of a choice; None = it takes a number or a text."""
+
+
+def filter_form(
+    query: ListQuery, options: Mapping[str, list[tuple[str, str]]], absent: Collection[str]
+) -> list[list[FilterControl]]:
+    """The inputs of the form, a lower bound with its upper one, the hidden ones last.
+
+    ``options``: (value, words) of the choices that the run decides, by field. ``absent``: fields without an input as
+    long as the address has no value for them.
+    """
+    values = dict(query.pairs())
+    groups: list[list[FilterControl]] = []
+    for field, (label, _, none, fixed, width, mode, is_upper, _) in INPUTS.items():
+        parameter = PARAMETERS[field]
+        value = values.get(parameter, "")
+        if not label and not value:
+            continue
+        choices = [("", none), *(options.get(field) or fixed.items())] if none else None
+        mode = mode or ("numeric" if TrajectoryFilters.model_fields[field].default is None else "")
+        control = FilterControl(parameter, label, value, width, mode, choices)
+        if is_upper:
+            groups[-1].append(control)
+        else:
+            groups.append([control])
+    names = {PARAMETERS[field] for field in absent}
+    groups = [group for group in groups if any(one.value or one.name not in names for one in group)]
+    groups.append([FilterControl("sort", "Order", query.sort, options=list(ORDERS.items()))])
+    return sorted(groups, key=lambda group: not group[0].label)

@@ -14,11 +14,12 @@ from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from inspector.runs.ask_for_job import STILL_WORKS, ask_for_job
-from inspector.runs.filters import TrajectoryFilter
-from inspector.runs.jobs import JobLine, for_page, listed_kinds
+from inspector.runs.filters import ListQuery
+from inspector.runs.jobs import JobLine, listed_kinds
 from inspector.web.access import found_or_404, reader_of, reads_run, writes_run
+from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
-from rollout_inspector.formats.writers.exports import ExportRefused
+from rollout_inspector.refusal import Refusal, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import Wanted, is_offered
@@ -34,7 +35,7 @@ from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.runs.imports import has_partial_file
 from rollouts.store.runs.runs import choose_tokenizer
-from rollouts.store.trajectories.trajectory_list import filter_trajectories
+from rollouts.store.trajectory_filters import filter_trajectories
 
 MAX_TOKENS_IN_REQUEST = 500_000
 """The most tokens of a run that a request exports. A worker exports a larger run."""
@@ -84,16 +85,16 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
 def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
     """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
 
-    ``reader``: the key of the user who asks; None = a visitor. Raises ``ValueError`` with a sentence.
+    ``reader``: the key of the user who asks; None = a visitor. Raises :class:`Refusal`.
     """
     numbers = {}
     for name in ("pad_to", "pad_id"):
         text = params.get(name, "").strip()
         numbers[name] = whole_number(text)
         if text and numbers[name] is None:
-            raise ValueError(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
+            raise Refusal(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
     if (numbers["pad_to"] or 0) > exports.MAX_PADDING:
-        raise ValueError(f"Rows are padded to at most {exports.MAX_PADDING:,} tokens; pad_to asks for more.")
+        raise Refusal(f"Rows are padded to at most {exports.MAX_PADDING:,} tokens; pad_to asks for more.")
     return Wanted(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),
@@ -106,9 +107,9 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
 
 
 def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
-    wanted = TrajectoryFilter.read(params, reader)
+    wanted = ListQuery.read(params, reader)
     if wanted.notices:
-        raise ValueError(wanted.notices[0])
+        raise Refusal(wanted.notices[0])
     return wanted.chosen() or None
 
 
@@ -116,7 +117,7 @@ def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) ->
     """The address of the file that a request writes."""
     query = {name: value for name, value in wanted.as_options().items() if name != "only"}
     if wanted.only:
-        query |= {"which": "list", **dict(TrajectoryFilter.read(params, reader).pairs())}
+        query |= {"which": "list", **dict(ListQuery.read(params, reader).pairs())}
     return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 
@@ -161,9 +162,10 @@ def export(request: HttpRequest, run: Run) -> Any:
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
         exports.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
-    except ExportRefused as refusal:
+    except Refusal as refusal:
         file.close()
-        return error_page(request, 422, "This run cannot be written in that format", for_page(str(refusal)), run.code)
+        sentence = worded(str(refusal), refusal.remedy, WORDS)
+        return error_page(request, 422, "This run cannot be written in that format", sentence, run.code)
     finally:
         _places.release()
     file.seek(0)

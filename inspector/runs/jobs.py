@@ -9,7 +9,9 @@ from typing import Any
 from django.urls import reverse
 from django.utils import timezone
 
+from inspector.web.remedies import WORDS
 from inspector.web.twins import Page, from_columns
+from rollout_inspector.refusal import Words, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.exports.exports import is_offered
 from rollouts.jobs.sending import queue_of
@@ -79,25 +81,16 @@ class JobLine(Page):
             active=is_active(job),
             cancelling=job.cancel_requested and is_active(job),
             sentence=sentence_of(job),
-            notes=[for_page(note) for note in job.notes[1:]],
+            notes=notes_of(job),
             file=reverse("job-file", kwargs={"code": run.code, "job": job.code}) if is_offered(job) else None,
             bytes=job.bytes_written,
             created_by=job.created_by.get_username() if run.makers_shown and job.created_by else None,
         )
 
 
-def for_page(sentence: str) -> str:
-    """A refusal with the words of the export form in place of the options of the command line."""
-    for option, words in _WORDS.items():
-        sentence = sentence.replace(option, words)
-    return sentence
-
-
-_WORDS = {
-    "with --leave-out": "by choosing “leave out”",
-    "with --force": "by choosing “write too”",
-    "a --strategy": "a strategy",
-}
+def notes_of(job: Job) -> list[str]:
+    """The sentences about what was left out. The first of a job is part of :func:`sentence_of`."""
+    return list(job.notes[1:])
 
 
 def what_of(job: Job) -> str:
@@ -106,11 +99,11 @@ def what_of(job: Job) -> str:
     return kind.title + kind.details(job.options)
 
 
-def sentence_of(job: Job) -> str:
-    """The state of the job, and what to do when it does not go on."""
+def sentence_of(job: Job, words: Words = WORDS) -> str:
+    """The state of the job, and what to do when it does not go on, in the words of a page or of another door."""
     kind = kind_of(job)
     if kind.done is None:
-        return job.error or job.progress
+        return worded(job.error, job.remedy, words) or job.progress
     done = f"{job.n_done:,} of {job.n_total:,} trajectories" if job.n_total else f"{job.n_done:,} trajectories"
     again = "Press the button again and it goes on where it was."
     if is_silent(job):
@@ -127,5 +120,5 @@ def sentence_of(job: Job) -> str:
     if job.status == Job.Status.RUNNING:
         return f"{job.progress[:1].upper()}{job.progress[1:]}." if job.progress else "It has just begun."
     if job.status == Job.Status.FAILED:
-        return for_page(job.error) or "No reason was recorded; look into the worker’s log."
+        return worded(job.error, job.remedy, words) or "No reason was recorded; look into the worker’s log."
     return kind.cancelled.format(done=done) if job.status == Job.Status.CANCELLED else kind.done(job)

@@ -16,7 +16,7 @@ from django.urls import reverse
 
 from inspector.html.charts import histogram
 from inspector.runs.cached_figures import summary_of
-from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.group_page import group_url
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
@@ -94,7 +94,7 @@ def progress_mark(part: dict[str, Any]) -> str:
     return mark_of(part["run"], state, part["resumable"])
 
 
-def figures_part(run: Run, wanted: TrajectoryFilter) -> dict[str, Any]:
+def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
     """Findings by kind, rewards, and why trajectories ended."""
     summary = summary_of(run)
     kinds = finding_choices(summary, wanted, muted_in(run))
@@ -117,18 +117,19 @@ def figures_mark(run: Run) -> str:
     return mark_of(totals, sorted(run.finding_counts.items()))
 
 
-def list_page(run: Run, wanted: TrajectoryFilter) -> CursorPart[StoredTrajectory]:
+def list_page(run: Run, wanted: ListQuery) -> CursorPart[StoredTrajectory]:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
 
-def _listed(run: Run, wanted: TrajectoryFilter) -> TrajectoryFilter:
-    return replace(wanted, hide_queued=run.kind == Run.Kind.LAUNCH and is_active(run) and not wanted.status)
+def _listed(run: Run, wanted: ListQuery) -> ListQuery:
+    is_filling = run.kind == Run.Kind.LAUNCH and is_active(run)
+    return wanted.model_copy(update={"hide_queued": is_filling and not wanted.status})
 
 
 def place_part(
     run: Run,
-    wanted: TrajectoryFilter,
+    wanted: ListQuery,
     found: CursorPart[StoredTrajectory],
     queued: int,
     summary: RunSummary | None = None,
@@ -139,7 +140,7 @@ def place_part(
     ``queued``: the trajectories that nobody has begun.
     """
     listed = _listed(run, wanted)
-    if replace(listed, hide_queued=False).pass_all:
+    if listed.model_copy(update={"hide_queued": False}).pass_all:
         total: int | None = run.n_trajectories - queued * listed.hide_queued
     else:
         total = _known_total(listed, summary) if summary is not None else None
@@ -150,14 +151,13 @@ def place_part(
     return {"total": total, "first": before + 1 if before <= MAX_COUNTED or listed.pass_all else None}
 
 
-def _known_total(listed: TrajectoryFilter, summary: RunSummary) -> int | None:
+def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
     """The total of a filter by one thing that the figures count."""
     by_one = {
         "kind": summary.finding_trajectories, "status": summary.by_status, "stop_reason": summary.stop_reasons,
     }
     for name, counts in by_one.items():
-        others: dict[str, Any] = {name: ""}
-        if (value := getattr(listed, name)) and replace(listed, **others).pass_all:
+        if (value := getattr(listed, name)) and listed.model_copy(update={name: ""}).pass_all:
             return counts.get(value, 0)
     return None
 
@@ -167,7 +167,7 @@ def list_mark(found: CursorPart[StoredTrajectory]) -> str:
 
 
 def list_part(
-    run: Run, wanted: TrajectoryFilter, found: CursorPart[StoredTrajectory], reader: int | None
+    run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None
 ) -> dict[str, Any]:
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
     groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
@@ -215,7 +215,7 @@ class Had:
     def is_old(self) -> bool:
         return not 0 <= time.time() - self.looked_at < LOOK_SECONDS
 
-    def url(self, run: Run, wanted: TrajectoryFilter) -> str:
+    def url(self, run: Run, wanted: ListQuery) -> str:
         """The address that the page asks next."""
         have = f"{self.progress}.{self.figures}.{self.list}.{self.looked_at}"
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
@@ -226,7 +226,7 @@ def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) 
     return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
 
 
-def answer(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
+def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
     """The parts that changed since the page was drawn."""
     if not is_active(run):
         # The run has just ended: load the whole page again, because an ended run shows more.

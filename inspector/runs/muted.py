@@ -14,8 +14,9 @@ from django.views.decorators.http import require_POST
 from inspector.html.inspector_tags import finding_title
 from inspector.web.access import access, reader_of, too_low, writes_run
 from inspector.web.twins import Page, error_page, json_page, wants_json
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import MutedKind, Role, Run
-from rollouts.store.runs.muted import MuteRefused, find_rule, mute, muted_in, unmute
+from rollouts.store.runs.muted import find_rule, mute, muted_in, unmute
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
 
@@ -73,7 +74,7 @@ def mute_kind(request: HttpRequest, run: Run) -> HttpResponse:
     asked = request.POST
     try:
         made = mute(run, asked.get("kind", ""), asked.get("scope", ""), asked.get("reason", ""), request.user)
-    except MuteRefused as refusal:
+    except Refusal as refusal:
         if wants_json(request):
             return json_page({"errors": {refusal.field: [str(refusal)]}}, 422)
         return error_page(request, 422, "Nothing was muted", str(refusal), run=run.code)

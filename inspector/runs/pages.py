@@ -9,7 +9,7 @@ from typing import Any, Self
 from django.urls import reverse
 
 from inspector.runs.jobs import JobLine
-from inspector.runs.launches.template_refusal import Refusal
+from inspector.runs.launches.template_refusal import TemplateRefusal
 from inspector.runs.muted import MutedValues
 from inspector.runs.strategies import RunStrategies
 from inspector.runs.training.alarm_values import AlarmValues
@@ -258,7 +258,7 @@ class RunPage(Page):
     """The run and its origin."""
     progress: Progress
     """Done of total, rate, remaining seconds, and the sentence that says why nothing moves."""
-    refusal: Refusal | None
+    refusal: TemplateRefusal | None
     """Of a launch whose chat template was refused: the finding, and its repair."""
     summary: RunSummary
     """Counts, rewards, findings by kind."""

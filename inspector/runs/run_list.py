@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from inspector.runs.filters import SEVERITIES
 from inspector.runs.pages import ListedRun
 from inspector.runs.training.gap_causes import gap_causes
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.store.models import Run
+from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.gap import NamedCause
 
 BAR_WIDTH = 200

@@ -9,10 +9,10 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
+from inspector.html.inspector_tags import any_has, finding_title, kind_words
 from inspector.runs import live_parts as parts
-from inspector.runs.filters import SORTS, TrajectoryFilter
+from inspector.runs.filters import PERSONAL, FilterControl, ListQuery, filter_form
 from inspector.runs.jobs import JobLine, has_just_diagnosed, listed_kinds
-from inspector.runs.launches.launch_form import form_labels
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
 from inspector.runs.pages import RejectedLine, RunPage, RunValues, ShownRun
@@ -22,6 +22,7 @@ from inspector.runs.values import settings_words, tokenizer_note
 from inspector.runs.work_card import work_card
 from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import from_columns, json_page, page, wants_json
+from rollouts.jobs.launch import setting_labels
 from rollouts.store.chat_templates.chat_templates import chat_template_labels
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import latest_jobs
@@ -37,7 +38,7 @@ MAX_LINES = 6
 """Numbers of rejected lines that are named for one reason."""
 
 
-def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> HttpResponse:
+def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
     """Everything about a run, with one part of its trajectories."""
     shell: dict[str, Any] = parts.progress_part(run) | parts.figures_part(run, wanted)
     found, jobs = parts.list_page(run, wanted), latest_jobs(run, *listed_kinds())
@@ -67,22 +68,35 @@ def whole_page(request: HttpRequest, run: Run, wanted: TrajectoryFilter) -> Http
         **shell,
         "run": shown.run,
         "filter": wanted,
-        "sorts": SORTS,
+        "filter_form": _filter_form(wanted, shown, reader_of(request) is not None),
         "rejected_groups": _rejected_groups(shown.rejections),
         "heads": wanted.heads(),
         "above": [one for one in shown.alarms if one.holds],
         "muted_kinds": muted_in(run),
         "most_counted": MAX_COUNTED,
-        "settings_words": settings_words(run.settings, form_labels()),
+        "settings_words": settings_words(run.settings, setting_labels()),
         "target": run,
         **_template_names(run),
         "deletable": may_delete(request, run),
         "page_size": parts.TRAJECTORIES_PER_PAGE,
-        "stop_names": [name for name in shown.summary.stop_reasons if name],
         "live_url": parts.all_of(run, shell, found).url(run, wanted),
         **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
     return page(request, "runs/detail.html", shown, **only_html)
+
+
+def _filter_form(wanted: ListQuery, shown: RunPage, has_role: bool) -> list[list[FilterControl]]:
+    """The form above the list: findings and stop reasons are those of the run."""
+    counts = {wanted.kind: 0, **shown.run.findings} if wanted.kind else shown.run.findings
+    stops = dict.fromkeys([*shown.summary.stop_reasons, wanted.stop_reason])
+    options = {
+        "kind": [(kind, f"{finding_title(kind)} ({count:,})") for kind, count in counts.items()],
+        "stop_reason": [(reason, kind_words(reason)) for reason in stops if reason],
+    }
+    absent = [] if any_has(shown.trajectories, "training_step") else ["training_min", "training_max"]
+    absent += [] if shown.muted else ["muted"]
+    absent += [] if has_role else PERSONAL
+    return filter_form(wanted, options, absent)
 
 
 @dataclass(frozen=True)

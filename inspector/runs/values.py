@@ -11,12 +11,13 @@ from typing import Any
 from django.utils import timezone
 
 from inspector.html.inspector_tags import plural
-from inspector.runs.filters import SEVERITIES, TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from rollouts.jobs.sending import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run
+from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.gallery import KEY, TRAINING_KEY
 from rollouts.store.runs.imports import has_partial_file, is_read_in_parts
 from rollouts.store.runs.launched_runs import QUIET_SECONDS
@@ -175,7 +176,7 @@ class Choice:
     """Of a kind of finding: the project knows it in this run."""
 
 
-def finding_choices(summary: RunSummary, wanted: TrajectoryFilter, muted: Collection[str] = ()) -> list[Choice]:
+def finding_choices(summary: RunSummary, wanted: ListQuery, muted: Collection[str] = ()) -> list[Choice]:
     """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
 
     ``muted``: the kinds that are muted in the run, which come last.
@@ -240,7 +241,7 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
     ]
 
 
-def stop_choices(summary: RunSummary, wanted: TrajectoryFilter) -> list[Choice]:
+def stop_choices(summary: RunSummary, wanted: ListQuery) -> list[Choice]:
     """Why trajectories ended, the most frequent first.
 
     Trajectories that have not ended are left out. Failed and cancelled ones have no stop reason: their status counts.

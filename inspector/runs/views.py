@@ -9,7 +9,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from inspector.runs import live_parts as parts
-from inspector.runs.filters import STATUSES, TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.pages import RunsPage, RunValues
 from inspector.runs.run_list import listed_run, severity_bar
@@ -28,6 +28,7 @@ from inspector.web.twins import is_fragment, json_page, page, wants_json
 from rollouts.jobs import run_control
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, Run
+from rollouts.store.parameters import STATUSES
 from rollouts.store.runs.alarms import count_alarms
 from rollouts.store.runs.figures import severities_of
 from rollouts.store.runs.gap import named_causes
@@ -95,7 +96,7 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
     """One run, or one of its parts where htmx asks for that alone."""
-    wanted = TrajectoryFilter.read(request.GET, reader_of(request))
+    wanted = ListQuery.read(request.GET, reader_of(request))
     if is_fragment(request, "run-live"):
         return parts.answer(request, run, wanted)
     if is_fragment(request, "refusal"):

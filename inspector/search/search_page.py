@@ -13,14 +13,14 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
-from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page
 from rollouts.jobs.search import INDEXES, Found, SearchedPart, SearchQuestion, search
 from rollouts.store.models import Run
 from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, visible_runs
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 RESULTS = 50
 """The most results of one part of a page."""
@@ -167,16 +167,16 @@ class SearchPage(Page):
 
 
 def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQuestion | None:
-    """The question of an address; None = nothing is asked yet. Raises ``PatternRefused`` with a sentence."""
+    """The question of an address; None = nothing is asked yet. Raises ``Refusal`` with a sentence."""
     text = params.get("q", "").replace("\0", "")
     if not text and not filters.kind:
         return None
     return SearchQuestion.read(params.get("by") or "text", text, filters)
 
 
-def filters_of(request: HttpRequest) -> TrajectoryFilter:
+def filters_of(request: HttpRequest) -> ListQuery:
     """The filters of a run's list in an address; its order is left out, because a search has its own."""
-    return TrajectoryFilter.read(request.GET, reader_of(request))
+    return ListQuery.read(request.GET, reader_of(request))
 
 
 def search_page(
@@ -189,7 +189,7 @@ def search_page(
 ) -> tuple[SearchPage, SearchedPart]:
     """A part of a search of what the caller may see.
 
-    Raises ``PatternRefused``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
+    Raises ``Refusal``, ``ValueError`` for a cursor that cannot be read, and :class:`SearchBusy`.
     """
     with search_turn():
         part = search(access(request), question, run, cursor, limit, SECONDS, project)

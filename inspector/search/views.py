@@ -22,7 +22,8 @@ from inspector.search.search_page import (
 from inspector.web.access import found_or_404, projects_to_filter, reads_trajectory, visible
 from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS as FINDING_KINDS
-from rollouts.jobs.search import PatternRefused, PatternTooSlow, SearchQuestion, find_in_row
+from rollout_inspector.refusal import Refusal
+from rollouts.jobs.search import PatternTooSlow, SearchQuestion, find_in_row
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.runs.runs import find_run
@@ -117,7 +118,7 @@ def in_row(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
             places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
     except StoredRow.DoesNotExist:
         return json_page({"error": "There is no such row."}, 404)
-    except PatternRefused as refusal:
+    except Refusal as refusal:
         return json_page({"error": str(refusal)}, 422)
     except SearchBusy:
         return _busy()

@@ -22,7 +22,7 @@ _LEFT_OUT = {*RESERVED_ATTRS, "request", "server_time", "vllm_process_name"}
 _PLAIN = re.compile(r"[\w./:@+-]+\Z")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{8,64}\Z")
 _SECRETS = (
-    # Share links, invitations, the recorder's address, login links, API tokens, cookies.
+    # Share links, invitations, the recorder's address, login links, API keys, cookies.
     re.compile(
         r"(/s/|/join/|/token/|\btoken=|\bbearer\s+|\bri_"
         r"|\b(?:inspector_session|csrftoken|csrfmiddlewaretoken|x-csrftoken|x-recorder-token)['\"]?\s*[=:]\s*['\"]?)"

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from inspector.server.paths import private_folder
+from rollout_inspector.refusal import Refusal
 
 
-class AlreadyRunning(Exception):
+class AlreadyRunning(Refusal):
     """Another server holds the data folder."""
 
     def __init__(self, url: str, pid: int) -> None:

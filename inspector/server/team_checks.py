@@ -11,11 +11,12 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
 
 from inspector.server.paths import LOCAL_HOSTS
+from rollout_inspector.refusal import Refusal
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 
 
-class UnsafeTeamServer(Exception):
+class UnsafeTeamServer(Refusal):
     """A server of team mode on a public address that lacks settings; its text names each of them."""
 
 

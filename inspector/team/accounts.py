@@ -14,10 +14,11 @@ from django.views.decorators.http import require_POST, require_safe
 
 from inspector.team.people_access import for_server_admins
 from inspector.web.twins import Page, error_page, page
+from rollout_inspector.refusal import Refusal
 from rollouts.store.people import activity_log
 from rollouts.store.people.accounts import all_accounts, find_account
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import PeopleRefused, set_account
+from rollouts.store.people.members import set_account
 from rollouts.store.people.sessions import end_sessions
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {
@@ -38,7 +39,7 @@ class AccountLine(Page):
     name: str
     """The name to log in with."""
     is_active: bool
-    """False: it can neither log in nor use its sessions and API tokens."""
+    """False: it can neither log in nor use its sessions and API keys."""
     is_server_admin: bool
     """May do everything in every project, and manages accounts."""
     projects: int
@@ -89,7 +90,7 @@ def change(request: HttpRequest, pk: int) -> HttpResponse:
     columns, words = wanted
     try:
         set_account(user, **columns)
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     if columns.get("is_active") is False:
         end_sessions(user)

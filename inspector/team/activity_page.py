@@ -19,7 +19,11 @@ from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, jsonable, page, whole_number
 from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.models import AuditEvent, Role
-from rollouts.store.people.activity_log import Action, audit_page, audit_rows
+from rollouts.store.people.activity_log import (
+    Action,
+    activity_page,
+    activity_rows,
+)
 
 EVENTS_PER_PAGE = 100
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -57,7 +61,7 @@ class EventLine(Page):
 
 
 @dataclass(frozen=True)
-class AuditPage(Page):
+class ActivityPage(Page):
     """The audit log, a page of it."""
 
     events: list[EventLine]
@@ -88,8 +92,8 @@ def _asked(request: HttpRequest) -> tuple[dict[str, Any], dict[str, str], dict[s
     if asked["project"] and asked["project"] not in projects:
         raise Http404(f"There is no project with the code {asked['project'][:40]}.")
     key = projects[asked["project"]].pk if asked["project"] else None
-    columns = {"action": asked["action"], "user_name": asked["user"], "project": key}
-    return columns, {code: one.name for code, one in projects.items()}, asked
+    names = {code: project.name for code, project in projects.items()}
+    return {"action": asked["action"], "user_name": asked["user"], "project": key}, names, asked
 
 
 @require_safe
@@ -97,11 +101,11 @@ def _asked(request: HttpRequest) -> tuple[dict[str, Any], dict[str, str], dict[s
 def index(request: HttpRequest) -> HttpResponse:
     """A page of the log, newest first. `?action=`, `?user=` and `?project=` filter; `?before=` goes on."""
     wanted, projects, asked = _asked(request)
-    found = audit_page(access(request), wanted, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
+    found = activity_page(access(request), wanted, whole_number(request.GET.get("before"), 18), EVENTS_PER_PAGE + 1)
     shown, more = found[:EVENTS_PER_PAGE], len(found) > EVENTS_PER_PAGE
-    data = AuditPage([EventLine.of(one) for one in shown], shown[-1].pk if more else None, _actions(), projects)
+    data = ActivityPage([EventLine.of(one) for one in shown], shown[-1].pk if more else None, _actions(), projects)
     query = urlencode({name: value for name, value in asked.items() if value})
-    return page(request, "team/audit.html", data, asked=asked, query=query)
+    return page(request, "team/activity.html", data, asked=asked, query=query)
 
 
 def safe_cell(value: object) -> str:
@@ -121,12 +125,12 @@ def _csv_lines(request: HttpRequest, wanted: dict[str, Any]) -> Iterator[str]:
     writer = csv.writer(_Line())
     names = list(EventLine.__dataclass_fields__)
     yield writer.writerow(names)
-    for record in audit_rows(access(request), wanted):
+    for record in activity_rows(access(request), wanted):
         yield writer.writerow([safe_cell(value) for value in jsonable(EventLine.of(record)).values()])
 
 
 def _json_lines(request: HttpRequest, wanted: dict[str, Any]) -> Iterator[str]:
-    for record in audit_rows(access(request), wanted):
+    for record in activity_rows(access(request), wanted):
         yield json.dumps(jsonable(EventLine.of(record))) + "\n"
 
 

@@ -18,7 +18,7 @@ from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.models import ApiToken, Role
 from rollouts.store.people import shares
-from rollouts.store.people.api_keys import api_token_by_key, create_api_token, newest_api_tokens, token_state
+from rollouts.store.people.api_keys import api_key_by_pk, api_key_state, create_api_key, newest_api_keys
 
 MAX_LISTED = 200
 DEFAULT_DAYS = 90
@@ -30,11 +30,11 @@ SCOPES = {
 """Scope -> what a token with it may do."""
 
 
-class ApiTokenForm(PlainForm):
+class ApiKeyForm(PlainForm):
     """What will use a token, what it may do, and for how long."""
 
     name = forms.CharField(
-        max_length=200, required=False, label="What will use it", help_text="A name, to tell tokens apart.",
+        max_length=200, required=False, label="What will use it", help_text="A name, to tell keys apart.",
         widget=forms.TextInput(attrs={"placeholder": "e.g. the trainer on node 7", "autocomplete": "off"}),
     )
     scopes = forms.MultipleChoiceField(
@@ -58,8 +58,8 @@ class ApiTokenForm(PlainForm):
 
 
 @dataclass(frozen=True)
-class ApiTokenLine(Page):
-    """An API token as a line of the list; the token itself is not kept."""
+class ApiKeyLine(Page):
+    """An API key as a line of the list; the token itself is not kept."""
 
     id: int
     """Names it in addresses."""
@@ -91,33 +91,33 @@ class ApiTokenLine(Page):
         """The record with its maker and project, and what a subclass adds."""
         return from_columns(
             cls, record, made_by=record.created_by.get_username(), project=record.project.name,
-            state=token_state(record), may_revoke=may_revoke(request, record), **more,
+            state=api_key_state(record), may_revoke=may_revoke(request, record), **more,
         )
 
 
 @dataclass(frozen=True)
-class NewApiToken(ApiTokenLine):
-    """An API token that was made by this request."""
+class NewApiKey(ApiKeyLine):
+    """An API key that was made by this request."""
 
     token: str
     """Shown once."""
 
 
 @dataclass(frozen=True)
-class ApiTokensPage(Page):
-    """The API tokens of the reader, and those of the projects in which the reader is an admin."""
+class ApiKeysPage(Page):
+    """The API keys of the reader, and those of the projects in which the reader is an admin."""
 
-    tokens: list[ApiTokenLine]
+    tokens: list[ApiKeyLine]
     """Newest first."""
     errors: dict[str, list[str]]
     """Field of the form -> what is wrong with it."""
 
 
 @dataclass(frozen=True)
-class ApiTokenMadePage(ApiTokensPage):
-    """The API tokens after one was made."""
+class ApiKeyMadePage(ApiKeysPage):
+    """The API keys after one was made."""
 
-    made: NewApiToken
+    made: NewApiKey
     """That one."""
 
 
@@ -125,7 +125,7 @@ class ApiTokenMadePage(ApiTokensPage):
 @never_cache
 def index(request: HttpRequest) -> HttpResponse:
     """The list of tokens, newest first; a POST makes one and shows it, once."""
-    form = ApiTokenForm(request.POST) if request.method == "POST" else ApiTokenForm()
+    form = ApiKeyForm(request.POST) if request.method == "POST" else ApiKeyForm()
     # A viewer's token may read; one that changes something takes a member.
     writes = request.method == "POST" and form.is_valid() and set(form.cleaned_data["scopes"]) != {"read"}
     choice = chosen_project(request, Role.MEMBER if writes else Role.VIEWER)
@@ -134,39 +134,37 @@ def index(request: HttpRequest) -> HttpResponse:
         "address": request.build_absolute_uri("/").rstrip("/"),
     }
     if request.method != "POST" or not form.is_valid():
-        shown = ApiTokensPage(_lines(request), form.sentences())
-        return page(request, "tokens/index.html", shown, 422 if form.errors else 200, **only_html)
+        shown = ApiKeysPage(_lines(request), form.sentences())
+        return page(request, "team/api_keys.html", shown, 422 if form.errors else 200, **only_html)
     wanted = form.cleaned_data
-    record, token = create_api_token(
+    record, token = create_api_key(
         request.user, wanted["name"], project=choice.chosen, scopes=wanted["scopes"], days=wanted["days"] or None
     )
-    shown = ApiTokenMadePage(_lines(request), {}, NewApiToken.of(record, request, token=token))
-    return page(request, "tokens/index.html", shown, 201, **only_html)
+    shown = ApiKeyMadePage(_lines(request), {}, NewApiKey.of(record, request, token=token))
+    return page(request, "team/api_keys.html", shown, 201, **only_html)
 
 
 def may_revoke(request: HttpRequest, record: ApiToken) -> bool:
-    """Whether the user of a request may revoke an API token: its maker, and an admin of its project."""
+    """Whether the user of a request may revoke an API key: its maker, and an admin of its project."""
     return bool(request.user.pk == record.created_by_id or access(request).may(record.project_id, Role.ADMIN))
 
 
-def _lines(request: HttpRequest) -> list[ApiTokenLine]:
-    found = newest_api_tokens(access(request), request.user, MAX_LISTED)
-    return [ApiTokenLine.of(record, request) for record in found]
+def _lines(request: HttpRequest) -> list[ApiKeyLine]:
+    found = newest_api_keys(access(request), request.user, MAX_LISTED)
+    return [ApiKeyLine.of(record, request) for record in found]
 
 
 @require_POST
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     """From now on the token is refused."""
-    record = api_token_by_key(pk)
+    record = api_key_by_pk(pk)
     if record is None or not (may_revoke(request, record) or access(request).role_in(record.project_id)):
-        raise Http404("There is no such API token.")
+        raise Http404("There is no such API key.")
     if not may_revoke(request, record):
-        sentence = (
-            "Only its maker or an admin of its project revokes an API token. Ask them, or use manage.py api_token."
-        )
+        sentence = "Only its maker or an admin of its project revokes an API key. Ask them, or use manage.py api_token."
         return error_page(request, 403, "This token is not yours", sentence)
     shares.revoke(record)
     if wants_json(request):
-        return json_page(ApiTokenLine.of(record, request))
+        return json_page(ApiKeyLine.of(record, request))
     messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")
     return redirect("api-tokens")

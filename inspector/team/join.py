@@ -21,11 +21,12 @@ from django.views.decorators.http import require_http_methods
 from inspector.team.login import BACKEND
 from inspector.web.access import guessed_too_often, is_logged_in
 from inspector.web.twins import Page, error_page, page
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation
 from rollouts.store.people import activity_log
 from rollouts.store.people.accounts import make_account
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import PeopleRefused, find_invitation, invitation_fault, join
+from rollouts.store.people.members import find_invitation, invitation_fault, join
 from rollouts.store.people.shares import token_hash
 
 
@@ -93,7 +94,7 @@ def _join(request: HttpRequest, record: Invitation, form: UserCreationForm[User]
                     return None
                 user = make_account(form.cleaned_data["username"], form.cleaned_data["password1"])
             join(record, user)
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 410, "This invitation is over", str(refusal))
     except IntegrityError:
         assert form is not None

@@ -15,8 +15,9 @@ from django.views.decorators.http import require_http_methods
 from inspector.runs.training.alarm_values import LimitLine
 from inspector.team.people_access import of_project
 from inspector.web.twins import Page, page, wants_json
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Project, Role
-from rollouts.store.runs.alarms import AlarmRefused, alarms_of_project, limits_of_project, set_webhook, webhook_key
+from rollouts.store.runs.alarms import alarms_of_project, limits_of_project, set_webhook, webhook_key
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
     if request.method == "POST":
         try:
             set_webhook(project, request.POST.get("webhook", ""))
-        except AlarmRefused as refusal:
+        except Refusal as refusal:
             errors = {refusal.field: [str(refusal)]}
         if not errors and not wants_json(request):
             messages.success(request, "The webhook is set." if request.POST.get("webhook") else "Nobody is told.")

@@ -18,6 +18,7 @@ from inspector.team.people_access import for_server_admins, of_project
 from inspector.web.access import access
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation, Membership, Project, Role
 from rollouts.store.people import activity_log, members
 from rollouts.store.people.accounts import find_account
@@ -25,7 +26,6 @@ from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import (
     MAX_INVITATION_DAYS,
     MAX_NAME,
-    PeopleRefused,
     delete_project,
     invitation_fault,
     make_project,
@@ -195,7 +195,7 @@ def _make(request: HttpRequest, form: NameForm) -> Any:
         return None
     try:
         project = make_project(form.cleaned_data["name"])
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         form.add_error("name", str(refusal))
         return None
     activity_log.record(Action.PROJECT_MADE, project)
@@ -240,7 +240,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
     before = project.name
     try:
         rename_project(project, request.POST.get("name", ""))
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 422, "The project was not renamed", str(refusal))
     activity_log.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
     messages.success(request, f"The project is called “{project.name}” now.")
@@ -253,7 +253,7 @@ def delete(request: HttpRequest, project: Project) -> HttpResponse:
     """Delete an empty project."""
     try:
         delete_project(project)
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 409, "The project was not deleted", str(refusal))
     activity_log.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
     messages.success(request, f"The project “{project.name}” was deleted.")
@@ -275,7 +275,7 @@ def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
             remove_member(project, user)
         else:
             set_role(project, user, Role(wanted))
-    except PeopleRefused as refusal:
+    except Refusal as refusal:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     name = user.get_username()
     if wanted == "none":

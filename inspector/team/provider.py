@@ -138,9 +138,8 @@ def callback(request: HttpRequest) -> HttpResponse:
             if not is_logged_in(request) or request.user.pk != links:
                 raise SignInRefused("You were logged out meanwhile. Log in, and link your account again.")
             link_identity(request.user, settings.OIDC_ISSUER, claims)
-            activity_log.record(
-                Action.ACCOUNT_CHANGED, detail=f"{request.user.get_username()}: linked with the provider"
-            )
+            detail = f"{request.user.get_username()}: linked with the provider"
+            activity_log.record(Action.ACCOUNT_CHANGED, detail=detail)
             messages.success(request, f"From now on you can sign in through {settings.OIDC_NAME}.")
             return redirect("account")
         user, is_new = account_of(settings.OIDC_ISSUER, claims)

@@ -1,10 +1,12 @@
-"""Addresses of people: login, account, projects, invitations, accounts, shares, API tokens, the audit log."""
+"""Addresses of people: login, account, projects, invitations, accounts, shares, API keys, the audit log."""
 
 from django.urls import path
 
 from inspector.team import (
     account,
     accounts,
+    activity_page,
+    api_keys,
     join,
     login,
     project_alarms,
@@ -12,20 +14,14 @@ from inspector.team import (
     provider,
     shares,
 )
-from inspector.team import (
-    activity_page as audit_page,
-)
-from inspector.team import (
-    api_keys as api_tokens,
-)
 from inspector.web.twins import twins
 
 urlpatterns = [
     *twins("shares", shares.index, name="shares"),
     path("shares/<int:pk>/revoke", shares.revoke, name="share-revoke"),
     path("s/<str:token>", shares.open_link, name="share-open"),
-    *twins("tokens", api_tokens.index, name="api-tokens"),
-    path("tokens/<int:pk>/revoke", api_tokens.revoke, name="api-token-revoke"),
+    *twins("tokens", api_keys.index, name="api-tokens"),
+    path("tokens/<int:pk>/revoke", api_keys.revoke, name="api-token-revoke"),
     *twins("projects", projects.index, name="projects"),
     *twins("projects/<code:code>", projects.detail, name="project"),
     path("projects/<code:code>/rename", projects.rename, name="project-rename"),
@@ -43,8 +39,8 @@ urlpatterns = [
     path("account/sessions/end-others", account.end_other_sessions, name="sessions-end-others"),
     *twins("accounts", accounts.index, name="accounts"),
     path("accounts/<int:pk>", accounts.change, name="account-change"),
-    *twins("audit", audit_page.index, name="audit"),
-    path("audit.<str:kind>", audit_page.export, name="audit-export"),
+    *twins("audit", activity_page.index, name="audit"),
+    path("audit.<str:kind>", activity_page.export, name="audit-export"),
     path("login", login.login, name="login"),
     path("login/provider", provider.begin, name="provider"),
     path("login/provider/callback", provider.callback, name="provider-callback"),

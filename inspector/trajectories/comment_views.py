@@ -15,10 +15,10 @@ from inspector.trajectories.discussion import CommentValues, comment_address, di
 from inspector.trajectories.place import read_range
 from inspector.web.access import reads_trajectory, require, writes_trajectory
 from inspector.web.twins import Page, error_page, json_page, page, wants_json, whole_number
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
 from rollouts.store.trajectories.comments import (
     MAX_TEXT,
-    CommentRefused,
     Place,
     add_comment,
     delete_comment,
@@ -48,16 +48,16 @@ class CommentRefusedPage(Page):
 
 
 def place_of(params: QueryDict) -> Place | None:
-    """The range that a form names by ``row`` and ``t``; None without ``t``. Raises :class:`CommentRefused`."""
+    """The range that a form names by ``row`` and ``t``; None without ``t``. Raises :class:`Refusal`."""
     text = params.get("t", "").strip()
     if not text:
         return None
     span = read_range(text)
     if span is None:
-        raise CommentRefused("t", f"“{text[:40]}” is not a range of tokens. Write it as 1204-1260, or leave it empty.")
+        raise Refusal(f"“{text[:40]}” is not a range of tokens. Write it as 1204-1260, or leave it empty.", field="t")
     row = whole_number(params.get("row", "").strip() or "0")
     if row is None:
-        raise CommentRefused("row", f"“{params['row'][:40]}” is not the number of a row. The first row is 0.")
+        raise Refusal(f"“{params['row'][:40]}” is not the number of a row. The first row is 0.", field="row")
     return row, *span
 
 
@@ -81,7 +81,7 @@ def _list(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
 def _write(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     try:
         comment = add_comment(trajectory, request.user, request.POST.get("text", ""), place_of(request.POST))
-    except CommentRefused as refusal:
+    except Refusal as refusal:
         return _refused(request, trajectory, refusal, reverse("comments", args=[trajectory.code]))
     if wants_json(request):
         return json_page(CommentValues.of(comment, request), 201)
@@ -132,8 +132,8 @@ def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) ->
                 require(request, trajectory, Role.ADMIN)
             delete_comment(stored_comment)
         else:
-            raise CommentRefused("do", "Say what is to be done: edit, resolve, reopen or delete.")
-    except CommentRefused as refusal:
+            raise Refusal("Say what is to be done: edit, resolve, reopen or delete.", field="do")
+    except Refusal as refusal:
         return _refused(request, trajectory, refusal, values.url, find_comment(trajectory, comment))
     if action == "delete":
         if wants_json(request):
@@ -147,7 +147,7 @@ def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) ->
 def _refused(
     request: HttpRequest,
     trajectory: StoredTrajectory,
-    refusal: CommentRefused,
+    refusal: Refusal,
     action: str,
     comment: Comment | None = None,
 ) -> HttpResponse:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.http import QueryDict
 from django.urls import reverse
 
-from inspector.runs.filters import PARAMETERS, SORTS, TrajectoryFilter
+from inspector.runs.filters import ORDERS, ListQuery
 from inspector.runs.group_page import group_url
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.imports import PROVISIONAL
@@ -18,8 +18,9 @@ from rollouts.store.trajectories.trajectory_list import (
     neighbours,
     passes,
 )
+from rollouts.store.trajectory_filters import PARAMETERS
 
-FILTER_FIELDS = (*PARAMETERS, "sort")
+FILTER_FIELDS = (*PARAMETERS.values(), "sort")
 """Parameters of a run's list that the address of a trajectory keeps."""
 
 
@@ -50,7 +51,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     ``reader``: the key of the user who asks; None = a visitor. Two queries in the run's own order, at most eleven in a
     filtered and sorted list.
     """
-    filters = TrajectoryFilter.read(params, reader)
+    filters = ListQuery.read(params, reader)
     before, after = neighbours(trajectory, filters, filters.sort)
     name = "trajectory" if here == "tokens" else f"trajectory-{here}"
     # The links keep the view and the lens. They drop the place, because it belongs to this trajectory.
@@ -60,7 +61,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     words = ", ".join(f"{field.replace('_', ' ')} {value}" for field, value in filters.pairs() if field != "sort")
     is_sorted = filters.sort != "index"
     if is_sorted:
-        words = ", ".join(filter(None, [words, f"order: {SORTS.get(filters.sort, filters.sort)}"]))
+        words = ", ".join(filter(None, [words, f"order: {ORDERS.get(filters.sort, filters.sort)}"]))
     # The parts of a large import are read side by side.
     is_numbered = trajectory.index < PROVISIONAL
     place = _place(trajectory, filters) if is_numbered else "numbered when the import has ended"
@@ -76,7 +77,7 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     )
 
 
-def _place(trajectory: StoredTrajectory, wanted: TrajectoryFilter) -> str:
+def _place(trajectory: StoredTrajectory, wanted: ListQuery) -> str:
     """`5 of 252`: its place among those that pass the filter."""
     if not passes(trajectory, wanted):
         return "not in the filtered list"

@@ -30,6 +30,7 @@ from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.formats import lacks_of
+from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import diagnosed_at
 from rollouts.store.models import StoredTrajectory, Tokenizer
@@ -49,10 +50,6 @@ LENS = "origin"
 """The lens of a file that names none: the fill tells the origin, and the lines tell mask and findings."""
 
 STYLES = ("base", "tokens", "trajectory", "offline")
-
-
-class NotInTrajectory(LookupError):
-    """A row or a finding was asked for that the trajectory does not have. The message is for the user."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def _styles() -> SafeString:
 def offline_file(
     trajectory: StoredTrajectory, params: Mapping[str, str], comments: Sequence[CommentValues] = ()
 ) -> OfflineFile:
-    """The file that the parameters of an address ask for. Raises :class:`NotInTrajectory`.
+    """The file that the parameters of an address ask for. Raises :class:`Refusal`.
 
     ``row``: that row alone. ``finding``: that finding alone, with the tokens around it. ``view``, ``lens`` and ``t``
     are those of the tokens page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file.
@@ -171,7 +168,7 @@ def _finding(found: TokensRead, number: str | None) -> FindingItem | None:
     if item is None:
         n = len(found.findings)
         range_text = f"its findings are numbered from 1 to {n:,}" if n else "it has no findings"
-        raise NotInTrajectory(f"This trajectory has no finding {number[:20]}: {range_text}.")
+        raise Refusal(f"This trajectory has no finding {number[:20]}: {range_text}.")
     return item
 
 
@@ -182,7 +179,7 @@ def _row(found: TokensRead, asked: str | None) -> int | None:
     if row is None or row >= len(found.rows):
         n = len(found.rows)
         range_text = f"its rows are numbered from 0 to {n - 1:,}" if n else "it has no rows"
-        raise NotInTrajectory(f"This trajectory has no row {asked[:20]}: {range_text}.")
+        raise Refusal(f"This trajectory has no row {asked[:20]}: {range_text}.")
     return row
 
 
@@ -321,7 +318,7 @@ def file_answer(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespo
     comments = [] if request.GET.get("comments") == "no" else discussion_of(request, trajectory).comments or []
     try:
         offline = offline_file(trajectory, request.GET, comments)
-    except NotInTrajectory as error:
+    except Refusal as error:
         raise Http404(str(error)) from error
     response = HttpResponse(offline.html, content_type="text/html; charset=utf-8")
     response["Content-Disposition"] = f'attachment; filename="{offline.name}"'

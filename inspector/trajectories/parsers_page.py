@@ -17,7 +17,9 @@ from inspector.trajectories.conversation import html_of
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.access import may_write
+from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
+from rollout_inspector.refusal import worded
 from rollouts.jobs import parser_audits
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
@@ -124,13 +126,14 @@ def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, mo
     """How far the audit is, the audit, and a sentence."""
     if is_active(trajectory):
         return "live", None, "A reply is read when the trajectory has ended."
-    if reason := parser_audits.missing(trajectory):
-        return "missing", None, reason
+    if refusal := parser_audits.missing(trajectory):
+        return "missing", None, worded(str(refusal), refusal.remedy, WORDS)
     audit = parser_audits.current(trajectory, step)
     if audit is None:
         return "unasked", None, "Nobody has had this reply read by every parser yet; it takes a login."
     job = audit.job
-    return job.status, audit, job.error if job.status == models.Job.Status.FAILED else waiting_words(job)
+    failed = job.status == models.Job.Status.FAILED
+    return job.status, audit, worded(job.error, job.remedy, WORDS) if failed else waiting_words(job)
 
 
 def _drawn(trajectory: models.StoredTrajectory, step: int, audit: Mapping[str, Any]) -> dict[str, Any]:

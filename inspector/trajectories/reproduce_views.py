@@ -7,8 +7,9 @@ from django.http import Http404, HttpRequest, HttpResponse
 from inspector.html.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.exports.reproduce import CannotReproduce, script
+from rollouts.jobs.exports.reproduce import script
 from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import chat_template_texts
 from rollouts.store.models import StoredTrajectory as Stored
@@ -38,7 +39,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
             name=name,
             title=finding_title(stored.kind),
         )
-    except CannotReproduce as error:
+    except Refusal as error:
         raise Http404(str(error)) from error
     response = HttpResponse(text, content_type="text/plain; charset=utf-8")
     how = "attachment" if "download" in request.GET else "inline"

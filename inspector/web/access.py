@@ -48,7 +48,7 @@ View = Callable[..., HttpResponse]
 def access(request: HttpRequest) -> Access:
     """What the user of a request may do. One query for a request, none for a visitor and an admin of the server.
 
-    A door with other rules, such as that of API tokens, sets ``request.access`` before anybody asks.
+    A door with other rules, such as that of API keys, sets ``request.access`` before anybody asks.
     """
     if not hasattr(request, "access"):
         request.access = access_of(getattr(request, "user", None))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The API token that a request carries: one check for pushes and for the API."""
+"""The API key that a request carries: one check for pushes and for the API."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from django.http import HttpRequest
 from inspector.web.access import guessed_too_often
 from inspector.web.problems import ApiProblem
 from rollouts.store.models import ApiToken
-from rollouts.store.people.access import access_of_token
-from rollouts.store.people.api_keys import find_api_token, token_fault
+from rollouts.store.people.access import access_of_api_key
+from rollouts.store.people.api_keys import api_key_fault, find_api_key
 
 
-def token_of(request: HttpRequest, token: str) -> ApiToken:
+def api_key_of(request: HttpRequest, token: str) -> ApiToken:
     """The record of a token that works; from now on the request is its maker's, with the access of the token.
 
     Raises :class:`ApiProblem` 401 with the reason, or 429 when wrong tokens came from the address too often.
     """
-    found = find_api_token(token.strip())
+    found = find_api_key(token.strip())
     if found is None:
         # A right token always passes: programs of one address must not lock each other out.
         if guessed_too_often(request, "token", again=True):
-            raise ApiProblem(429, "Too many wrong API tokens came from this address. Try again in five minutes.")
-        raise ApiProblem(401, token_fault(token.strip()))
+            raise ApiProblem(429, "Too many wrong API keys came from this address. Try again in five minutes.")
+        raise ApiProblem(401, api_key_fault(token.strip()))
     request.user = found.created_by  # the lines of the logs name who asks
-    request.access = access_of_token(found)  # type: ignore[attr-defined]
+    request.access = access_of_api_key(found)  # type: ignore[attr-defined]
     return found

@@ -9,7 +9,10 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 
+from inspector.web.remedies import WORDS
 from inspector.web.response_parts import PageInParts, compressed
+from inspector.web.twins import error_page
+from rollout_inspector.refusal import Refusal, worded
 from rollouts.store.people.activity_log import Actor, acting
 
 View = Callable[[HttpRequest], HttpResponse]
@@ -42,6 +45,22 @@ class ActorMiddleware:
     def __call__(self, request: HttpRequest) -> HttpResponse:
         with acting(lambda: Actor(getattr(request, "user", None), request.META.get("REMOTE_ADDR", ""))):
             return self.get_response(request)
+
+
+class RefusalMiddleware:
+    """Answers with the sentence of a refusal, and its remedy, where a view has no form that shows it."""
+
+    def __init__(self, get_response: View) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+    def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
+        """Django calls it with what a view raises."""
+        if not isinstance(error, Refusal):
+            return None
+        return error_page(request, 422, "This cannot be done", worded(str(error), error.remedy, WORDS))
 
 
 class CompressionMiddleware(GZipMiddleware):

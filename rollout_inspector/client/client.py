@@ -242,7 +242,7 @@ class Client:
         self._delete(f"trajectories/{trajectory}/comments/{comment}")
 
     def mark_seen(self, trajectory: str, seen: bool = True) -> None:
-        """Mark a trajectory as seen by the maker of the API token, or as not seen."""
+        """Mark a trajectory as seen by the maker of the API key, or as not seen."""
         self._ask(f"trajectories/{trajectory}/seen", {"seen": seen})
 
     def muted(self, run: str | None = None) -> list[dict[str, Any]]:

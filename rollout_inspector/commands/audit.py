@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rollout_inspector.commands.main import refuse
+from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.commands.tokenizer_options import (
-    OptionUnusable,
     add_tokenizer_options,
     load_renderer,
     load_tokenizer,
@@ -18,10 +18,11 @@ from rollout_inspector.commands.tokenizer_options import (
 )
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.training_step import checked_rule
-from rollout_inspector.guard.audit_folder import AuditFolder, AuditFolderUnusable
-from rollout_inspector.guard.audit_runners import Done, RunnerMissing, Todo, on_processes, on_ray
+from rollout_inspector.guard.audit_folder import AuditFolder
+from rollout_inspector.guard.audit_runners import Done, Todo, on_processes, on_ray
 from rollout_inspector.guard.shard_audit import AuditSettings, cut_files
 from rollout_inspector.guard.text_files import line_of
+from rollout_inspector.refusal import Refusal
 
 PROGRESS_SECONDS = 0.5
 LOG_SECONDS = 30.0
@@ -58,8 +59,8 @@ def run(options: Namespace) -> int:
         settings = _settings(options)
         folder = AuditFolder(options.output)
         summary = _audit(options, settings, folder)
-    except (OptionUnusable, AuditFolderUnusable, RunnerMissing, ValueError, OSError) as error:
-        return refuse(str(error))
+    except (ValueError, OSError) as error:
+        return refuse(sentence_of(error))
     if summary is None:
         return NOT_WHOLE
     sys.stdout.write(as_text(summary, folder.path))
@@ -71,7 +72,7 @@ def _settings(options: Namespace) -> AuditSettings:
     rule = checked_rule(options.training_step, options.training_step_from)
     if options.input_format not in ("auto", *FORMATS):
         known = ", ".join(FORMATS)
-        raise OptionUnusable(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
+        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
     tokenizer = load_tokenizer(options.tokenizer)
     try:
         load_renderer(tokenizer, options.chat_template)

@@ -6,19 +6,14 @@ import sys
 import time
 from argparse import ArgumentParser, Namespace
 
-from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.report_files import add_report_options, report_files, write_reports
-from rollout_inspector.commands.tokenizer_options import (
-    OptionUnusable,
-    add_tokenizer_options,
-    load_renderer,
-    load_tokenizer,
-)
+from rollout_inspector.commands.tokenizer_options import add_tokenizer_options, load_renderer, load_tokenizer
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.training_step import checked_rule
 from rollout_inspector.guard.checked_files import CheckedFiles, check_files
-from rollout_inspector.guard.fail_rules import RuleUnusable, fail_rule, verdict_on
+from rollout_inspector.guard.fail_rules import fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import REPORTS
+from rollout_inspector.refusal import Refusal
 
 PROGRESS_SECONDS = 0.5
 
@@ -44,25 +39,19 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Check the files and print the report."""
-    try:
-        rule = fail_rule(options.fail_on, options.max_rate, options.baseline)
-        training_step = checked_rule(options.training_step, options.training_step_from)
-        tokenizer = load_tokenizer(options.tokenizer)
-        renderer = load_renderer(tokenizer, options.chat_template)
-        files = report_files(options, list(REPORTS))
-        if options.input_format not in ("auto", *FORMATS):
-            known = ", ".join(FORMATS)
-            raise OptionUnusable(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
-    except (RuleUnusable, OptionUnusable, ValueError) as error:
-        return refuse(str(error))
+    rule = fail_rule(options.fail_on, options.max_rate, options.baseline)
+    training_step = checked_rule(options.training_step, options.training_step_from)
+    tokenizer = load_tokenizer(options.tokenizer)
+    renderer = load_renderer(tokenizer, options.chat_template)
+    files = report_files(options, list(REPORTS))
+    if options.input_format not in ("auto", *FORMATS):
+        known = ", ".join(FORMATS)
+        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
     checked = check_files(
         options.paths, tokenizer, renderer, options.input_format, training_step, _Progress() if _shows() else None
     )
     verdict = verdict_on(checked, rule)
-    try:
-        write_reports(files, lambda form: REPORTS[form](checked, verdict))
-    except OptionUnusable as error:
-        return refuse(str(error))
+    write_reports(files, lambda form: REPORTS[form](checked, verdict))
     if options.output and verdict.reasons:
         print(" ".join(verdict.reasons), file=sys.stderr)
     return int(verdict.outcome)

@@ -11,7 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.guard.text_files import line_of
+from rollout_inspector.refusal import Refusal
 
 ROOT = Path(__file__).parents[2]
 FILES = ("check", "mend", "template", "lock", "audit")
@@ -90,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = run_on_server(arguments[1:]) if name == "manage" else commands[name].run(arguments[1:])
         sys.stdout.flush()
+    except Refusal as refusal:
+        return refuse(sentence_of(refusal))
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED

@@ -8,16 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollout_inspector.commands.main import refuse
-from rollout_inspector.commands.tokenizer_options import (
-    OptionUnusable,
-    add_tokenizer_options,
-    load_renderer,
-    load_tokenizer,
-)
+from rollout_inspector.commands.tokenizer_options import add_tokenizer_options, load_renderer, load_tokenizer
 from rollout_inspector.formats import FORMATS
-from rollout_inspector.guard.fail_rules import RuleUnusable, fail_rule
-from rollout_inspector.guard.mended_file import OWN, MendOptions, MendRefused, MendReport, mend_file
+from rollout_inspector.guard.fail_rules import fail_rule
+from rollout_inspector.guard.mended_file import OWN, MendOptions, MendReport, mend_file
 from rollout_inspector.guard.mended_trajectory import MendWay, Remake
 from rollout_inspector.streams.strategies import STRATEGIES
 
@@ -47,16 +41,13 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Mend the file and print what was done."""
     way = MendWay.STRATEGY if options.strategy else options.way or MendWay.SPLIT
-    try:
-        rule = fail_rule(options.fail_on)
-        tokenizer = load_tokenizer(options.tokenizer)
-        renderer = load_renderer(tokenizer, options.chat_template)
-        chosen = MendOptions(way, rule, tokenizer, renderer, None, options.input_format, options.output_format or "")
-        if options.strategy:
-            chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
-        report = mend_file(Path(options.file), Path(options.output), chosen)
-    except (RuleUnusable, OptionUnusable, MendRefused) as error:
-        return refuse(str(error))
+    rule = fail_rule(options.fail_on)
+    tokenizer = load_tokenizer(options.tokenizer)
+    renderer = load_renderer(tokenizer, options.chat_template)
+    chosen = MendOptions(way, rule, tokenizer, renderer, None, options.input_format, options.output_format or "")
+    if options.strategy:
+        chosen = replace(chosen, remake=_remake(options.strategy, tokenizer, renderer))
+    report = mend_file(Path(options.file), Path(options.output), chosen)
     sys.stdout.write(as_text(report))
     return 0
 

@@ -6,8 +6,9 @@ import os
 from argparse import ArgumentParser
 from pathlib import Path
 
-from rollout_inspector.commands.tokenizer_options import OptionUnusable, load_tokenizer, template_text
+from rollout_inspector.commands.tokenizer_options import load_tokenizer, template_text
 from rollout_inspector.guard.checked_templates import NamedTemplate
+from rollout_inspector.refusal import Refusal
 
 
 def add_template_options(parser: ArgumentParser, n_paths: str) -> None:
@@ -19,13 +20,13 @@ def add_template_options(parser: ArgumentParser, n_paths: str) -> None:
 
 
 def load_template(path: str, tokenizer: str | None) -> NamedTemplate:
-    """The template of a tokenizer's folder, or of a file. Raises :class:`OptionUnusable`."""
+    """The template of a tokenizer's folder, or of a file. Raises :class:`Refusal`."""
     if not Path(path).is_dir() and Path(path).name != "tokenizer.json":
         return NamedTemplate(path, template_text(path, "The chat template"), load_tokenizer(tokenizer))
     loaded = load_tokenizer(path, "")
     text = None if loaded is None else loaded.chat_template
     if text is None:
-        raise OptionUnusable(f"The tokenizer {path} has no chat template. Name a template file and --tokenizer {path}.")
+        raise Refusal(f"The tokenizer {path} has no chat template. Name a template file and --tokenizer {path}.")
     return NamedTemplate(path, text, loaded)
 
 

@@ -33,7 +33,8 @@ from rollout_inspector.client.adapters.pushed_files import (
 from rollout_inspector.client.client import Client, ServerError
 from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.server_options import add_server_options, client_of, tokenizer_of
-from rollout_inspector.commands.tokenizer_options import OptionUnusable, template_text
+from rollout_inspector.commands.tokenizer_options import template_text
+from rollout_inspector.refusal import Refusal
 
 STDIN = "-"
 NOT_ALL = 1
@@ -62,16 +63,13 @@ def _step(text: str) -> int:
 
 def run(options: Namespace) -> int:
     """Push the files one after the other. 1: a file or a line was not taken; 2: nothing can be pushed."""
-    try:
-        client = client_of(options)
-        prefixes = _prefixes(options)
-        for name in options.files:
-            _check(name)
-        template = template_text(options.chat_template) if options.chat_template else None
-        if client.run and (options.name or options.tokenizer or template):
-            raise OptionUnusable(f"--name, --tokenizer and --chat-template are of a new run; {client.run} is there.")
-    except OptionUnusable as error:
-        return refuse(shown(str(error)))
+    client = client_of(options)
+    prefixes = _prefixes(options)
+    for name in options.files:
+        _check(name)
+    template = template_text(options.chat_template) if options.chat_template else None
+    if client.run and (options.name or options.tokenizer or template):
+        raise Refusal(f"--name, --tokenizer and --chat-template are of a new run; {client.run} is there.")
     counts: Counter[str] = Counter()
     try:
         if client.run is None:
@@ -94,13 +92,13 @@ def _called(name: str) -> str:
 
 
 def _prefixes(options: Namespace) -> dict[str, str]:
-    """The prefix of each file, by its name. Raises :class:`OptionUnusable`."""
+    """The prefix of each file, by its name. Raises :class:`Refusal`."""
     names = options.files
     if len(set(names)) < len(names):
-        raise OptionUnusable("A file is named twice.")
+        raise Refusal("A file is named twice.")
     if options.prefix is not None:
         if len(options.prefix) > MAX_PREFIX or not options.prefix.isprintable():
-            raise OptionUnusable(f"--prefix is a printable text of at most {MAX_PREFIX} characters.")
+            raise Refusal(f"--prefix is a printable text of at most {MAX_PREFIX} characters.")
         return dict.fromkeys(names, options.prefix)
     if len(names) == 1:
         return {names[0]: ""}
@@ -111,22 +109,20 @@ def _prefixes(options: Namespace) -> dict[str, str]:
 
 
 def _check(name: str) -> None:
-    """Raises :class:`OptionUnusable` for what is no file that can be read."""
+    """Raises :class:`Refusal` for what is no file that can be read."""
     if name == STDIN:
         return
     try:
         mode = os.stat(name).st_mode
         if S_ISDIR(mode):
-            raise OptionUnusable(f"{name} is a folder. Push what is in it with: rollout-inspector watch --once {name}")
+            raise Refusal(f"{name} is a folder. Push what is in it with: rollout-inspector watch --once {name}")
         if not S_ISREG(mode):
-            raise OptionUnusable(
-                f"{name} is no file. What a program writes is pushed with: ... | rollout-inspector push -"
-            )
+            raise Refusal(f"{name} is no file. What a program writes is pushed with: ... | rollout-inspector push -")
         with open(name, "rb") as file:
             if not file.read(1):
-                raise OptionUnusable(f"{name} is empty.")
+                raise Refusal(f"{name} is empty.")
     except OSError as error:
-        raise OptionUnusable(f"{name} cannot be read: {error.strerror}.") from error
+        raise Refusal(f"{name} cannot be read: {error.strerror}.") from error
 
 
 @contextmanager

@@ -7,8 +7,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 
-from rollout_inspector.commands.tokenizer_options import OptionUnusable
-from rollout_inspector.guard.text_files import FileUnusable, check_place, write_whole
+from rollout_inspector.guard.text_files import check_place, write_whole
+from rollout_inspector.refusal import Refusal
 
 
 def add_report_options(parser: ArgumentParser, forms: Sequence[str]) -> None:
@@ -21,35 +21,29 @@ def add_report_options(parser: ArgumentParser, forms: Sequence[str]) -> None:
 
 
 def report_files(options: Namespace, forms: Sequence[str]) -> list[tuple[str, str]]:
-    """(form, file) of each report; an empty file is the terminal. Raises :class:`OptionUnusable`."""
+    """(form, file) of each report; an empty file is the terminal. Raises :class:`Refusal`."""
     found = [(options.format, options.output or "", "--output")]
     for text in options.also:
         form, _, file = text.partition("=")
         if form not in forms or not file:
-            raise OptionUnusable(f"--also {text}: write FORMAT=FILE with one of: {', '.join(forms)}.")
+            raise Refusal(f"--also {text}: write FORMAT=FILE with one of: {', '.join(forms)}.")
         found.append((form, file, "--also"))
     taken = {os.path.realpath(path): "it is checked" for path in options.paths}
     for _, file, option in found:
         if not file:
             continue
         if why := taken.get(os.path.realpath(file)):
-            raise OptionUnusable(f"{option} {file}: {why}. Name another file.")
+            raise Refusal(f"{option} {file}: {why}. Name another file.")
         taken[os.path.realpath(file)] = "another report goes there"
-        try:
-            check_place(file, option)
-        except FileUnusable as error:
-            raise OptionUnusable(str(error)) from error
+        check_place(file, option)
     return [(form, file) for form, file, _ in found]
 
 
 def write_reports(files: Sequence[tuple[str, str]], report: Callable[[str], str]) -> None:
-    """Write each report, a file whole or not at all. ``report`` makes one of a form. Raises :class:`OptionUnusable`."""
+    """Write each report, a file whole or not at all. ``report`` makes one of a form. Raises :class:`Refusal`."""
     for form, file in files:
         data = report(form).encode("utf-8", "backslashreplace")
         if not file:
             sys.stdout.write(data.decode())
             continue
-        try:
-            write_whole(file, data, "The report")
-        except FileUnusable as error:
-            raise OptionUnusable(str(error)) from error
+        write_whole(file, data, "The report")

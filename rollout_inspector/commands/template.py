@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock, path_of_name
 from rollout_inspector.commands.report_files import add_report_options, report_files, write_reports
-from rollout_inspector.commands.tokenizer_options import OptionUnusable
 from rollout_inspector.guard.checked_templates import PURPOSES, check_template, purposes_of
-from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
+from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_lock import LOCK_TIME, compare_with_lock, read_lock
 from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS, ReportedTemplate
+from rollout_inspector.refusal import Refusal
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -27,25 +26,19 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Check the templates and print the report."""
-    try:
-        purposes = purposes_of(options.purposes)
-        files = report_files(options, list(TEMPLATE_REPORTS))
-        lock = read_lock(options.lock) if options.lock else None
-        paths = options.paths
-        if not paths and lock is not None:
-            paths = [path_of_name(name, options.lock) for name in lock.templates]
-        if not paths:
-            raise OptionUnusable("Name a template: a tokenizer's folder, or a template file.")
-        templates = [load_template(path, options.tokenizer) for path in paths]
-    except (OptionUnusable, RuleUnusable) as error:
-        return refuse(str(error))
+    purposes = purposes_of(options.purposes)
+    files = report_files(options, list(TEMPLATE_REPORTS))
+    lock = read_lock(options.lock) if options.lock else None
+    paths = options.paths
+    if not paths and lock is not None:
+        paths = [path_of_name(name, options.lock) for name in lock.templates]
+    if not paths:
+        raise Refusal("Name a template: a tokenizer's folder, or a template file.")
+    templates = [load_template(path, options.tokenizer) for path in paths]
     found = []
     for one in templates:
         checked = check_template(one, purposes, LOCK_TIME if lock is not None else "")
         compared = None if lock is None else compare_with_lock(checked, lock, name_in_lock(one.name, options.lock))
         found.append(ReportedTemplate(checked, compared))
-    try:
-        write_reports(files, lambda form: TEMPLATE_REPORTS[form](found))
-    except OptionUnusable as error:
-        return refuse(str(error))
+    write_reports(files, lambda form: TEMPLATE_REPORTS[form](found))
     return int(ExitStatus.of_all(one.outcome for one in found))

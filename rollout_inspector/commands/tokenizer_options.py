@@ -6,15 +6,12 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollout_inspector.guard.text_files import FileUnusable, read_text
+from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.refusal import Refusal
 
 if TYPE_CHECKING:
     from rollout_inspector.text.chat_templates import TemplateRenderer
     from rollout_inspector.text.tokenizers import LoadedTokenizer
-
-
-class OptionUnusable(ValueError):
-    """An option that cannot be used; the message is a sentence for the user."""
 
 
 def add_tokenizer_options(parser: ArgumentParser) -> None:
@@ -26,7 +23,7 @@ def add_tokenizer_options(parser: ArgumentParser) -> None:
 def load_tokenizer(folder: str | None, option: str = "--tokenizer") -> LoadedTokenizer | None:
     """The tokenizer of a folder; None without a folder.
 
-    ``option``: what named it. Raises :class:`OptionUnusable`.
+    ``option``: what named it. Raises :class:`Refusal`.
     """
     if not folder:
         return None
@@ -35,27 +32,24 @@ def load_tokenizer(folder: str | None, option: str = "--tokenizer") -> LoadedTok
     try:
         return tokenizers.load(folder)
     except (ValueError, OSError) as error:
-        raise OptionUnusable(f"{option} {folder}: {error}".strip()) from error
+        raise Refusal(f"{option} {folder}: {error}".strip()) from error
 
 
 def template_text(path: str | Path, option: str = "--chat-template") -> str:
-    """The text of a chat template. Raises :class:`OptionUnusable`."""
-    try:
-        text = read_text(path, option)
-    except FileUnusable as error:
-        raise OptionUnusable(str(error)) from error
+    """The text of a chat template. Raises :class:`Refusal`."""
+    text = read_text(path, option)
     if "\0" in text or not text.strip():
-        raise OptionUnusable(f"{option} {path} holds no template text. Name another file.")
+        raise Refusal(f"{option} {path} holds no template text. Name another file.")
     return text
 
 
 def load_renderer(tokenizer: LoadedTokenizer | None, path: str | None) -> TemplateRenderer | None:
     """The renderer of the chat template that the options name; None where there is none.
 
-    Raises :class:`OptionUnusable`.
+    Raises :class:`Refusal`.
     """
     if path and tokenizer is None:
-        raise OptionUnusable("--chat-template needs --tokenizer: what a template writes is compared as tokens.")
+        raise Refusal("--chat-template needs --tokenizer: what a template writes is compared as tokens.")
     text = template_text(path) if path else (tokenizer.chat_template if tokenizer is not None else None)
     if text is None:
         return None
@@ -64,5 +58,5 @@ def load_renderer(tokenizer: LoadedTokenizer | None, path: str | None) -> Templa
     renderer = chat_templates.renderer(tokenizer, text)
     if problem := chat_templates.cannot_render(renderer):
         where = path or f"of {tokenizer.name if tokenizer else ''}"
-        raise OptionUnusable(f"The chat template {where} cannot be used. {problem} Mend it, or name another file.")
+        raise Refusal(f"The chat template {where} cannot be used. {problem} Mend it, or name another file.")
     return renderer

@@ -14,12 +14,11 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
+from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
 from rollout_inspector.client.adapters.pushed_files import IN_PATH, shown
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.commands.main import refuse
 from rollout_inspector.commands.server_options import add_server_options, client_of, tokenizer_of
-from rollout_inspector.commands.tokenizer_options import OptionUnusable
 
 REFUSED = 1
 MAX_PATTERN = 200
@@ -50,10 +49,7 @@ def run(options: Namespace) -> int:
     folder = Path(options.folder).absolute()
     if not folder.is_dir():
         return refuse(f"{options.folder} is no folder.")
-    try:
-        client = client_of(options)
-    except OptionUnusable as error:
-        return refuse(shown(str(error)))
+    client = client_of(options)
     if options.fragments:
         return _send_fragments(RolloutStream(client.url, client.token, folder=folder))
     if not (0 <= options.steady < 1e6 and 0 < options.every < 1e6):
@@ -66,19 +62,16 @@ def run(options: Namespace) -> int:
             return refuse(f"--training-step-from {options.training_step_from}: it is no regular expression: {error}.")
         if pattern.groups != 1:
             return refuse("--training-step-from needs exactly one group, the number of the step: 'step_([0-9]+)'.")
+    watch = FolderWatch(
+        folder, client, Path(options.state).absolute() if options.state else folder / STATE_NAME, options.name,
+        tokenizer_of(options), options.steady,
+        tuple(options.only), not options.no_prefix, convert=_converted if options.convert_pickles else None,
+        say=partial(print, flush=True), step_pattern=pattern,
+    )
     try:
-        watch = FolderWatch(
-            folder, client, Path(options.state).absolute() if options.state else folder / STATE_NAME, options.name,
-            tokenizer_of(options), options.steady,
-            tuple(options.only), not options.no_prefix, convert=_converted if options.convert_pickles else None,
-            say=partial(print, flush=True), step_pattern=pattern,
-        )
-        try:
-            counts = watch.once() if options.once else watch.follow(options.every)
-        finally:
-            watch.close()
-    except WatchStopped as stopped:
-        return refuse(shown(str(stopped)))
+        counts = watch.once() if options.once else watch.follow(options.every)
+    finally:
+        watch.close()
     print(
         f"{counts.trajectories:,} trajectories stored, {counts.known:,} known, {counts.rejected:,} rejected; "
         f"{counts.refused:,} files refused, {counts.waiting:,} not complete. Run: {client.run or 'none yet'}."

@@ -162,8 +162,8 @@ _ALL = (
         "The template wrote text into the earlier prompt that it does not write there when messages follow.",
         ("Each turn the end of the prompt is written again, so the sampled stream breaks and the trajectory falls "
          "into more rows."),
-        ("Before you extend the stream, cut the text that the template takes back, or repair the template (page "
-         "Chat templates)."),
+        ("Before you extend the stream, cut the text that the template takes back, or repair the template: the "
+         "template check looks for a repair."),
         "render(messages + 1) starts with render(messages).",
         "render(messages) ends with text that render(messages + 1) does not have.", probe="tool_append"),
     _stream_error("tokenizer_mismatch", "Another tokenizer",
@@ -190,14 +190,14 @@ _ALL = (
         "The sampled ids decode to text that no part of the parsed message holds: a parser dropped it.",
         ("The environment answers a message that says less than the policy said, so the reward is that of another "
          "action. A prompt that is rendered from the message lacks the text too."),
-        "The page Parsers compares what others read: choose one that holds all of it. Train on the sampled ids.",
+        "The comparison of parsers shows what others read: choose one that holds all of it. Train on the sampled ids.",
         "Sampled: I look. <tool_call>...</tool_call>; message: content \"I look.\" and the call.",
         "Sampled: Now it sums up both. <tool_call>...</tool_call>; message: the call alone."),
     _stream_error("unclassified", "Break of unknown cause",
         "The prompt does not start with the sampled stream, and none of the known causes fits.",
         ("Behind the break the row does not hold what was sampled. Whatever the cause, a gradient there is on "
          "tokens of another stream."),
-        "Compare both streams on the trajectory's page, from the named token on.",
+        "Compare both streams from the named token on.",
         "The next prompt starts with the sampled stream.",
         "It does not, and none of the named causes explains why."),
     _stream_error("noncanonical_sampling", "Non-canonical sampling",
@@ -260,7 +260,7 @@ _ALL = (
         "The tokens between two completions differ from those that the template writes.",
         ("The model read something else than the template writes. In use, where the template writes the prompt, it "
          "meets a form that it was not trained on."),
-        "Open the page of deltas. It shows both, and the renders that they come from.",
+        "Look at the deltas: they show both, and the renders that they come from.",
         "The tool said 36, and the prompt holds 36.",
         "The tool said 36, and the prompt holds 36 (seen)."),
     _row_error("row_not_sampled", "Row was not sampled",

@@ -15,6 +15,7 @@ from typing import Any
 import regex
 
 from rollout_inspector.formats.registry import Rejected
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 
 MAX_STEP = 2**31 - 1
@@ -65,25 +66,25 @@ ANY = TrainingStepRule()
 
 
 def checked_rule(step: object = None, pattern: str = "") -> TrainingStepRule:
-    """The rule that a user asked for. Raises ``ValueError`` with a sentence."""
+    """The rule that a user asked for. Raises :class:`Refusal`."""
     if step not in (None, "") and pattern:
-        raise ValueError("Say either the training step or the pattern that finds it, not both.")
+        raise Refusal("Say either the training step or the pattern that finds it, not both.")
     if pattern:
         if len(pattern) > MAX_PATTERN:
-            raise ValueError(f"The pattern of the training step has more than {MAX_PATTERN} characters.")
+            raise Refusal(f"The pattern of the training step has more than {MAX_PATTERN} characters.")
         try:
             groups = regex.compile(pattern).groups
         except (regex.error, RecursionError, OverflowError, MemoryError) as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}.") from None
+            raise Refusal(f"{pattern!r} is no regular expression: {error}.") from None
         if groups != 1:
-            raise ValueError(f"{pattern!r} needs exactly one group, the number of the step: 'step_([0-9]+)'.")
+            raise Refusal(f"{pattern!r} needs exactly one group, the number of the step: 'step_([0-9]+)'.")
         return TrainingStepRule(pattern=pattern)
     if step in (None, ""):
         return ANY
     text = str(step).strip()
     number = as_step(int(text)) if text.isdecimal() and len(text) <= 15 else None
     if number is None:
-        raise ValueError(f"{text[:40]!r} is no training step. It is a whole number from 0 to {MAX_STEP}.")
+        raise Refusal(f"{text[:40]!r} is no training step. It is a whole number from 0 to {MAX_STEP}.")
     return TrainingStepRule(step=number)
 
 

@@ -13,13 +13,14 @@ from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.guard.checked_files import CheckedFiles, check_files, codec_of, diagnosis_of
 from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
-from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable, fail_rule, verdict_on
+from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
 from rollout_inspector.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
 from rollout_inspector.guard.template_reports import ReportedTemplate
 from rollout_inspector.guard.template_reports import as_text as template_text
 from rollout_inspector.guard.text_files import read_text
-from rollout_inspector.guard.trainer_batches import BatchUnreadable, array_of, items_of_rows
+from rollout_inspector.guard.trainer_batches import array_of, items_of_rows
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.chat_templates import cannot_render, renderer
@@ -50,7 +51,7 @@ def assert_tito(
         text = chat_template if chat_template is not None else (codec.chat_template if codec is not None else None)
         writer = None if text is None or codec is None else renderer(codec, text)
         if writer is not None and (problem := cannot_render(writer)):
-            raise RuleUnusable(f"The chat template cannot be used. {problem}")
+            raise Refusal(f"The chat template cannot be used. {problem}")
         paths = _paths(rows_or_file)
         checked = check_files(paths, codec, writer) if paths else _check_rows(rows_or_file, codec, writer)
     finally:
@@ -83,7 +84,7 @@ def _check_rows(rows: Any, codec: Codec | None, writer: Renderer | None) -> Chec
     for n in range(items.n):
         try:
             trajectory = items.trajectory(n)
-        except BatchUnreadable as error:
+        except Refusal as error:
             checked.refuse(_ROWS, n + 1, str(error))
             continue
         checked.add(_ROWS, None, trajectory, diagnosis_of(trajectory, codec, writer))
@@ -132,7 +133,7 @@ def assert_template_safe(
             chat_template = read_text(chat_template, "The chat template")
         text = chat_template or own
         if text is None:
-            raise RuleUnusable("There is no chat template: the tokenizer has none, and none was named.")
+            raise Refusal("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")
         checked = check_template(NamedTemplate(label, text, codec), wanted, "" if held is None else LOCK_TIME)
         compared = None if held is None else compare_with_lock(checked, held, _locked_name(held, name))

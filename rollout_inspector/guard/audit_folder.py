@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, AuditSettings, AuditShard, CutFiles, unread_row
+from rollout_inspector.refusal import Refusal
 
 FINDINGS, TRAJECTORIES, UNREAD = "findings.parquet", "trajectories.parquet", "unread.parquet"
 SUMMARY = "audit.json"
@@ -37,24 +38,20 @@ SCHEMAS = {
 """File -> its columns."""
 
 
-class AuditFolderUnusable(ValueError):
-    """A folder that an audit cannot be written to or read from; the message is a sentence for the user."""
-
-
 class AuditFolder:
-    """Where an audit is written. Raises :class:`AuditFolderUnusable`."""
+    """Where an audit is written. Raises :class:`Refusal`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
             held = {one.name for one in self.path.iterdir()} if self.path.exists() else set()
             if held and SHARDS not in held:
-                raise AuditFolderUnusable(f"{path} holds other files. Name a new folder, or that of an earlier audit.")
+                raise Refusal(f"{path} holds other files. Name a new folder, or that of an earlier audit.")
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
             for one in (self.path / SHARDS).glob("*.part"):  # of an audit that was killed
                 one.unlink()
         except OSError as error:
-            raise AuditFolderUnusable(f"{path} cannot be written: {error.strerror}.") from error
+            raise Refusal(f"{path} cannot be written: {error.strerror}.") from error
 
     def file_of(self, key: str) -> Path:
         """Where the table of a shard lies, or will lie."""
@@ -65,13 +62,13 @@ class AuditFolder:
         return self.file_of(key).is_file()
 
     def save(self, key: str, table: pa.Table) -> None:
-        """Store the table of a shard, whole or not at all. Raises :class:`AuditFolderUnusable`."""
+        """Store the table of a shard, whole or not at all. Raises :class:`Refusal`."""
         part = self.file_of(key).with_suffix(".part")
         try:
             pq.write_table(table, part, compression="zstd")
             part.replace(self.file_of(key))
         except OSError as error:
-            raise AuditFolderUnusable(f"{part} cannot be written: {error.strerror}.") from error
+            raise Refusal(f"{part} cannot be written: {error.strerror}.") from error
 
     def n_trajectories(self, key: str) -> int:
         """Trajectories of a shard that is done."""
@@ -148,16 +145,16 @@ def _count(kinds: dict[str, Counter[str]], found: pa.Table) -> None:
 
 
 def read_summary(path: str | Path) -> dict[str, Any]:
-    """The summary of a whole audit. Raises :class:`AuditFolderUnusable`."""
+    """The summary of a whole audit. Raises :class:`Refusal`."""
     try:
         found = json.loads(Path(path, SUMMARY).read_text(encoding="utf-8"))
         missing = [name for name in SCHEMAS if not Path(path, name).is_file()]
     except FileNotFoundError as error:
-        raise AuditFolderUnusable(
+        raise Refusal(
             f"{path} holds no whole audit: there is no {SUMMARY}. Run the same audit again; it goes on where it ended."
         ) from error
     except (OSError, ValueError) as error:
-        raise AuditFolderUnusable(f"{Path(path, SUMMARY)} cannot be read: {error}.") from error
+        raise Refusal(f"{Path(path, SUMMARY)} cannot be read: {error}.") from error
     if missing or not isinstance(found, dict) or not {"pieces", "settings", "kinds"} <= found.keys():
-        raise AuditFolderUnusable(f"{path} holds no whole audit. Run the same audit again.")
+        raise Refusal(f"{path} holds no whole audit. Run the same audit again.")
     return found

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, audit, reason_of
+from rollout_inspector.refusal import Refusal
 
 MAX_DEATHS = 2
 """A shard that ends so many processes in which it was read alone is given up."""
@@ -29,10 +30,6 @@ Todo = Mapping[str, AuditShard]
 """Key -> shard."""
 Done = Iterator[tuple[str, pa.Table | str]]
 """(key, table) of each shard as soon as it is read; instead of a table a sentence that says why there is none."""
-
-
-class RunnerMissing(ValueError):
-    """What the user asked for is not installed or not there; the message is a sentence for the user."""
 
 
 def on_processes(
@@ -112,7 +109,7 @@ def _alone(key: str, shard: AuditShard, settings: AuditSettings, read: Callable[
                 continue
     files = ", ".join(dict.fromkeys(piece["path"] for piece in shard.pieces))
     why = f"The process that read a part of {files} was killed {MAX_DEATHS} times, perhaps because memory was short."
-    yield key, f"{why} Audit it on a larger machine, or with fewer --processes."
+    yield key, f"{why} Audit it on a larger machine, or with fewer processes."
 
 
 def _result(future: Future[pa.Table]) -> pa.Table | str:
@@ -128,18 +125,18 @@ def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
     """Read shards on the nodes of a Ray cluster. Every node finds the files and the tokenizer at the same paths.
 
     ``address``: the cluster's, or ``auto`` for the one that runs on this machine. Ray reads the shards of a lost node
-    on another one. Raises :class:`RunnerMissing` where Ray is not installed or no cluster answers.
+    on another one. Raises :class:`Refusal` where Ray is not installed or no cluster answers.
     """
     try:
         import ray
     except ImportError as error:
-        raise RunnerMissing("--on ray needs the package ray: pip install 'rollout-inspector[ray]'.") from error
+        raise Refusal("A Ray cluster needs the package ray: pip install 'rollout-inspector[ray]'.") from error
     if not ray.is_initialized():
         _must_answer(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
-            raise RunnerMissing(f"No Ray cluster answers at {address!r}. Start one: ray start --head.") from error
+            raise Refusal(f"No Ray cluster answers at {address!r}. Start one: ray start --head.") from error
     remote = ray.remote(audit).options(num_cpus=1, max_retries=3)  # retries are for lost nodes alone
     held = ray.put(settings)
     under_way: dict[Any, str] = {}
@@ -159,14 +156,14 @@ def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
 
 
 def _must_answer(address: str) -> None:
-    """Raises :class:`RunnerMissing` where nothing listens at ``HOST:PORT``."""
+    """Raises :class:`Refusal` where nothing listens at ``HOST:PORT``."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
         return  # auto: Ray itself knows at once whether a cluster runs here
     try:
         socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise RunnerMissing(f"No Ray cluster answers at {address!r}. Start one: ray start --head.") from error
+        raise Refusal(f"No Ray cluster answers at {address!r}. Start one: ray start --head.") from error
 
 
 def _of_ray(ray: Any, reference: Any) -> pa.Table | str:

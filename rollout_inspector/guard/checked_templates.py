@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
+from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose, outcome_of
@@ -76,14 +77,14 @@ class CheckedTemplate:
 
 
 def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:
-    """The purposes of words joined by commas, or of a list of words. Raises :class:`RuleUnusable`."""
+    """The purposes of words joined by commas, or of a list of words. Raises :class:`Refusal`."""
     parts = words.split(",") if isinstance(words, str) else list(words)
     names = [part.strip() for part in parts if part.strip()]
     for name in names:
         if name not in PURPOSES:
-            raise RuleUnusable(f"There is no purpose {name!r}. There are: {', '.join(PURPOSES)}.")
+            raise Refusal(f"There is no purpose {name!r}. There are: {', '.join(PURPOSES)}.")
     if not names:
-        raise RuleUnusable(f"Name at least one purpose of: {', '.join(PURPOSES)}.")
+        raise Refusal(f"Name at least one purpose of: {', '.join(PURPOSES)}.")
     return tuple(dict.fromkeys(PURPOSES[name] for name in names))
 
 

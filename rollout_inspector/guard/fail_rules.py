@@ -14,7 +14,8 @@ from rollout_inspector.diagnose import KINDS
 from rollout_inspector.diagnose.checks import check_of
 from rollout_inspector.diagnose.finding import Axis, Finding
 from rollout_inspector.guard.checked_files import CheckedFiles, KindCount
-from rollout_inspector.guard.text_files import FileUnusable, read_text
+from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.refusal import Refusal
 
 SEVERITIES = ("error", "warning", "info")
 _RATE_ERROR = 1e-9
@@ -38,10 +39,6 @@ class ExitStatus(IntEnum):
         """One status for many: a failure counts before what was not decided."""
         found = set(statuses)
         return next((one for one in (cls.FAILED, cls.UNDECIDED) if one in found), cls.PASSED)
-
-
-class RuleUnusable(ValueError):
-    """An option or a baseline that cannot be used; the message is a sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -89,17 +86,19 @@ def fail_rule(fail_on: str = "error", max_rates: Iterable[str] = (), baseline: s
     """The rule of a command line.
 
     ``fail_on``: ``error``, ``warning``, ``info`` or ``none``, and names of kinds, joined by commas. ``max_rates``:
-    ``KIND=0.01`` each. ``baseline``: the JSON report of an earlier check. Raises :class:`RuleUnusable`.
+    ``KIND=0.01`` each. ``baseline``: the JSON report of an earlier check. Raises :class:`Refusal`.
     """
     severity, kinds = "", set()
     words = [part.strip() for part in fail_on.split(",") if part.strip()]
     if not words:
-        raise RuleUnusable("--fail-on names nothing. Say what fails: error, warning, info, kinds of findings, or none.")
+        raise Refusal(
+            "It names nothing. Say what fails: error, warning, info, kinds of findings, or none.", field="fail_on"
+        )
     for word in words:
         if word in SEVERITIES:
             severity = max(severity, word, key=(*SEVERITIES, "").index) if severity else word
         elif word != "none":
-            kinds.add(_known(word, "--fail-on"))
+            kinds.add(_known(word, "fail_on"))
     rates = {}
     for text in max_rates:
         kind, equals, number = text.partition("=")
@@ -108,35 +107,38 @@ def fail_rule(fail_on: str = "error", max_rates: Iterable[str] = (), baseline: s
         except ValueError:
             rate = math.nan
         if not equals or not 0 <= rate <= 1:
-            raise RuleUnusable(f"--max-rate {text}: write KIND=RATE with a rate from 0 to 1, such as {kind}=0.01.")
-        rates[_known(kind.strip(), "--max-rate")] = rate
+            raise Refusal(
+                f"{text} is no limit. Write KIND=RATE with a rate from 0 to 1, such as {kind}=0.01.", field="max_rate"
+            )
+        rates[_known(kind.strip(), "max_rate")] = rate
     return FailRule(severity, frozenset(kinds), rates, None if baseline is None else read_baseline(baseline))
 
 
-def _known(kind: str, option: str) -> str:
+def _known(kind: str, field: str) -> str:
     if kind not in KINDS or kind == "not_decidable":
-        raise RuleUnusable(
-            f"{option}: there is no kind of finding {kind!r}. There are the severities error, warning and info, and "
-            f"the kinds {', '.join(sorted(set(KINDS) - {'not_decidable'}))}."
+        raise Refusal(
+            f"There is no kind of finding {kind!r}. There are the severities error, warning and info, and "
+            f"the kinds {', '.join(sorted(set(KINDS) - {'not_decidable'}))}.",
+            field=field,
         )
     return kind
 
 
 def read_baseline(path: str | Path) -> dict[str, float]:
-    """The rates of an earlier check, from its JSON report. Raises :class:`RuleUnusable`."""
-    make = "Make one with: rollout-inspector check FILES --format json --output FILE."
+    """The rates of an earlier check, from its JSON report. Raises :class:`Refusal`."""
+    make = "It is the JSON report of a check: make one with rollout-inspector check."
     try:
         value = json.loads(read_text(path, "The baseline"))
-    except FileUnusable as error:
-        raise RuleUnusable(f"{error} {make}") from error
+    except Refusal as error:
+        raise Refusal(f"{error} {make}") from error
     except (ValueError, RecursionError) as error:
-        raise RuleUnusable(f"The baseline {path} is not JSON. {make}") from error
+        raise Refusal(f"The baseline {path} is not JSON. {make}") from error
     kinds = value.get("kinds") if isinstance(value, dict) else None
     if not isinstance(kinds, dict):
-        raise RuleUnusable(f"The baseline {path} is no report of a check: it has no object 'kinds'. {make}")
+        raise Refusal(f"The baseline {path} is no report of a check: it has no object 'kinds'. {make}")
     rates = {str(kind): _rate(one) for kind, one in kinds.items()}
     if bad := sorted(kind for kind, rate in rates.items() if rate is None):
-        raise RuleUnusable(f"The baseline {path} has no rate from 0 to 1 for {', '.join(bad[:5])}. {make}")
+        raise Refusal(f"The baseline {path} has no rate from 0 to 1 for {', '.join(bad[:5])}. {make}")
     return {kind: rate for kind, rate in rates.items() if rate is not None}
 
 

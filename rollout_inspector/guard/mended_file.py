@@ -26,6 +26,7 @@ from rollout_inspector.formats.writers.mask_patches import PATCHED, why_not, wit
 from rollout_inspector.guard.checked_files import CheckedFiles, KindCount, check_files, diagnosis_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, verdict_on
 from rollout_inspector.guard.mended_trajectory import LeftOut, MendedTrajectory, MendWay, Remake, mend_trajectory
+from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 
@@ -35,7 +36,7 @@ OWN = tuple(name for name, one in FORMATS.items() if one.write is not None)
 """Formats that hold every mended trajectory."""
 
 
-class MendRefused(ValueError):
+class MendRefused(Refusal):
     """Nothing is written; the message is a sentence that says why, and the way out."""
 
 
@@ -131,7 +132,7 @@ def _check_output(draft: Path, options: MendOptions, report: MendReport) -> None
         raise MendRefused(f"No trajectory could be read: {report.first_not_read or 'the file holds none'}")
     if not report.after.trajectories:
         raise MendRefused(
-            f"Nothing would be left: every trajectory fails ({report.before.trajectories:,}), and --{options.way} "
+            f"Nothing would be left: every trajectory fails ({report.before.trajectories:,}), and {options.way} "
             "mends none of them. See what fails with: rollout-inspector check."
         )
     checked = check_files([draft], options.codec, options.renderer, report.format)
@@ -182,10 +183,7 @@ class _Mending:
         elif target in PATCHED:
             self._patch(found, items, file)
         else:
-            raise MendRefused(
-                f"{found.title} can be read, but not written. With --output-format own_jsonl the mended trajectories "
-                "are written in our own format, which holds all of them."
-            )
+            raise MendRefused(f"{found.title} can be read, but not written.", Remedy.OWN_FORMAT)
         self.report.before.take_kinds(self._checked)
         return self.report
 
@@ -230,8 +228,7 @@ class _Mending:
         record = decode(line)
         if why := why_not(record):
             raise MendRefused(
-                f"Line {number} of {self._path} cannot be changed where it stands. {why} Write the mended trajectories "
-                "in our own format with --output-format own_jsonl."
+                f"Line {number} of {self._path} cannot be changed where it stands. {why}", Remedy.OWN_FORMAT
             )
         left_out = []
         for n, (trajectory, one) in enumerate(zip(trajectories, done, strict=True)):

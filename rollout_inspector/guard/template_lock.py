@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
-from rollout_inspector.guard.fail_rules import ExitStatus, RuleUnusable
+from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_changes import ChangedLines, changed_lines, first_difference, lines_of
-from rollout_inspector.guard.text_files import FileUnusable, read_text
+from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.chat_templates.probes.compare import RenderSide
@@ -135,26 +136,26 @@ def _entry(checked: CheckedTemplate) -> dict[str, Any]:
 
 
 def read_lock(path: str | Path) -> TemplateLock:
-    """A lock file. Raises :class:`RuleUnusable` with a sentence for the user."""
-    make = f"Write it with: rollout-inspector lock TEMPLATE... -o {path}"
+    """A lock file. Raises :class:`Refusal` with a sentence for the user."""
+    make = "Write it with rollout-inspector lock."
     try:
         value = json.loads(read_text(path, "The lock file"))
-    except FileUnusable as error:
-        raise RuleUnusable(f"{error} {make}") from error
+    except Refusal as error:
+        raise Refusal(f"{error} {make}") from error
     except (ValueError, RecursionError) as error:
-        raise RuleUnusable(f"The lock file {path} is not JSON. {make}") from error
+        raise Refusal(f"The lock file {path} is not JSON. {make}") from error
     templates = value.get("templates") if isinstance(value, dict) else None
     if not isinstance(templates, dict) or value.get("version") != FILE_VERSION:
-        raise RuleUnusable(f"{path} is no lock file of version {FILE_VERSION}: it has no such 'templates'. {make}")
+        raise Refusal(f"{path} is no lock file of version {FILE_VERSION}: it has no such 'templates'. {make}")
     found = {}
     for name, entry in templates.items():
         one = _read_entry(entry)
         if one is None:
-            raise RuleUnusable(f"The lock file {path} is broken at {name[:200]!r}. {make}")
+            raise Refusal(f"The lock file {path} is broken at {name[:200]!r}. {make}")
         found[name] = one
     checks_version, jinja = value.get("checks_version"), value.get("jinja")
     if not isinstance(checks_version, int) or not isinstance(jinja, str):
-        raise RuleUnusable(f"The lock file {path} does not say which version wrote it. {make}")
+        raise Refusal(f"The lock file {path} does not say which version wrote it. {make}")
     return TemplateLock(found, checks_version, jinja[:40])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Floats, Mask, Request, Row, Step, Trajectory, ids_array
 
 IDS = ("ids", "input_ids", "token_ids", "tokens")
@@ -35,17 +36,13 @@ _IGNORED = -100
 MAX_KEYS_TOLD = 12
 
 
-class BatchUnreadable(ValueError):
-    """A batch, or a row of it, in a form that is not known. The message is a sentence."""
-
-
 @dataclass(frozen=True)
 class GuardedItems:
     """The rows or trajectories of one call."""
 
     n: int
     trajectory: Callable[[int], Trajectory]
-    """Makes the trajectory of an item. Raises :class:`BatchUnreadable`."""
+    """Makes the trajectory of an item. Raises :class:`Refusal`."""
     n_tokens: Callable[[int], int]
     """Tokens of an item, without making it."""
     kept: Callable[[Sequence[int]], Any]
@@ -53,7 +50,7 @@ class GuardedItems:
 
 
 def items_of_rows(rows: Any, name: str = "rows") -> GuardedItems:
-    """The rows of a list, or of a batch by name of field. Raises :class:`BatchUnreadable`.
+    """The rows of a list, or of a batch by name of field. Raises :class:`Refusal`.
 
     An item of a list is a ``Row``, a ``Trajectory`` or a dict. A batch holds lists, arrays or tensors ``[B, ...]``.
     """
@@ -74,7 +71,7 @@ def items_of_rows(rows: Any, name: str = "rows") -> GuardedItems:
 
 
 def items_of_steps(steps: Any, name: str = "steps") -> GuardedItems:
-    """The trajectories of a list, or one trajectory as the list of its steps. Raises :class:`BatchUnreadable`."""
+    """The trajectories of a list, or one trajectory as the list of its steps. Raises :class:`Refusal`."""
     items = _listed(steps, "steps")
     if not items or isinstance(items[0], Step | Mapping):
         whole = items
@@ -99,14 +96,14 @@ def items_of_steps(steps: Any, name: str = "steps") -> GuardedItems:
 
 def _listed(value: Any, what: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-        raise BatchUnreadable(f"The {what} must be a list or a batch of arrays, not {type(value).__name__}.")
+        raise Refusal(f"The {what} must be a list or a batch of arrays, not {type(value).__name__}.")
     return list(value)
 
 
 def _fields(item: Any) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
         return item
-    raise BatchUnreadable(f"A row must be a Row, a Trajectory or a dict, not {type(item).__name__}.")
+    raise Refusal(f"A row must be a Row, a Trajectory or a dict, not {type(item).__name__}.")
 
 
 def _episode(steps: Sequence[Any], name: str) -> Trajectory:
@@ -139,7 +136,7 @@ def _length(value: Any) -> int:
 def _batch(fields: Mapping[str, Any], name: str) -> GuardedItems:
     first = next((key for key in (*IDS, *COMPLETIONS) if key in fields), None)
     if first is None:
-        raise BatchUnreadable(_unknown(fields))
+        raise Refusal(_unknown(fields))
     n = _length(fields[first])
     columns = {key: value for key, value in fields.items() if _length(value) == n and not isinstance(value, str)}
 
@@ -177,20 +174,20 @@ def array_of(value: Any) -> NDArray[Any]:
 def row_of(fields: Mapping[str, Any]) -> Row:
     """A row of its fields by name, each ``[T]``, or ``[R]`` of the response alone. Padding is cut off.
 
-    A column of ``[T-1]`` stands at the place that predicts its token. Raises :class:`BatchUnreadable`.
+    A column of ``[T-1]`` stands at the place that predicts its token. Raises :class:`Refusal`.
     """
     try:
         return _row(fields)
     except (TypeError, ValueError, OverflowError) as error:
-        if isinstance(error, BatchUnreadable):
+        if isinstance(error, Refusal):
             raise
-        raise BatchUnreadable(f"A row cannot be read: {error}.") from error
+        raise Refusal(f"A row cannot be read: {error}.") from error
 
 
 def _row(fields: Mapping[str, Any]) -> Row:
     whole, prompt, completion = (_first(fields, names) for names in (IDS, PROMPTS, COMPLETIONS))
     if whole is None and completion is None:
-        raise BatchUnreadable(_unknown(fields))
+        raise Refusal(_unknown(fields))
     prompt_ids = ids_array(array_of(prompt)) if whole is None and prompt is not None else ids_array([])
     response_ids = ids_array(array_of(completion)) if completion is not None else ids_array([])
     ids = ids_array(array_of(whole)) if whole is not None else np.concatenate([prompt_ids, response_ids])
@@ -215,7 +212,7 @@ def _mask(fields: Mapping[str, Any], n: int, n_response: int) -> Mask:
     if found is None and fields.get("labels") is not None:
         return array_of(fields["labels"]) != _IGNORED
     if found is None and not n_response:
-        raise BatchUnreadable(f"A row has no loss mask. Known are {', '.join(MASKS)}, labels.")
+        raise Refusal(f"A row has no loss mask. Known are {', '.join(MASKS)}, labels.")
     if found is None:
         mask = np.zeros(n, dtype=np.bool_)
         mask[n - n_response :] = True
@@ -279,11 +276,11 @@ def _is_between(row: Row, kept: Mask) -> bool:
 
 
 def step_of(fields: Mapping[str, Any]) -> Step:
-    """One engine call of its fields by name. Raises :class:`BatchUnreadable`."""
+    """One engine call of its fields by name. Raises :class:`Refusal`."""
     prompt, completion = _first(fields, PROMPTS), _first(fields, (*COMPLETIONS, "token_ids"))
     if prompt is None or completion is None:
         known = ", ".join(map(str, fields))[:300]
-        raise BatchUnreadable(f"A step needs the token ids of its prompt and its completion; its fields are {known}.")
+        raise Refusal(f"A step needs the token ids of its prompt and its completion; its fields are {known}.")
     messages, tools = fields.get("messages"), fields.get("tools")
     logprobs = _first(fields, LOGPROBS)
     try:
@@ -298,4 +295,4 @@ def step_of(fields: Mapping[str, Any]) -> Step:
             policy_version=str(fields.get("policy_version") or ""),
         )
     except (TypeError, ValueError, OverflowError) as error:
-        raise BatchUnreadable(f"A step cannot be read: {error}.") from error
+        raise Refusal(f"A step cannot be read: {error}.") from error

@@ -21,10 +21,11 @@ from rollout_inspector.guard.checked_files import (
     diagnosis_of,
     title_of,
 )
-from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, RuleUnusable, fail_rule
+from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule
 from rollout_inspector.guard.known_renders import KnownRenders
 from rollout_inspector.guard.report_formats import REPORTS, finding_text
-from rollout_inspector.guard.trainer_batches import BatchUnreadable, GuardedItems, items_of_rows, items_of_steps
+from rollout_inspector.guard.trainer_batches import GuardedItems, items_of_rows, items_of_steps
+from rollout_inspector.refusal import Refusal
 
 ACTIONS = ("warn", "raise", "drop")
 MAX_SECONDS = 0.5
@@ -80,11 +81,11 @@ class Guard:
         Raises ``ValueError`` with a sentence for what cannot be used.
         """
         if on not in ACTIONS:
-            raise RuleUnusable(f"on={on!r}: there are {', '.join(ACTIONS)}.")
+            raise Refusal(f"on={on!r}: there are {', '.join(ACTIONS)}.")
         if not 0 <= sample <= 1:
-            raise RuleUnusable(f"sample={sample!r}: a share from 0 to 1 is needed.")
+            raise Refusal(f"sample={sample!r}: a share from 0 to 1 is needed.")
         if not max_seconds > 0:
-            raise RuleUnusable(f"max_seconds={max_seconds!r}: a time above 0 is needed.")
+            raise Refusal(f"max_seconds={max_seconds!r}: a time above 0 is needed.")
         self.on, self.sample, self.max_seconds = on, sample, max_seconds
         self._rule: FailRule = fail_rule(fail_on)
         self._codec, self._folder = codec_of(tokenizer)
@@ -98,7 +99,7 @@ class Guard:
             renderer = chat_templates.renderer(self._codec, text)
             problem = chat_templates.cannot_render(renderer)
             if problem and chat_template:
-                raise RuleUnusable(f"The chat template cannot be used. {problem}")
+                raise Refusal(f"The chat template cannot be used. {problem}")
             self._renderer = None if problem else KnownRenders(renderer)
         self._random = random.Random(seed)
         self._share = self._random.random()  # so that ranks do not look at the same calls
@@ -164,7 +165,7 @@ class Guard:
             look = _Look(items, self._choose(items.n), start + self.max_seconds)
             self._look(look)
             if self.on == "raise" and look.unreadable:
-                raise BatchUnreadable(look.unreadable)
+                raise Refusal(look.unreadable)
             kept = value
             if self.on == "drop" and (dropped := set(look.dropped)):
                 kept = items.kept([n for n in range(items.n) if n not in dropped])

@@ -14,11 +14,11 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.alarm_rules import AlarmFigure, Raised, alarm_sentence
 from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs.sending import send
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_ended_jobs, end_job
 from rollouts.store.models import Alarm, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarms import (
-    AlarmRefused,
     alarms_of_project,
     note_delivered,
     note_undelivered,
@@ -86,7 +86,7 @@ def deliver(alarm: Alarm, run: Run, held: ProjectAlarms) -> str:
     """POST an alarm. Returns a sentence that says why it was not taken; empty = it was."""
     try:
         parts = webhook_parts(held.webhook)  # what is allowed may have changed since the address was typed
-    except AlarmRefused as refusal:
+    except Refusal as refusal:
         return str(refusal)
     body = json.dumps(message(alarm, run), ensure_ascii=True).encode()
     headers = {

@@ -235,11 +235,11 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
                 return
 
 
-def fail_pushed_job(job: Job, sentence: str) -> None:
+def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
     """End a job that could not be done. What it was at gets a finding, so that it does not keep the others waiting."""
     run, rest = run_of_job(job), None
     with transaction.atomic():
-        if not end_job(job, Job.Status.FAILED, sentence):
+        if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy):
             return
         # After an outage it is not known that these are to blame: the next push asks for them again.
         if not job.error and (batch := list(_pushed(run)[:BATCH])):

@@ -13,11 +13,12 @@ from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.report import VERSION, gap_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.sending import DO_JOB, send_task
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.gap import has_gap, newest_report, trajectories_with_gap
 from rollouts.store.runs.logprob_columns import columns_of, load_compared
@@ -121,7 +122,7 @@ def do_job(job: Job, beat: Beat) -> None:
     run = run_of_job(job)
     named = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
     if sentence := why_no_columns(run, **named):
-        raise JobFailed(sentence)
+        raise Refusal(sentence)
     beat(n_done=0, n_total=run.n_finished)
     report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from django.db import transaction
 from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.formats.containers.json_text import json_problem
 from rollout_inspector.formats.training_step import MAX_STEP
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.alternatives import MAX_ALTERNATIVES
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
@@ -25,7 +26,7 @@ from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
-from rollouts.sampling.environments import ENVIRONMENTS, EnvironmentUnavailable, Prompt, Task, environment
+from rollouts.sampling.environments import ENVIRONMENTS, Prompt, Task, environment
 from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.chat_templates.tokenizers import (
     files_of,
@@ -102,52 +103,88 @@ def served_models() -> dict[str, ServedModel]:
     }
 
 
+def setting(label: str, default: Any, help: str = "", **facts: Any) -> Any:
+    """A field of ``LaunchSettings`` with what the form, the command and the API say of it.
+
+    ``facts``: the bounds ``least`` and ``most``, where ``is_above`` excludes ``least`` itself; ``fault``, the sentence
+    about a value outside them; ``required``, whether a form refuses an empty input; ``description`` for the API, where
+    it takes something else than the form.
+    """
+    metadata = {"label": label, "help": help, "description": f"{label}. {help}".strip(), **facts}
+    if isinstance(default, list | dict):
+        return field(default_factory=type(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 @dataclass(frozen=True)
 class LaunchSettings:
-    """The settings of a launch. With the defaults a run works."""
+    """The settings of a launch. With the defaults a run works.
 
-    model: str = "demo"
-    """Name of a model that this installation serves."""
-    engine: str = ""
-    """Empty = the engine that the model is served with."""
-    environment: str = "calculator"
-    """Where the prompts, the tools and the rewards come from."""
-    strategy: str = "tool_delta"
-    """How the next prompt and the training rows are made."""
-    prompts: int = 16
-    """Prompts of the environment."""
-    group: int = 4
-    """Trajectories of each prompt."""
-    temperature: float = 1.0
-    """0 = always the likeliest token."""
-    top_p: float = 1.0
-    """Only the likeliest tokens that have this probability together; 1 = all."""
-    top_k: int = 0
-    """Only so many of the likeliest tokens; 0 = all."""
-    min_p: float = 0.0
-    """Only tokens with this part of the likeliest one's probability; 0 = all."""
-    max_tokens: int = 96
-    """Largest number of tokens of one completion."""
-    stop: list[str] = field(default_factory=list)
-    """Texts that end a completion, beside the model's own stop tokens."""
-    max_turns: int = 6
-    """Largest number of completions of one trajectory."""
-    alternatives: int = 0
-    """Likeliest tokens that are kept beside each sampled one, with the entropy where the engine knows it; 0 = none."""
-    seed: int | None = None
-    """None = a seed is drawn and stored."""
-    training_step: int | None = None
-    """The step of the trainer that these trajectories are for; None = none."""
-    environment_seconds: float = 30.0
-    """The longest that the environment may take for one turn."""
-    chat_template: str = ""
-    """Hash of a registered chat template; empty = the model's own."""
-    rows_chat_template: str = ""
-    """Hash of the template that the training rows are made with; empty = ``chat_template``."""
-    template_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Passed to every render."""
-    compare: str = "ignore_whitespace"
-    """How a finished trajectory is compared with a full render of its conversation: one of ``COMPARE``."""
+    The form, the command ``launch_rollouts`` and the API are made from these fields.
+    """
+
+    model: str = setting("Model", "demo", "Served by a worker of its own.", required=True)
+    engine: str = setting("Engine", "", "Empty = the one that the model is served with.")
+    environment: str = setting(
+        "Environment", "calculator", "Makes the tasks, answers tool calls, scores.", required=True
+    )
+    strategy: str = setting("Strategy", "tool_delta", "How observations become the next prompt.", required=True)
+    prompts: int = setting("Prompts", 16, "Different tasks.", least=1, most=20_000, required=True)
+    group: int = setting("Group size", 4, "Trajectories per prompt.", least=1, most=1024, required=True)
+    temperature: float = setting(
+        "Temperature", 1.0, "0 always takes the likeliest token.", least=0, most=10, required=True,
+        fault="Choose a temperature from 0 (always the likeliest token) to 10.",
+    )
+    top_p: float = setting(
+        "top_p", 1.0, "1 keeps every token.", least=0, most=1, is_above=True, required=True,
+        fault="Choose a top_p above 0 and at most 1 (all tokens).",
+    )
+    top_k: int = setting("top_k", 0, "0 keeps every token.", least=0, most=1_000_000)
+    min_p: float = setting(
+        "min_p", 0.0, "Drops what is less likely than this share of the likeliest; 0 drops nothing.", least=0, most=1,
+        fault="Choose a min_p from 0 (off) to 1.",
+    )
+    max_tokens: int = setting(
+        "Tokens per turn, at most", 96, "A cut completion is kept as it is.", least=1, most=131_072, required=True
+    )
+    stop: list[str] = setting("Stop texts", [], "Optional, beside the model's own stop tokens.")  # noqa: RUF009
+    max_turns: int = setting("Turns, at most", 6, "Engine calls.", least=1, most=200, required=True)
+    alternatives: int = setting(
+        "Alternatives per token", 0,
+        "Keeps so many of the likeliest tokens at each place, for the card of a token and two lenses.",
+        least=0, most=MAX_ALTERNATIVES,
+    )
+    seed: int | None = setting(
+        "Seed", None, "Optional. Left empty, one is drawn and kept.", least=0, most=2**31 - 1,
+        fault="Choose a seed from 0 to 2147483647, or leave it empty to have one drawn.",
+    )
+    training_step: int | None = setting(
+        "Training step", None, "Optional: the step of your trainer that these trajectories are for.", least=0,
+        most=MAX_STEP, fault=f"Choose a training step from 0 to {MAX_STEP}, or leave it empty.",
+    )
+    environment_seconds: float = setting(
+        "Seconds per tool call", 30.0, "At most. An environment that takes longer fails the trajectory.", least=0,
+        most=3600, is_above=True, fault="Choose a time limit above 0 and of at most 3600 seconds.",
+    )
+    chat_template: str = setting(
+        "For the prompts", "", description="Hash of a registered chat template; empty = the model's own."
+    )
+    rows_chat_template: str = setting(
+        "For the training rows", "",
+        "The model's answers stay as sampled; what stands between them is this template's.",
+        description="Hash of the template that the training rows are made with; empty = ``chat_template``.",
+    )
+    template_kwargs: dict[str, Any] = setting(  # noqa: RUF009
+        "Template arguments", {}, "Passed to every render, as JSON. Optional.", description="Passed to every render."
+    )
+    compare: str = setting(
+        "Compare with a full render", "ignore_whitespace", "At a trajectory's end; a difference becomes a finding."
+    )
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> LaunchSettings:
+        """The settings among some values, such as those that are stored with a run."""
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
     def problems(self) -> dict[str, str]:
         """One sentence for each faulty field, by its name; empty = a run can be launched."""
@@ -160,36 +197,26 @@ class LaunchSettings:
         if self.environment not in ENVIRONMENTS:
             try:
                 environment(self.environment)
-            except EnvironmentUnavailable as error:
+            except Refusal as error:
                 found["environment"] = str(error)
         if self.strategy not in STRATEGIES:
             found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
         elif lacking := STRATEGIES[self.strategy].missing():
             found["strategy"] = lacking
-        for name, least, most in _WHOLE:
-            if not least <= getattr(self, name) <= most:
-                found[name] = f"Choose a number from {least} to {most}."
+        for name, facts, value in ((one.name, one.metadata, getattr(self, one.name)) for one in fields(self)):
+            if "least" in facts and value is not None:
+                is_enough = value > facts["least"] if facts.get("is_above") else value >= facts["least"]
+                if not (is_enough and value <= facts["most"]):  # so that NaN is refused too
+                    found[name] = facts.get("fault", f"Choose a number from {facts['least']} to {facts['most']}.")
         if "prompts" not in found and "group" not in found and self.prompts * self.group > MAX_TRAJECTORIES:
             found["group"] = (
                 f"{self.prompts} prompts of {self.group} make {self.prompts * self.group} trajectories; "
                 f"one run holds at most {MAX_TRAJECTORIES}."
             )
-        if not 0 <= self.temperature <= 10:
-            found["temperature"] = "Choose a temperature from 0 (always the likeliest token) to 10."
-        elif sentence := self._engine().temperature_problem(self.temperature):
+        if "temperature" not in found and (sentence := self._engine().temperature_problem(self.temperature)):
             found["temperature"] = sentence
         if "alternatives" not in found and (sentence := self._engine().alternatives_problem(self.alternatives)):
             found["alternatives"] = sentence
-        if not 0 < self.top_p <= 1:
-            found["top_p"] = "Choose a top_p above 0 and at most 1 (all tokens)."
-        if not 0 <= self.min_p <= 1:
-            found["min_p"] = "Choose a min_p from 0 (off) to 1."
-        if self.seed is not None and not 0 <= self.seed < 2**31:
-            found["seed"] = "Choose a seed from 0 to 2147483647, or leave it empty to have one drawn."
-        if self.training_step is not None and not 0 <= self.training_step <= MAX_STEP:
-            found["training_step"] = f"Choose a training step from 0 to {MAX_STEP}, or leave it empty."
-        if not 0 < self.environment_seconds <= 3600:
-            found["environment_seconds"] = "Choose a time limit above 0 and of at most 3600 seconds."
         if self.compare not in COMPARE:
             found["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
         stops = [text for text in self.stop if 0 < len(text) <= MAX_STOP_LENGTH and not json_problem(text)]
@@ -206,17 +233,12 @@ class LaunchSettings:
         return engine_spec(self.engine or (model.engine if model else ""))
 
 
-_WHOLE = (
-    ("prompts", 1, 20_000),
-    ("group", 1, 1024),
-    ("top_k", 0, 1_000_000),
-    ("max_tokens", 1, 131_072),
-    ("alternatives", 0, MAX_ALTERNATIVES),
-    ("max_turns", 1, 200),
-)
+def setting_labels() -> dict[str, str]:
+    """Setting -> what the form calls it."""
+    return {one.name: one.metadata["label"] for one in fields(LaunchSettings)}
 
 
-class LaunchRefused(ValueError):
+class LaunchRefused(Refusal):
     """The settings cannot be launched; ``problems`` holds one sentence for each faulty field."""
 
     def __init__(self, problems: dict[str, str]) -> None:
@@ -225,7 +247,7 @@ class LaunchRefused(ValueError):
 
 
 def launch(
-    form: LaunchSettings,
+    settings: LaunchSettings,
     name: str = "",
     user: Any = None,
     enqueue: bool = True,
@@ -238,47 +260,47 @@ def launch(
     ``project``: None = the default one. Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
     with the reason.
     """
-    problems = form.problems()
+    problems = settings.problems()
     if problems:
         raise LaunchRefused(problems)
-    model = served_models()[form.model]
+    model = served_models()[settings.model]
     try:
         tokenizer = model_tokenizer(model, project)
     except TokenizerUnusable as error:
         sentence = without_paths(f"The tokenizer of {model.name} cannot be used: {error}")
         raise LaunchRefused({"model": sentence}) from error
-    template, rows_template = _chosen_template(project, form.chat_template, "chat_template"), None
+    template, rows_template = _chosen_template(project, settings.chat_template, "chat_template"), None
     if template is None:
         template = tokenizer.chat_template
     if template is None:
         sentence = f"The model {model.name} has no chat template, so no prompt can be rendered; choose one."
         raise LaunchRefused({"chat_template": sentence})
-    if form.rows_chat_template != template.sha256:
-        rows_template = _chosen_template(project, form.rows_chat_template, "rows_chat_template")
-    seed = secrets.randbelow(2**31) if form.seed is None else form.seed
+    if settings.rows_chat_template != template.sha256:
+        rows_template = _chosen_template(project, settings.rows_chat_template, "rows_chat_template")
+    seed = secrets.randbelow(2**31) if settings.seed is None else settings.seed
     try:
-        tasks = environment(form.environment, prompts).tasks(form.prompts, seed)
-    except EnvironmentUnavailable as error:
+        tasks = environment(settings.environment, prompts).tasks(settings.prompts, seed)
+    except Refusal as error:
         raise LaunchRefused({"environment": str(error)}) from error
     for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
         if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
-            _try_template(field_name, tokenizer, chosen, tasks[0], form.template_kwargs)
+            _try_template(field_name, tokenizer, chosen, tasks[0], settings.template_kwargs)
     with transaction.atomic():
         run = create_run(
             Run.Kind.LAUNCH,
-            name or f"{form.model} on {form.environment}",
+            name or f"{settings.model} on {settings.environment}",
             user=user,
             project=project,
-            model=form.model,
-            engine=form.engine or model.engine,
-            environment=form.environment,
-            strategy=form.strategy,
+            model=settings.model,
+            engine=settings.engine or model.engine,
+            environment=settings.environment,
+            strategy=settings.strategy,
             tokenizer=tokenizer,
             chat_template=template,
             rows_chat_template=rows_template,
-            settings=asdict(form) | {"seed": seed},
+            settings=asdict(settings) | {"seed": seed},
         )
-        _queue_trajectories(run, tasks, form, seed)
+        _queue_trajectories(run, tasks, settings, seed)
     record(Action.LAUNCHED, run)
     if enqueue:
         send(run)
@@ -313,11 +335,11 @@ def can_resume(run: Run) -> bool:
 
 
 def resume(run: Run) -> int:
-    """Send what is left of a stopped run. Returns the number of trajectories. Raises ``ValueError`` with a sentence."""
+    """Send what is left of a stopped run. Returns the number of trajectories. Raises :class:`Refusal`."""
     if not can_resume(run):
-        raise ValueError("This run is done, or a worker is at it: there is nothing to resume.")
+        raise Refusal("This run is done, or a worker is at it: there is nothing to resume.")
     if run.model not in served_models():
-        raise ValueError(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
+        raise Refusal(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
     n = resume_run(run)
     send(run)
     return n
@@ -326,7 +348,7 @@ def resume(run: Run) -> int:
 def send(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
-        fail_run(run, f"{sentence} Then press Resume.")
+        fail_run(run, f"{sentence} Then resume the run.")
         reload(run)
 
 
@@ -334,7 +356,7 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
     """The tokenizer of a model in a project. It is registered when the first run there needs it.
 
     A machine that has the model's folder reads it. Another one takes what was registered last.
-    Raises ``ValueError`` with a sentence.
+    Raises :class:`Refusal`.
     """
     source = f"served model {model.name}"
     known, folder = registered_from(source, key_of(project)), Path(model.path)
@@ -358,7 +380,7 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
         return register_tokenizer(folder, name=named, source=source, project=project)
 
 
-def _queue_trajectories(run: Run, tasks: list[Task], form: LaunchSettings, seed: int) -> None:
+def _queue_trajectories(run: Run, tasks: list[Task], settings: LaunchSettings, seed: int) -> None:
     for batch in batched(tasks, TASKS_PER_INSERT):
         add_queued_trajectories(
             run,
@@ -368,12 +390,12 @@ def _queue_trajectories(run: Run, tasks: list[Task], form: LaunchSettings, seed:
                         external_id=f"{task.index}-{member}",
                         group=str(task.index),
                         seed=_seed(seed, task.index, member),
-                        training_step=form.training_step,
+                        training_step=settings.training_step,
                     ),
                     asdict(task),
                 )
                 for task in batch
-                for member in range(form.group)
+                for member in range(settings.group)
             ],
         )
 
@@ -385,9 +407,3 @@ def _seed(seed: int, task: int, member: int) -> int:
 
 def _listed(names: Any) -> str:
     return ", ".join(sorted(names))
-
-
-def form_from(values: dict[str, Any]) -> LaunchSettings:
-    """The settings that are stored with a run."""
-    known = {one.name for one in fields(LaunchSettings)}
-    return LaunchSettings(**{name: value for name, value in values.items() if name in known})

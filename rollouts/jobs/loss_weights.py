@@ -21,6 +21,7 @@ from rollout_inspector.diagnose.loss_weights.figures import (
 )
 from rollout_inspector.diagnose.loss_weights.of_rows import common_advantage, with_columns_of
 from rollout_inspector.diagnose.loss_weights.rules import MEANS
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies import STRATEGIES
@@ -28,7 +29,7 @@ from rollout_inspector.streams.strategies.replay import StrategyResult, replay_m
 from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, drop_earlier_reports, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, drop_earlier_reports, end_job
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.findings import places_of_findings
@@ -46,10 +47,6 @@ MAX_REASONS = 3
 """Sentences of a strategy's refusals that are kept, the most frequent ones."""
 NOT_COUNTED = "not_decidable"
 """The kind of finding that says that nothing was found out."""
-
-
-class CannotWeigh(ValueError):
-    """The weights of a run cannot be summed as asked; the message is a sentence."""
 
 
 def run_key(run: Run) -> str:
@@ -73,19 +70,19 @@ class RunWeights:
     """The weights of the finished trajectories of a run, which :meth:`counted` goes through."""
 
     def __init__(self, run: Run, strategies: bool) -> None:
-        """``strategies``: also under the rows of every strategy. Raises :class:`CannotWeigh` with a sentence."""
+        """``strategies``: also under the rows of every strategy. Raises :class:`Refusal` with a sentence."""
         self.run, self.key = run, run_key(run)
         self.sums = WeightSums()
         self.columns: Counter[str] = Counter()
         self.severities: dict[str, str] = {}
         self._strategies = {slug: _OfStrategy() for slug in STRATEGIES} if strategies else {}
         if strategies and run.n_finished > MAX_REPLAYED:
-            raise CannotWeigh(
+            raise Refusal(
                 f"Under other strategies at most {MAX_REPLAYED:,} trajectories are compared, and this run has "
                 f"{run.n_finished:,}. Ask without strategies, or import a part of the run."
             )
         if strategies and not run.n_steps:
-            raise CannotWeigh(
+            raise Refusal(
                 "This run holds training rows without steps, and a strategy is replayed over steps. Ask without "
                 "strategies."
             )
@@ -199,10 +196,7 @@ def _line(slug: str, of: _OfStrategy) -> dict[str, Any]:
 def do_job(job: Job, beat: Beat) -> None:
     """Sum the weights of a run. A worker that takes up a lost job begins again. Reports of earlier jobs go."""
     run = run_of_job(job)
-    try:
-        weights = RunWeights(run, bool(job.options.get("strategies")))
-    except CannotWeigh as error:
-        raise JobFailed(str(error)) from error
+    weights = RunWeights(run, bool(job.options.get("strategies")))
     beat(n_done=0, n_total=finished_trajectories(run).count())
     n_done = 0
     for n_done in weights.counted():

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import transaction
 
 from rollout_inspector.diagnose.context import DiagnosisContext
+from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
@@ -26,10 +27,10 @@ from rollout_inspector.text.replies.call_readers import form_of, parser_of
 from rollout_inspector.text.replies.parsing import plain_message
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
-from rollouts.sampling.engines.vllm_parsers import ParsersUnusable, VllmParsers
+from rollouts.sampling.engines.vllm_parsers import VllmParsers
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.parser_audits import (
@@ -51,10 +52,6 @@ MAX_NESTED = 300
 """Opening brackets in the arguments of a call, up to which they are read as JSON."""
 TEMPLATE = "the chat template's form"
 """The name of the reader that the chat template teaches."""
-
-
-class CannotAudit(ValueError):
-    """No parser can be asked. The message is a sentence that says what is missing."""
 
 
 def key_of(trajectory: StoredTrajectory) -> str:
@@ -90,25 +87,24 @@ def do_job(job: Job, beat: Beat) -> None:
     audit = parser_audit_of_job(job)
     beat(progress="the parsers are started")
     audit.key = key_of(audit.trajectory)
-    try:
-        (audit.report,) = audit_steps(
-            audit.trajectory, [audit.step_index], lambda said: beat.now_and_then(progress=said[:200])
-        )
-    except CannotAudit as error:
-        raise JobFailed(str(error)) from error
+    (audit.report,) = audit_steps(
+        audit.trajectory, [audit.step_index], lambda note: beat.now_and_then(progress=note[:200])
+    )
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
         save_parser_audit(audit)
 
 
-def missing(trajectory: StoredTrajectory) -> str:
-    """Why no reply of a trajectory can be read by a parser, as a sentence; empty = its replies can."""
+def missing(trajectory: StoredTrajectory) -> Refusal | None:
+    """Why no reply of a trajectory can be read by a parser; None = its replies can."""
     if not trajectory.n_steps:
-        return "It came as training rows without steps, so no reply is known. Import what the rollout side recorded."
+        return Refusal(
+            "It came as training rows without steps, so no reply is known. Import what the rollout side recorded."
+        )
     if trajectory.run.tokenizer is None:
-        return "The run has no tokenizer. Choose one under “Diagnose again” on the page of the run."
-    return ""
+        return Refusal("The run has no tokenizer.", Remedy.CHOOSE_TOKENIZER)
+    return None
 
 
 def audit_steps(
@@ -116,20 +112,20 @@ def audit_steps(
 ) -> list[dict[str, Any]]:
     """What each parser reads of these steps' completions; None = of all. One process of vLLM serves them all.
 
-    Raises :class:`CannotAudit` with a sentence.
+    Raises :class:`Refusal` with a sentence.
     """
-    if sentence := missing(record):
-        raise CannotAudit(sentence)
+    if refusal := missing(record):
+        raise refusal
     assert record.run.tokenizer is not None
     (value,) = load_trajectories([record])
     try:
         codec = load_tokenizer(record.run.tokenizer.files_sha256)
     except (ValueError, OSError) as error:
-        raise CannotAudit(without_paths(f"The tokenizer cannot be used: {error}")) from error
+        raise Refusal(without_paths(f"The tokenizer cannot be used: {error}")) from error
     case, notes = DiagnosisContext(value, codec, None), list[str]()
     try:
         parsers: VllmParsers | None = VllmParsers(codec.path)
-    except ParsersUnusable as error:
+    except Refusal as error:
         notes.append(without_paths(str(error)))
         parsers = None
     try:
@@ -147,12 +143,12 @@ def _audited(
     parsers: VllmParsers | None, notes: Sequence[str], say: Callable[[str], object],
 ) -> dict[str, Any]:
     if not 0 <= index < len(value.steps):
-        raise CannotAudit(f"There is no step {index}: steps run from 0 to {len(value.steps) - 1}.")
+        raise Refusal(f"There is no step {index}: steps run from 0 to {len(value.steps) - 1}.")
     step, notes = value.steps[index], list(notes)
     completion = Completion(step.completion_ids, codec, codec.stop_ids)
     if len(completion.text) > MAX_CHARACTERS:
         n = len(completion.text)
-        raise CannotAudit(f"The reply has {n:,} characters, and parsers are given at most {MAX_CHARACTERS:,}.")
+        raise Refusal(f"The reply has {n:,} characters, and parsers are given at most {MAX_CHARACTERS:,}.")
     message = case.message_of(index)
     stored = None if message is None else reading_of(message)
     tools = None if step.request is None or step.request.tools is None else [dict(tool) for tool in step.request.tools]

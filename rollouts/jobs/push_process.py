@@ -23,6 +23,7 @@ from django.db import DatabaseError, IntegrityError, connection
 
 from rollout_inspector.formats import FileRefused, Source, TooLarge, limits
 from rollout_inspector.formats.training_step import TrainingStepRule
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.jobs.pushing import take_push
 from rollouts.store.models import Run
@@ -73,7 +74,7 @@ class PushAnswer:
     """``error`` is a sentence about what was not read."""
 
 
-class PushesBusy(Exception):
+class PushesBusy(Refusal):
     """Other pushes are being read. The message is a sentence."""
 
 
@@ -101,8 +102,7 @@ def answer(asked: PushedBody) -> PushAnswer:
             raise
         return PushAnswer(507 if is_disk_full(error) else 503, {"error": f"{said_of(error)} Push again later."})
     said = {name: value for name, value in asdict(pushed).items() if value is not None}
-    is_too_large = said.pop("is_too_large")
-    return PushAnswer(413 if is_too_large else 400 if pushed.error else 200, said)
+    return PushAnswer(413 if pushed.is_too_large else 400 if pushed.error else 200, said)
 
 
 def _deleted(asked: PushedBody) -> PushAnswer:

@@ -49,8 +49,8 @@ class Pushed:
     """Why nothing after some place could be read; None = everything was read."""
     notice: str | None = None
     """What the sender should know."""
-    is_too_large: bool = False
-    """Whether ``error`` tells of a limit."""
+    is_too_large = False
+    """Whether ``error`` tells of a limit. No part of the answer: its status says so."""
 
     def reject(self, run: Run, rejected: Sequence[Rejected]) -> None:
         """Count lines that could not be read, and keep their reasons with the run."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from django.db.models import QuerySet
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
 from rollout_inspector.text import tokenizers
@@ -22,7 +23,7 @@ from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
 from rollouts.sampling.engines.scoring import Scorer, score_streams, stream_problem, temperature_problem
 from rollouts.sampling.engines.weights import weights_digest
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.outages import WorkerLeaves
 from rollouts.store.runs.logprob_columns import (
@@ -56,46 +57,42 @@ EngineOf = Callable[[ServedModel, str], EngineOwner]
 Result = TypeVar("Result")
 
 
-class CannotRescore(ValueError):
-    """A run cannot be scored; the message is a sentence that says why, and the way out."""
-
-
 def ask(run: Run, model: str, engine: str = "", user: Any = None, temperature: float = 1.0) -> tuple[Job, bool]:
     """The job that scores a run, and whether a worker has to be sent for it. ``engine``: empty = the model's own.
 
-    Raises :class:`CannotRescore`. What is scored already is not scored again, so a second job ends at once.
+    Raises :class:`Refusal`. What is scored already is not scored again, so a second job ends at once.
     """
     served, engine = chosen(model, engine)
     if problem := temperature_problem(engine, temperature):
-        raise CannotRescore(problem)
+        raise Refusal(problem)
     wanted: dict[str, Any] = {"model": served.name, "engine": engine}
     if temperature != 1:
         wanted["temperature"] = temperature
     if not run.n_finished:
-        raise CannotRescore("This run has no finished trajectory, so there is nothing to score.")
+        raise Refusal("This run has no finished trajectory, so there is nothing to score.")
     job, is_new = ask_job(run, KIND.slug, wanted, user)
     if not is_new and job.options != wanted:
-        raise CannotRescore(
+        raise Refusal(
             f"This run is being scored with {job.options['model']} on {job.options['engine']}. Wait until that has "
-            "ended, or cancel it on the page of the run."
+            "ended, or cancel it."
         )
     return job, is_new
 
 
 def chosen(model: str, engine: str = "") -> tuple[ServedModel, str]:
-    """The served model and the name of the engine. Raises :class:`CannotRescore`."""
+    """The served model and the name of the engine. Raises :class:`Refusal`."""
     models = served_models()
     if model not in models:
-        raise CannotRescore(
+        raise Refusal(
             f"This installation serves no model named {model[:100]!r}; it serves {', '.join(sorted(models))}. "
             "Add it to INSPECTOR_MODELS."
         )
     served = models[model]
     engine = engine or served.engine
     if fault := served.faults(engine):
-        raise CannotRescore(fault)
+        raise Refusal(fault)
     if engine not in scoring_engines():
-        raise CannotRescore(
+        raise Refusal(
             f"The engine {engine} cannot score ids that it did not sample; choose one of "
             f"{', '.join(scoring_engines())}."
         )
@@ -105,10 +102,7 @@ def chosen(model: str, engine: str = "") -> tuple[ServedModel, str]:
 def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     """Score the finished trajectories of a run that have no scores in the column of this model and engine."""
     run = run_of_job(job)
-    try:
-        model, engine = chosen(job.options["model"], job.options["engine"])
-    except CannotRescore as error:
-        raise JobFailed(str(error)) from error
+    model, engine = chosen(job.options["model"], job.options["engine"])
     finished, temperature = finished_trajectories(run), float(job.options.get("temperature", 1.0))
     beat(progress="the engine is started")
     try:
@@ -131,7 +125,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     except ScoredColumn.DoesNotExist:
         raise JobLost from None
     if left_out and n_done - n_before == len(left_out) and not n_before:
-        raise JobFailed(f"No trajectory can be scored. The first: {left_out[0]}")
+        raise Refusal(f"No trajectory can be scored. The first: {left_out[0]}")
     end_column(column)
     n_scored = n_done - len(left_out)
     sentence = "1 trajectory is scored." if n_scored == 1 else f"{n_scored:,} trajectories are scored."
@@ -142,9 +136,9 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
         raise JobLost
 
 
-def fail(job: Job, sentence: str) -> None:
+def fail(job: Job, sentence: str, remedy: str) -> None:
     """End a job as failed. A column that was never whole goes with it."""
-    if not end_job(job, Job.Status.FAILED, sentence) or not job.report:
+    if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy) or not job.report:
         return
     column = None if job.run is None else find_scored_column(job.run, job.report["column"])
     if column is not None and column.finished_at is None:
@@ -187,7 +181,7 @@ class _Scoring:
         other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
         outside = row.ids[(row.ids < 0) | (row.ids >= n)]
         if len(outside):
-            raise JobFailed(
+            raise Refusal(
                 f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to {n - 1}: "
                 f"it has another vocabulary. {other}"
             )
@@ -195,7 +189,7 @@ class _Scoring:
         found = known[self.differs[known]]
         if len(found) and self.names is not None:
             mine, theirs = (tokenizer.token_bytes(found[:1])[0].decode(errors="replace") for tokenizer in self.names)
-            raise JobFailed(
+            raise Refusal(
                 f"Trajectory {record.code} holds the id {int(found[0])}, which is {mine!r} in the run's tokenizer and "
                 f"{theirs!r} in the model's: it has another vocabulary. {other}"
             )
@@ -231,7 +225,7 @@ def _wait(future: Future[Result], beat: Beat) -> Result:
 def _failure(error: EngineError) -> Exception:
     if isinstance(error, EngineClosed):
         return WorkerLeaves("The worker was shut down while it scored.")
-    return JobFailed(str(error))
+    return Refusal(str(error))
 
 
 def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokenizer, LoadedTokenizer] | None, list[str]]:
@@ -265,6 +259,6 @@ KIND = JobKind(
     page="run-columns",
     details=_details,
     done=lambda job: " ".join(job.notes[:1]),
-    cancelled="Cancelled after {done}. The column is shown when all are scored: press Score again to go on.",
+    cancelled="Cancelled after {done}. The column is shown when all are scored: score it again to go on.",
 )
 """An engine scores the rows of a run; ``options`` name model and engine, and the temperature where it is not 1."""

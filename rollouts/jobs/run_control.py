@@ -42,7 +42,7 @@ def can_resume(run: Run) -> bool:
 
 
 def resume(run: Run) -> None:
-    """Go on with a run that stopped before its end. Raises ``ValueError`` with a sentence."""
+    """Go on with a run that stopped before its end. Raises :class:`Refusal`."""
     if run.kind == Run.Kind.LAUNCH:
         launch.resume(run)
     else:

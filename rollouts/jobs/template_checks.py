@@ -11,6 +11,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.chat_templates import CheckReport
@@ -20,7 +21,7 @@ from rollouts.jobs.replays.strategy_deltas import strategy_deltas
 from rollouts.store.chat_templates.template_checks import check_of, check_of_job, save_check
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import (
     DEFAULT_PROJECT,
     ChatTemplate,
@@ -125,7 +126,7 @@ def wants_repair(check: TemplateCheck) -> bool:
 def do_job(job: Job, beat: Beat) -> None:
     """Run the checks of a job's template check and store the report, then look for a repair and store it too.
 
-    Pages show the report during the search. Raises :class:`JobFailed` with what the template does wrong.
+    Pages show the report during the search. Raises :class:`Refusal` with what the template does wrong.
     """
     check = check_of_job(job)
     beat()
@@ -134,7 +135,7 @@ def do_job(job: Job, beat: Beat) -> None:
         report = chat_templates.check(loaded, check.chat_template.text, **check.question)
         found = report.to_dict() | _users_conversation(check, loaded, report)
     except (RenderFailed, OSError, ValueError) as error:
-        raise JobFailed(str(error)) from error
+        raise Refusal(str(error)) from error
     check.report, check.cells = found, cells_of(found) | {"older": _older(check)}
     check.version = chat_templates.VERSION
     with transaction.atomic():

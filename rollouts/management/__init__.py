@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from django.core.management.base import BaseCommand, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
+from rollout_inspector.commands.remedies import sentence_of
+from rollout_inspector.refusal import Refusal
 from rollouts.store.people.activity_log import Actor, acting
 
 
@@ -27,8 +29,8 @@ class _Terminal(OutputWrapper):
 class TerminalCommand(BaseCommand):
     """A command whose output, error messages included, sends no escape sequence of foreign text to a terminal.
 
-    What it does stands in the audit log as done by a command: whoever starts it is no account of ours. Its help is the
-    docstring of its module, whose first line `rollout-inspector --help` lists.
+    A refusal ends it with its sentence. What it does stands in the audit log as done by a command: whoever starts it
+    is no account of ours. Its help is the docstring of its module, whose first line `rollout-inspector --help` lists.
     """
 
     def __init_subclass__(cls) -> None:
@@ -36,7 +38,10 @@ class TerminalCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         with acting(lambda: Actor(detail="command")):
-            return super().execute(*args, **options)
+            try:
+                return super().execute(*args, **options)
+            except Refusal as refusal:
+                raise CommandError(sentence_of(refusal)) from refusal
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("stdout", "stderr") and not isinstance(value, _Terminal):

@@ -6,18 +6,10 @@ from pathlib import Path
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.guard import text_files
+from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.text import chat_templates
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Project
-
-
-def read_text(path: str | Path, what: str) -> str:
-    """The text of a file. Raises :class:`CommandError` with a sentence that begins with ``what`` the file is."""
-    try:
-        return text_files.read_text(path, what)
-    except text_files.FileUnusable as error:
-        raise CommandError(str(error)) from error
 
 
 def read_chat_template(path: str | Path) -> str:

@@ -797,6 +797,7 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("error", models.TextField(blank=True)),
+                ("remedy", models.CharField(blank=True, help_text="What helps; each page, API or command words it.", max_length=40)),
                 ("options", models.JSONField(default=dict)),
                 ("attempt", models.PositiveIntegerField(default=0, help_text="Goes up with each worker that takes it.")),
                 ("n_done", models.PositiveIntegerField(default=0)),

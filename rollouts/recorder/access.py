@@ -36,7 +36,7 @@ def token_problem(token: str, host: str) -> str:
     if not token and not is_loopback(host):
         return (
             f"On {host} other machines reach the recorder, so it needs a token: set INSPECTOR_RECORDER_TOKEN. "
-            "Without --host it listens on this machine alone."
+            "On 127.0.0.1 it listens for this machine alone."
         )
     return ""
 

@@ -60,16 +60,22 @@ def write_table(model: type[models.Model], open_part: Callable[[], Any]) -> int:
 def read_rows(model: type[models.Model], file: IO[bytes]) -> Iterator[list[list[Any]]]:
     """Batches of rows, each row as the values that the fields of the model take, in their order.
 
-    Raises ``ValueError`` where the file was not written from such a model, or is damaged.
+    A column that came after the file was written has its default. Raises ``ValueError`` where the file was not written
+    from such a model, or is damaged.
     """
     columns = columns_of(model)
     try:
         with pa.ipc.open_stream(file) as reader:
-            if set(reader.schema.names) != {column.name for column in columns}:
+            written = set(reader.schema.names)
+            later = [field for field in model._meta.concrete_fields if field.attname not in written]
+            if written - {column.name for column in columns} or not all(field.blank or field.null for field in later):
                 raise ValueError(f"It does not have the columns of {model._meta.db_table}.")
+            defaults = {field.attname: field.get_default() for field in later}
             for batch in reader:
                 rows = [
                     [None if value is None else column.read(value) for value in batch.column(column.name).to_pylist()]
+                    if column.name in written
+                    else [defaults[column.name]] * batch.num_rows
                     for column in columns
                 ]
                 yield [list(row) for row in zip(*rows, strict=True)]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from rollout_inspector.refusal import Refusal
+
 T = TypeVar("T")
 MAX_CURSOR = 200
 MAX_KEY = 2**63 - 1
@@ -37,17 +39,17 @@ def cut_part(name: str, items: list[T], limit: int, values: Callable[[T], tuple[
 
 
 def read_cursor(text: str, name: str, *kinds: type) -> list[Any] | None:
-    """The values of a cursor; None for an empty text. Raises ``ValueError`` for a cursor of another list."""
+    """The values of a cursor; None for an empty text. Raises :class:`Refusal` for a cursor of another list."""
     if not text:
         return None
-    wrong = "This cursor belongs to no list here. Send `next` of the part before, or leave the cursor out."
     try:
         values = json.loads(urlsafe_b64decode(text[:MAX_CURSOR] + "=" * (-len(text[:MAX_CURSOR]) % 4)))
         if not isinstance(values, list) or values[:1] != [name] or len(values) != len(kinds) + 1:
-            raise ValueError(wrong)
+            raise ValueError
         return [_value(value, kind) for value, kind in zip(values[1:], kinds, strict=True)]
     except (binascii.Error, ValueError, TypeError, RecursionError, OverflowError) as error:
-        raise ValueError(wrong) from error
+        sentence = "This cursor belongs to no list here. Send `next` of the part before, or leave the cursor out."
+        raise Refusal(sentence, field="cursor") from error
 
 
 def _value(value: Any, kind: type) -> datetime | int:

@@ -13,7 +13,7 @@ from rollouts.store.database import database_identity
 MARK = "machines/database"
 WAY_OUT = (
     "Give each installation an INSPECTOR_FILES of its own. If the database was copied or moved and the other one is no "
-    "longer used, run `manage.py doctor --adopt-files`."
+    "longer used, adopt the files: the command doctor does it."
 )
 
 

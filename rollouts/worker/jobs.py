@@ -12,6 +12,7 @@ from celery import shared_task, signals
 from django.conf import settings
 from django.db import connection
 
+from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs import alarm_delivery
 from rollouts.jobs.sending import DO_JOB, queue_of, send_shards, send_task
 from rollouts.jobs.storage import unused_files
@@ -19,7 +20,6 @@ from rollouts.store.jobs.job_queue import is_of_engine, must_yield, next_engine_
 from rollouts.store.jobs.jobs import (
     TELL_SECONDS,
     Beat,
-    JobFailed,
     JobLost,
     Sharing,
     adopt_jobs,
@@ -111,7 +111,7 @@ def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
     kind = kind_of(job)
     try:
         if job.attempt > MAX_ATTEMPTS:
-            raise JobFailed(_too_many_attempts(job))
+            raise Refusal(_too_many_attempts(job))
         with Heartbeat(f"job-{job.pk}", partial(touch_job, job), HEARTBEAT_SECONDS):
             if job.whole_id is not None:
                 _do_shard(job, tell)
@@ -121,8 +121,8 @@ def _work_on(job: Job, tell: Callable[[Job], object], share: bool) -> None:
         if job.whole_id is None:
             # Nothing changes if another worker has the job, or is to have it because this one was silent.
             end_job(job, Job.Status.CANCELLED, held=(Job.Status.RUNNING,))
-    except JobFailed as failure:
-        _fail(job, str(failure))
+    except Refusal as refusal:
+        _fail(job, str(refusal), refusal.remedy)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of native code is no Exception
@@ -145,7 +145,7 @@ def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
         send_shards(waiting)
         return True
     if (failed := first_failed_shard(job)) is not None:
-        raise JobFailed(failed.error)
+        raise Refusal(failed.error, Remedy(failed.remedy) if failed.remedy else None)
     sharing.join(job, beat)
     return True
 
@@ -185,11 +185,11 @@ def _too_many_attempts(job: Job) -> str:
     return f"{MAX_ATTEMPTS} workers were lost at it, so it is not tried again by itself."
 
 
-def _fail(job: Job, sentence: str) -> None:
+def _fail(job: Job, sentence: str, remedy: Remedy | None = None) -> None:
     if job.whole_id is not None:
-        _end_shard(job, Job.Status.FAILED, sentence)
+        _end_shard(job, Job.Status.FAILED, sentence, remedy=remedy or "")
     else:
-        kind_of(job).fail(job, sentence)
+        kind_of(job).fail(job, sentence, remedy or "")
 
 
 @signals.worker_ready.connect

@@ -18,7 +18,7 @@ from celery.worker.state import active_requests
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollouts.jobs import engine_owners, sending, template_checks
 from rollouts.jobs.engine_owners import engine_of, live_trajectories
-from rollouts.jobs.launch import LaunchSettings, form_from, model_tokenizer, send, served_models
+from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send, served_models
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
@@ -115,7 +115,7 @@ def _work_on(run: Run) -> bool:
 class _Work:
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.form: LaunchSettings = form_from(run.settings)
+        self.settings = LaunchSettings.of(run.settings)
         self.leased: dict[int, StoredTrajectory] = {}  # by primary key; under way in this worker
         self.refused = False  # True = a chat template is not prefix-preserving
         self._heartbeat = Heartbeat(f"run-{run.pk}", self._beat, BEAT_SECONDS, partial(is_cancelled, run))
@@ -137,7 +137,7 @@ class _Work:
         from rollout_inspector.text.replies.parsing import parser
         from rollouts.sampling.engines.vllm_engine import tool_call_reader
 
-        run, form = self.run, self.form
+        run, settings = self.run, self.settings
         model = served_models().get(run.model)
         if model is None:
             return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
@@ -146,16 +146,18 @@ class _Work:
         tokenizer = try_again(load, should_stop=self._is_to_stop)
         context = self.context = _context(run, tokenizer)
         sampling = Sampling(
-            temperature=form.temperature,
-            top_p=form.top_p,
-            top_k=form.top_k,
-            min_p=form.min_p,
-            max_tokens=form.max_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            max_tokens=settings.max_tokens,
             stop_token_ids=tuple(sorted(tokenizer.stop_ids)),
-            stop=tuple(form.stop),
-            alternatives=form.alternatives,
+            stop=tuple(settings.stop),
+            alternatives=settings.alternatives,
         )
-        limits = RolloutLimits(sampling, form.max_turns, form.environment_seconds, live_trajectories(model, run.engine))
+        limits = RolloutLimits(
+            sampling, settings.max_turns, settings.environment_seconds, live_trajectories(model, run.engine)
+        )
         try:
             if named := str(model.options.get("tool_call_parser", "")):
                 way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
@@ -180,7 +182,7 @@ class _Work:
                         recorder.done,
                         lambda: self._is_to_stop() or recorder.error is not None,
                     ),
-                    form.template_kwargs,
+                    settings.template_kwargs,
                     policy_version=run.model,
                     call_ids=any(wants_call_ids(template.text) for template in _templates(run)),
                 )

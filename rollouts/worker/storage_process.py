@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import connection
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.sampling.engines import reason
 from rollouts.store.outages import is_outage, said_of
@@ -91,7 +92,7 @@ def close_idle() -> None:
         storage.close()
 
 
-class NotStored(Exception):
+class NotStored(Refusal):
     """A batch could not be stored. The message is a sentence for the run page."""
 
 
@@ -121,7 +122,7 @@ class StorageClient:
                 for end in batch.ends:
                     self._write_end(StorageBatch(batch.run, (), (end,)))
         except ProcessEnded as ended:
-            raise NotStored(f"Results could not be stored. {ended} Press Resume to go on.") from ended
+            raise NotStored(f"Results could not be stored. {ended} Resume the run to go on.") from ended
 
     def _write_end(self, batch: StorageBatch) -> None:
         try:
@@ -184,7 +185,7 @@ def serve(pipe: Connection) -> None:
             if is_outage(error):
                 log.warning("batch not stored run=%s: %s", message.run, error)
                 answer = StorageOutage(
-                    f"Results could not be stored. {said_of(error)} Press Resume when it works again."
+                    f"Results could not be stored. {said_of(error)} Resume the run when it works again."
                 )
             else:
                 log.exception("batch not stored run=%s", message.run)

@@ -89,7 +89,7 @@ def test_standard_input_is_pushed(asked: FakeServer, monkeypatch: pytest.MonkeyP
         (["a.jsonl", "a.jsonl"], "named twice"),
         (["a.jsonl", "--url", "http://[x"], "begins with http"),
         (["a.jsonl", "--url", "http://x y"], "begins with http"),
-        (["a.jsonl", "--token", "a\nb"], "no API token"),
+        (["a.jsonl", "--token", "a\nb"], "no API key"),
         (["a.jsonl", "--run", "../x"], "no code of a run"),
         (["a.jsonl", "--run", "r", "--name", "n"], "of a new run"),
         (["a.jsonl", "--prefix", "x" * 61], "at most 60 characters"),
@@ -114,9 +114,9 @@ def test_what_the_server_refuses_is_told_and_the_others_are_pushed(asked: FakeSe
     asked.take = lambda *given: (415, {"error": "A pickle."}) if next(n) == 0 else take(*given)  # type: ignore
     assert main(["push", "a.jsonl", "b.jsonl", "--run", "r"]) == 1
     assert names(asked) == ["b"] and "a.jsonl is refused: A pickle." in capsys.readouterr().err
-    asked.take = lambda *_: (401, {"error": "This API token is unknown."})  # type: ignore[method-assign]
+    asked.take = lambda *_: (401, {"error": "This API key is unknown."})  # type: ignore[method-assign]
     assert main(["push", "a.jsonl", "b.jsonl", "--run", "r"]) == 2
-    assert capsys.readouterr().err == "This API token is unknown.\n"
+    assert capsys.readouterr().err == "This API key is unknown.\n"
 
 
 def test_it_needs_the_standard_library_alone(asked: FakeServer) -> None:

@@ -17,7 +17,7 @@ from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.adapters.trl import TrlStream
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.adapters.conftest import FakeServer
 from tests.conftest import ROOT, missing
@@ -50,7 +50,7 @@ def test_two_steps_of_grpo_arrive(live_server: Any, tmp_path: Path, sent: list[i
         missing(f"{needed} has no accelerate; `make .venv/.installed-dev` installs tests/adapters/requirements-trl.txt")
     environment = {
         **os.environ, "ROLLOUT_INSPECTOR_URL": live_server.url, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "ROLLOUT_INSPECTOR_TOKEN": create_api_token(make_member("bob"))[1], "TRL_EXPERIMENTAL_SILENCE": "1",
+        "ROLLOUT_INSPECTOR_TOKEN": create_api_key(make_member("bob"))[1], "TRL_EXPERIMENTAL_SILENCE": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(needed)]),
     }
     ran = subprocess.run(

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from rollout_inspector.client.adapters import folder_watch
-from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch, WatchStopped
+from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import Client
 from rollout_inspector.commands.main import main
+from rollout_inspector.refusal import Refusal
 from tests.adapters.conftest import FakeServer, until
 from tests.conftest import ROOT
 from tests.samples.watched_files import line, names, write
@@ -142,7 +143,7 @@ def test_what_the_server_refuses_is_said_once_and_stops_no_other_file(server: Fa
 def test_what_concerns_the_run_or_the_token_stops_it(server: FakeServer, tmp_path: Path, status: int) -> None:
     write(tmp_path / "a.jsonl", "a")
     server.status = status
-    with pytest.raises(WatchStopped, match=f"Refused with {status}"):
+    with pytest.raises(Refusal, match=f"Refused with {status}"):
         watched(server, tmp_path, run="r").once()
 
 
@@ -150,10 +151,10 @@ def test_two_watchers_of_one_state_and_a_foreign_state_are_refused(server: FakeS
     write(tmp_path / "a.jsonl", "a")
     first = watched(server, tmp_path)
     first.once()
-    with pytest.raises(WatchStopped, match="Another process"):
+    with pytest.raises(Refusal, match="Another process"):
         watched(server, tmp_path)
     first.close()
-    with pytest.raises(WatchStopped, match="is about the run run1"):
+    with pytest.raises(Refusal, match="is about the run run1"):
         watched(server, tmp_path, run="other")
     for broken in (
         "{",
@@ -165,7 +166,7 @@ def test_two_watchers_of_one_state_and_a_foreign_state_are_refused(server: FakeS
         "[" * 100_000,
     ):
         (tmp_path / STATE_NAME).write_text(broken)
-        with pytest.raises(WatchStopped, match="Move it away"):
+        with pytest.raises(Refusal, match="Move it away"):
             watched(server, tmp_path)
 
 
@@ -179,12 +180,12 @@ def test_links_and_pipes_in_the_folder_lead_nowhere(server: FakeServer, tmp_path
     assert names(server) == ["a"] and victim.read_text() == "of somebody else"
     (folder / STATE_NAME).unlink()
     os.mkfifo(folder / STATE_NAME)
-    with pytest.raises(WatchStopped, match="no regular file"):
+    with pytest.raises(Refusal, match="no regular file"):
         watched(server, folder)
     (folder / STATE_NAME).unlink()
     (folder / f"{STATE_NAME}.lock").unlink()
     (folder / f"{STATE_NAME}.lock").symlink_to(tmp_path / "made")
-    with pytest.raises(WatchStopped, match="cannot be written"):
+    with pytest.raises(Refusal, match="cannot be written"):
         watched(server, folder)
     assert not (tmp_path / "made").exists()
     (folder / f"{STATE_NAME}.lock").unlink()

@@ -11,7 +11,7 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from rollouts.store.models import ApiToken, Membership, Project, Role, Run, default_project
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from tests.web.trajectory_samples import Maker
 
 Ask = Callable[..., Any]
@@ -37,7 +37,7 @@ def member_of(project: int, name: str, role: str) -> Any:
 
 
 def token_for(user: Any, project: int, scopes: Any = ALL_SCOPES) -> str:
-    record, token = create_api_token(user, "test")
+    record, token = create_api_key(user, "test")
     ApiToken.objects.filter(pk=record.pk).update(project=project, scopes=list(scopes))
     return token
 

@@ -182,7 +182,7 @@ def test_over_http_each_caller_has_the_rights_of_their_own_token(token: str, run
 
     ours, wrong, *statuses = anyio.run(all_of_them)
     assert [one["code"] for one in read(ours)["runs"]] == [run.code]
-    assert "This API token is unknown or was revoked." in wrong
+    assert "This API key is unknown or was revoked." in wrong
     assert statuses == [401, 401, 421]
 
 

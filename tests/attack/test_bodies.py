@@ -19,7 +19,7 @@ from rollout_inspector.formats import limits
 from rollouts.jobs import push_process as pushes
 from rollouts.jobs.push_process import PushAnswer, PushedBody
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.attack.hostile_bodies import BODIES, own_line
 from tests.conftest import wait_until
@@ -35,7 +35,7 @@ class Pusher:
 
     def __init__(self, address: str) -> None:
         user = make_member("ann")
-        self.token = create_api_token(user, "trainer")[1]
+        self.token = create_api_key(user, "trainer")[1]
         self.run = create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
         self.address = urlsplit(address)
 
@@ -127,7 +127,7 @@ def send(client: Client, token: str, run: Run, body: bytes = GOOD) -> Any:
 
 @pytest.fixture
 def token(db: None) -> str:
-    return create_api_token(make_member("bob"), "trainer")[1]
+    return create_api_key(make_member("bob"), "trainer")[1]
 
 
 @pytest.fixture

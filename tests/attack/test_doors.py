@@ -26,7 +26,7 @@ from rollouts.jobs import pushing
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store.models import Run
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 from tests.web.trajectory_samples import Maker
@@ -136,7 +136,7 @@ def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPat
 
 
 def _push(run: Run) -> Any:
-    _, token = create_api_token(make_member("trainer"), "trainer")
+    _, token = create_api_key(make_member("trainer"), "trainer")
     line = b'{"id": "a", "steps": [{"prompt_ids": [1], "completion_ids": [2]}]}\n'
     return Client().post(
         f"/api/runs/{run.code}/trajectories?format=own_jsonl",
@@ -226,7 +226,7 @@ def test_a_terminal_gets_no_escape_sequence_and_no_forged_line(tiny_tokenizer: P
     make = Maker(tiny_tokenizer)
     trajectory, (finding,) = make.broken(hostile)
     run = make.run([trajectory], [[replace(finding, evidence=hostile)]])
-    create_api_token(local_user(), hostile)
+    create_api_key(local_user(), hostile)
     for command in (["findings", run.code], ["api_token", "--list"]):
         out = io.StringIO()
         call_command(*command, stdout=out)

@@ -21,7 +21,7 @@ from rollouts.jobs.exports.reproduce import script
 from rollouts.store.chat_templates.tokenizers import files_of
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.shares import create_share
 from rollouts.store.runs.runs import create_run, end_active_run, end_run, fail_run
 from rollouts.store.text import without_paths
@@ -164,7 +164,7 @@ def test_the_cache_holds_no_token(admin_client: Client) -> None:
     cache.clear()
     run = create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
     _, share = create_share(local_user(), run, query="", note="", days=1)
-    _, token = create_api_token(local_user(), "trainer")
+    _, token = create_api_key(local_user(), "trainer")
     login = make_token()
     visitor = Client()
     visitor.post("/login", {"username": "ada", "password": PASSWORD})

@@ -25,7 +25,7 @@ from inspector.server.web_worker import awaits_body
 from rollouts.jobs.exports import exports
 from rollouts.store import files
 from rollouts.store.models import Job, Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
@@ -95,7 +95,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
         files.put(exports.key_of(job), io.BytesIO(bytes(BIG)))
         member = Client()
         member.force_login(user)
-        _, token = create_api_token(user, "push")
+        _, token = create_api_key(user, "push")
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         port = listener.getsockname()[1]
         conf, log = tmp_path / "conf.py", tmp_path / "web.log"

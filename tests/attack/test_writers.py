@@ -1,4 +1,4 @@
-"""M11: each write is logged with its user and its object; an API token is revoked by its maker or the staff."""
+"""M11: each write is logged with its user and its object; an API key is revoked by its maker or the staff."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
 from rollouts.store.models import ApiToken, Role, Run, ShareLink
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.shares import create_share
 from rollouts.store.runs.runs import create_run
 from tests.people import make_member
@@ -29,7 +29,7 @@ def test_m11_who_deletes_revokes_or_pushes_is_logged(caplog: pytest.LogCaptureFi
     _, bob = member("bob", is_staff=True)
     run = create_run(Run.Kind.IMPORT, "a", status=Run.Status.DONE)
     link, token = create_share(ada, run, query="", note="", days=1)
-    record, api_token = create_api_token(ada, "trainer")
+    record, api_token = create_api_key(ada, "trainer")
     with caplog.at_level(logging.INFO):
         bob.post(f"/shares/{link.pk}/revoke")
         bob.post(f"/runs/{run.code}/cancel")
@@ -64,11 +64,11 @@ def test_m11_an_api_token_is_revoked_by_its_maker_or_an_admin() -> None:
     _, of_bob = member("bob", role=Role.MEMBER)
     _, of_admin = member("eve", role=Role.ADMIN)
     for client, status in ((of_bob, 403), (of_ada, 200), (of_admin, 200)):
-        record, _ = create_api_token(ada, "trainer")
+        record, _ = create_api_key(ada, "trainer")
         answer = client.post(f"/tokens/{record.pk}/revoke", headers={"Accept": "application/json"})
         assert answer.status_code in (status, 302 if status == 200 else status)
         record.refresh_from_db()
         assert bool(record.revoked_at) == (status == 200)
-    create_api_token(ada, "trainer")
+    create_api_key(ada, "trainer")
     assert b"/revoke" in of_ada.get("/tokens").content and b"/revoke" not in of_bob.get("/tokens").content
     assert "Only its maker" in of_bob.post(f"/tokens/{record.pk}/revoke").content.decode()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollout_inspector.refusal import Refusal
 from rollouts.sampling.engines import vllm_parsers
-from rollouts.sampling.engines.vllm_parsers import ParsersUnusable, VllmParsers
+from rollouts.sampling.engines.vllm_parsers import VllmParsers
 
 pytestmark = pytest.mark.vllm
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -63,5 +64,5 @@ def test_a_parser_that_takes_too_long_is_stopped_and_the_next_one_asked(
 
 def test_without_vllm_a_sentence_says_so(tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
-    with pytest.raises(ParsersUnusable, match="vLLM is not installed"):
+    with pytest.raises(Refusal, match="vLLM is not installed"):
         VllmParsers(tiny_tokenizer)

@@ -10,15 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rollouts.sampling.environments import (
-    ENVIRONMENTS,
-    EnvironmentUnavailable,
-    Prompt,
-    Task,
-    environment,
-    reasoning_gym,
-    skyrl_gym,
-)
+from rollout_inspector.refusal import Refusal
+from rollouts.sampling.environments import ENVIRONMENTS, Prompt, Task, environment, reasoning_gym, skyrl_gym
 from tests.conftest import ROOT, missing
 
 
@@ -45,19 +38,17 @@ def test_every_environment_is_made_by_its_name():
 @pytest.mark.parametrize("name", ["skyrl_gym:lcb", "skyrl_gym:search", "reasoning_gym:countdown"])
 def test_what_runs_a_models_code_or_calls_a_network_is_withheld(name):
     assert name not in ENVIRONMENTS
-    with pytest.raises(EnvironmentUnavailable, match=f"{name} is not offered: it"):
+    with pytest.raises(Refusal, match=f"{name} is not offered: it"):
         environment(name)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones():
-    with pytest.raises(EnvironmentUnavailable, match="calculator, lookup"):
+    with pytest.raises(Refusal, match="calculator, lookup"):
         environment("chess")
 
 
 def test_a_file_of_prompts_is_refused_with_the_way_out():
-    with pytest.raises(
-        EnvironmentUnavailable, match=r"calculator makes its own tasks .*: leave the file out, or choose"
-    ):
+    with pytest.raises(Refusal, match=r"calculator makes its own tasks .*: leave the file out, or choose"):
         environment("calculator", [Prompt([{"role": "user", "content": "x"}])])
 
 
@@ -73,7 +64,7 @@ def test_a_missing_package_is_said(name, monkeypatch):
     package = name.partition(":")[0]
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        EnvironmentUnavailable, match=rf"needs? the package {package}.*rollouts/sampling/environments/requirements\.txt"
+        Refusal, match=rf"needs? the package {package}.*rollouts/sampling/environments/requirements\.txt"
     ):
         environment(name).tasks(1, seed=0)
 
@@ -156,7 +147,7 @@ def test_a_task_of_another_version_is_refused():
     made = environment("reasoning_gym:chain_sum")
     (task,) = made.tasks(1, seed=4)
     task.messages[-1]["content"] = "What is 1 + 1?"
-    with pytest.raises(EnvironmentUnavailable, match="install the same version"):
+    with pytest.raises(Refusal, match="install the same version"):
         made.start(task)
 
 
@@ -217,7 +208,7 @@ def test_thoughts_are_part_of_a_turn():
 def test_tasks_of_a_file_need_answers():
     ask = [{"role": "user", "content": "2 + 2?"}]
     assert environment("skyrl_gym:gsm8k", [Prompt(ask, "4")]).tasks(2, seed=0)[1].messages == ask
-    with pytest.raises(EnvironmentUnavailable, match='no "answer"'):
+    with pytest.raises(Refusal, match='no "answer"'):
         environment("skyrl_gym:gsm8k", [Prompt(ask)]).tasks(1, seed=0)
-    with pytest.raises(EnvironmentUnavailable, match="makes its own tasks"):
+    with pytest.raises(Refusal, match="makes its own tasks"):
         environment("reasoning_gym:chain_sum", [Prompt(ask, "4")])

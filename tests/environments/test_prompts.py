@@ -4,7 +4,8 @@ import tracemalloc
 
 import pytest
 
-from rollouts.sampling.environments import EnvironmentUnavailable, PromptsRejected, Task, environment, read_prompts
+from rollout_inspector.refusal import Refusal
+from rollouts.sampling.environments import PromptsRejected, Task, environment, read_prompts
 from rollouts.sampling.environments.prompts import MAX_LINE, MAX_PROBLEMS, PromptsEpisode, matching
 
 ASK = [{"role": "user", "content": "What is 6 * 7?"}]
@@ -140,5 +141,5 @@ def test_the_tasks_follow_the_file_and_begin_again():
 
 
 def test_without_a_file_a_sentence_asks_for_one():
-    with pytest.raises(EnvironmentUnavailable, match="needs a JSONL file"):
+    with pytest.raises(Refusal, match="needs a JSONL file"):
         environment("prompts").tasks(1, seed=0)

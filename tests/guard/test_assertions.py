@@ -11,7 +11,7 @@ import pytest
 
 from rollout_inspector.commands.main import main
 from rollout_inspector.guard import assert_template_safe, assert_tito
-from rollout_inspector.guard.fail_rules import RuleUnusable
+from rollout_inspector.refusal import Refusal
 from tests.conftest import ROOT
 from tests.samples.guard import BAD, CLEAN, DEAF, GOOD, PLAIN, REWRITES, lines_of
 
@@ -70,7 +70,7 @@ def test_a_template_is_safe_or_says_why(tiny_tokenizer: Path, tmp_path: Path) ->
     path.write_text(REWRITES)
     with pytest.raises(AssertionError, match=r"Line 3: .* It changes the renders of"):
         assert_template_safe(chat_template=path, lock=lock)
-    with pytest.raises(RuleUnusable, match="There is no chat template"):
+    with pytest.raises(Refusal, match="There is no chat template"):
         assert_template_safe()
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_inspector.guard.audit_runners import RunnerMissing, on_ray
+from rollout_inspector.guard.audit_runners import on_ray
 from rollout_inspector.guard.shard_audit import AuditSettings, audit, cut_files
+from rollout_inspector.refusal import Refusal
 from rollouts.gallery import BUNDLE
 from tests.conftest import ROOT, missing
 
@@ -48,7 +49,7 @@ def test_a_lost_node_costs_only_its_shards(cluster: Any) -> None:
 
 def test_no_cluster_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RunnerMissing, match=r"pip install 'rollout-inspector\[ray\]'"):
+    with pytest.raises(Refusal, match=r"pip install 'rollout-inspector\[ray\]'"):
         next(on_ray({}, SETTINGS))
 
 
@@ -57,5 +58,5 @@ def test_a_cluster_that_does_not_answer_is_said_at_once(monkeypatch: pytest.Monk
     ray = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: pytest.fail("Ray was asked"))
     monkeypatch.setitem(sys.modules, "ray", ray)
     for address in ("127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:1", "127.0.0.1:99999"):
-        with pytest.raises(RunnerMissing, match="No Ray cluster answers"):
+        with pytest.raises(Refusal, match="No Ray cluster answers"):
             next(on_ray({}, SETTINGS, address))

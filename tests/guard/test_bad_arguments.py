@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     [
         (["check", ""], "An argument is empty"),
         (["check", "a.jsonl", "--tokenizer", ""], "An argument is empty"),
-        (["check", "a.jsonl", "--fail-on="], "--fail-on names nothing"),
+        (["check", "a.jsonl", "--fail-on="], "--fail-on: It names nothing"),
         (["check", "a.jsonl", "--baseline", "binary"], "The baseline binary is not UTF-8 text (byte 0)"),
         (["check", "a.jsonl", "--baseline", "deep"], "The baseline deep is not JSON"),
         (["check", "a.jsonl", "--baseline", "folder"], "The baseline folder cannot be read: Is a directory"),

@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from rollout_inspector.commands.main import main
-from rollout_inspector.guard.fail_rules import RuleUnusable, fail_rule
+from rollout_inspector.guard.fail_rules import fail_rule
 from rollout_inspector.guard.report_formats import REPORTS
+from rollout_inspector.refusal import Refusal
 from rollouts.gallery import BUNDLE
 from tests.conftest import ROOT
 from tests.samples.guard import CLEAN, lines_of
@@ -104,14 +105,14 @@ def test_a_named_kind_that_cannot_be_told_is_no_pass(clean: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("fail_on", "rates", "sentence"),
     [
-        ("errors", [], "there is no kind of finding 'errors'"),
-        ("error", ["row_not_sampled"], "write KIND=RATE"),
+        ("errors", [], "There is no kind of finding 'errors'"),
+        ("error", ["row_not_sampled"], "Write KIND=RATE"),
         ("error", ["row_not_sampled=2"], "a rate from 0 to 1"),
         ("error", ["row_not_sampled=nan"], "a rate from 0 to 1"),
     ],
 )
 def test_a_rule_that_cannot_be_used_is_a_sentence(fail_on: str, rates: list[str], sentence: str) -> None:
-    with pytest.raises(RuleUnusable, match=sentence):
+    with pytest.raises(Refusal, match=sentence):
         fail_rule(fail_on, rates)
 
 

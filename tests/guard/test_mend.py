@@ -18,6 +18,7 @@ from rollout_inspector.formats.writers.mask_patches import PATCHED, without
 from rollout_inspector.guard import check_files, mended_file
 from rollout_inspector.guard.mended_file import OWN, MendOptions, MendRefused
 from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay
+from rollout_inspector.refusal import Remedy
 from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollout_inspector.text import chat_templates, tokenizers
 from rollouts.gallery import BUNDLE
@@ -226,11 +227,11 @@ def test_what_cannot_be_mended_is_a_sentence_and_leaves_the_output_alone(
         (
             lines_of("whitespace_changed"),
             ("--drop",),
-            "every trajectory fails (1), and --drop mends none",
+            "every trajectory fails (1), and drop mends none",
         ),
         ('{"format": "rollout-inspector", "version": 1}\n', (), "No trajectory could be read: line 1: external_id"),
         ("{}\n", (), "could not be recognised"),
-        (lines_of("clean"), ("--fail-on", "nothing"), "there is no kind of finding"),
+        (lines_of("clean"), ("--fail-on", "nothing"), "--fail-on: There is no kind of finding"),
         (lines_of("clean"), ("--tokenizer", str(tmp_path)), "--tokenizer"),
     ):
         path.write_text(text)
@@ -262,8 +263,9 @@ def test_a_step_wise_batch_is_mended_in_our_own_format(tmp_path: Path) -> None:
     own.write_text(lines_of("clean", "whitespace_changed"))
     with path.open("wb") as file:
         write(EXPORTS["skyrl_step_wise"], read(own).values(), file)
-    with pytest.raises(MendRefused, match=r"step-wise.*--output-format own_jsonl"):
+    with pytest.raises(MendRefused, match="step-wise") as refusal:
         mend(path)
+    assert refusal.value.remedy is Remedy.OWN_FORMAT
     for name in OWN:
         output, manifest = mend(path, output_format=name)
         assert manifest["format"] == name and len(read(output)) == 3

@@ -12,8 +12,8 @@ import pytest
 
 from rollout_inspector.guard import Guard, GuardFailed
 from rollout_inspector.guard import trainer_guard as module
-from rollout_inspector.guard.fail_rules import RuleUnusable
-from rollout_inspector.guard.trainer_batches import BatchUnreadable, row_of, step_of
+from rollout_inspector.guard.trainer_batches import row_of, step_of
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import TemplateRenderer, renderer
@@ -118,9 +118,9 @@ def test_the_fields_of_trainers_become_rows() -> None:
         ({"ids": [[1]], "mask": [1]}, "flat list"),
         ({"ids": [2**40], "mask": [1]}, "32 bits"),
     ]:
-        with pytest.raises(BatchUnreadable, match=said):
+        with pytest.raises(Refusal, match=said):
             row_of(fields)
-    with pytest.raises(BatchUnreadable, match="its fields are text"):
+    with pytest.raises(Refusal, match="its fields are text"):
         step_of({"text": "a"})
 
 
@@ -181,7 +181,7 @@ def test_masks_are_checked_with_the_template_of_the_tokenizer(
     wrong[called + 4 : called + 7] = True  # the tool's result is trained too
     guard.rows([Row(ids, wrong)])
     assert list(guard.counters()["findings"]) == ["observation_trained"]
-    with pytest.raises(RuleUnusable, match="syntax error on line 1"):
+    with pytest.raises(Refusal, match="syntax error on line 1"):
         Guard(codec, chat_template="{% if %}")
 
 
@@ -194,7 +194,7 @@ def test_it_never_raises_unless_asked(caplog: pytest.LogCaptureFixture, monkeypa
     assert found["errors"] and found["unreadable"] and found["checked"] == 1
     assert "The guard could not look at a call." in caplog.text
     for value in broken:
-        with pytest.raises(BatchUnreadable):
+        with pytest.raises(Refusal):
             Guard(sample=1, on="raise").rows(value)
 
     def fault(*_: Any) -> None:
@@ -251,7 +251,7 @@ def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
         ({"on": "shout"}, "there are warn, raise, drop"), ({"sample": 2}, "from 0 to 1"),
         ({"max_seconds": 0}, "above 0"), ({"fail_on": "nothing"}, "no kind of finding"),
     ]:
-        with pytest.raises(RuleUnusable, match=said):
+        with pytest.raises(Refusal, match=said):
             Guard(**options)  # type: ignore[arg-type]
     for tokenizer in (tmp_path, object()):
         with pytest.raises(ValueError, match=r"tokenizer"):

@@ -13,7 +13,7 @@ import pytest
 
 from rollout_inspector.client.client import Client
 from rollouts.store.models import Run, WorkStatus
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from tests.conftest import database_url, wait_until
 from tests.faults import children_of
 from tests.machines.conftest import Browser, Machines
@@ -110,7 +110,7 @@ def test_nothing_is_lost_with_a_machine_a_connection_or_the_storage(
     machines.start_worker()
 
     # A trainer pushes on while the web server is killed and started again.
-    _, token = create_api_token(django_user_model.objects.get(username="ada"), "trainer")
+    _, token = create_api_key(django_user_model.objects.get(username="ada"), "trainer")
     client = Client(machines.url, token, tries=60)
     client.create_run("pushed")
     client.push(lines.splitlines(), prefix="before ")

@@ -10,7 +10,7 @@ from django.apps import apps
 from django.contrib.auth import get_user_model
 
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from tests.machines.conftest import Browser, Machines, is_apart
 from tests.samples.machine_work import has_ended, jobs_done, launched
 
@@ -71,8 +71,8 @@ def test_every_kind_of_work_is_done_where_it_was_not_asked_for(
     answer = browser.wait(f"{check}.json", lambda one: not one["under_way"] and not one["progress"])
     assert answer["status"] == "done" and answer["report"], answer
 
-    # A push with an API token, and the diagnosis of what was pushed.
-    _, token = create_api_token(get_user_model().objects.get(username="ada"), "machines")
+    # A push with an API key, and the diagnosis of what was pushed.
+    _, token = create_api_key(get_user_model().objects.get(username="ada"), "machines")
     from rollout_inspector.client.client import Client
 
     client = Client(machines.url, token)

@@ -41,7 +41,7 @@ from rollouts.store.models import (
     StoredTrajectory,
 )
 from rollouts.store.people.accounts import local_user
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.token_arrays.stores import SegmentTokens
 from rollouts.store.trajectories.save_trajectories import save_trajectories
@@ -76,7 +76,7 @@ def filled(tiny_tokenizer: Path) -> Run:
     broken, found = make.broken("a")
     run = make.run([broken, own_row(40, advantages=np.linspace(-1, 1, 40, dtype=np.float32))], [found, []])
     make.run([chain("hostile", turns=4, broken_at=2)])
-    create_api_token(local_user(), "a trainer")
+    create_api_key(local_user(), "a trainer")
     trajectory = run.trajectories.order_by("index").first()
     replay = Replay.objects.create(trajectory=trajectory, key="k", report={"strategies": [{"é": None, "n": 1.5e-7}]})
     mask = np.arange(13) % 3 == 0

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 
 
 @pytest.fixture
 def token(db: None) -> str:
-    return create_api_token(make_member("ann"), "trainer")[1]
+    return create_api_key(make_member("ann"), "trainer")[1]
 
 
 @pytest.fixture

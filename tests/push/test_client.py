@@ -18,7 +18,7 @@ import pytest
 
 from rollout_inspector.client import client
 from rollouts.store.models import Run
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.people import make_member
 from tests.push.conftest import call, episodes
@@ -26,7 +26,7 @@ from tests.push.conftest import call, episodes
 
 @pytest.fixture
 def live_token(transactional_db: None) -> str:
-    return create_api_token(make_member("bob"))[1]
+    return create_api_key(make_member("bob"))[1]
 
 
 @pytest.mark.django_db(transaction=True)

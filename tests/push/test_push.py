@@ -19,7 +19,7 @@ from inspector.api import push_views as views
 from rollout_inspector.formats import FORMATS, Rejected
 from rollouts.jobs import pushing
 from rollouts.store.models import ApiToken, Run
-from rollouts.store.people.api_keys import find_api_token
+from rollouts.store.people.api_keys import find_api_key
 from rollouts.store.people.shares import revoke
 from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.trajectories import load_trajectory
@@ -202,7 +202,7 @@ def test_a_get_is_405_and_a_launch_takes_no_push(token: str, run: Run) -> None:
 
 
 def test_a_revoked_token_and_a_dismissed_user_are_refused(token: str, run: Run) -> None:
-    record = find_api_token(token)
+    record = find_api_key(token)
     assert record is not None
     record.created_by.is_active = False
     record.created_by.save()
@@ -215,13 +215,13 @@ def test_a_revoked_token_and_a_dismissed_user_are_refused(token: str, run: Run) 
 
 
 def test_last_use_is_written_once_a_minute(token: str, django_assert_num_queries: Any) -> None:
-    record = find_api_token(token)
+    record = find_api_key(token)
     assert record is not None and ApiToken.objects.get().last_used_at is not None
     with django_assert_num_queries(1):
-        find_api_token(token)
+        find_api_key(token)
     ApiToken.objects.update(last_used_at=timezone.now() - timedelta(hours=1))
     with django_assert_num_queries(2):
-        find_api_token(token)
+        find_api_key(token)
 
 
 def test_a_run_is_made(token: str) -> None:

@@ -1,4 +1,4 @@
-"""API tokens from the page and from the command line."""
+"""API keys from the page and from the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from rollouts.store.models import ApiToken
-from rollouts.store.people.api_keys import find_api_token
+from rollouts.store.people.api_keys import find_api_key
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db
@@ -30,7 +30,7 @@ def command(*args: str) -> str:
 
 def test_the_page_shows_a_token_once(page: Any) -> None:
     made = page.post("/tokens.json", {"name": "trainer <b>"}).json()["made"]
-    assert find_api_token(made["token"]) is not None
+    assert find_api_key(made["token"]) is not None
     listed = page.get("/tokens")
     assert listed.status_code == 200 and made["token"] not in listed.content.decode()
     assert "trainer &lt;b&gt;" in listed.content.decode()
@@ -42,7 +42,7 @@ def test_the_page_shows_a_token_once(page: Any) -> None:
 def test_revoking_on_the_page(page: Any) -> None:
     made = page.post("/tokens.json", {"name": "x"}).json()["made"]
     assert page.post(f"/tokens/{made['id']}/revoke").status_code == 302
-    assert find_api_token(made["token"]) is None
+    assert find_api_key(made["token"]) is None
     assert page.get("/tokens.json").json()["tokens"][0]["state"] == "revoked"
     assert page.post("/tokens/999999/revoke").status_code == 404
 
@@ -59,12 +59,12 @@ def test_the_page_needs_a_login_and_few_queries(client: Any, page: Any, django_a
 
 def test_the_command_makes_lists_and_revokes() -> None:
     token = command("my trainer").strip()
-    assert find_api_token(token) is not None
+    assert find_api_key(token) is not None
     (listed,) = json.loads(command("--list", "--json"))
     assert (listed["name"], listed["user"], listed["revoked_at"]) == ("my trainer", "local", None)
     assert token not in command("--list") and "my trainer" in command("--list")
     command("--revoke", str(listed["id"]))
-    assert find_api_token(token) is None
+    assert find_api_key(token) is None
     with pytest.raises(CommandError, match="--list"):
         command("--revoke", "999999")
     with pytest.raises(CommandError, match="createsuperuser"):

@@ -21,7 +21,7 @@ from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import ApiToken, Job, LoginSession, Project, Role, Run, ScoredColumn
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.members import invite
 from rollouts.store.people.shares import create_share
 from rollouts.store.runs.alarms import set_limit
@@ -134,7 +134,7 @@ def _places(folder: Path) -> Places:
     every = list(ApiToken.Scope.values)
     tokens |= {"of_viewer": _token(users["viewer"], ours, every), "of_foreign": _token(users["foreign"], theirs, every)}
     tokens["expired"] = _token(users["member"], ours, every, timezone.now() - timedelta(days=1))
-    record, _ = create_api_token(maker, f"{SECRET} program")
+    record, _ = create_api_key(maker, f"{SECRET} program")
     ApiToken.objects.filter(pk=record.pk).update(project=ours)
     comment = add_comment(run.trajectories.get(), maker, f"{SECRET} comment", (0, 1, 3))
     rule = mute(run, "unclassified", "run", f"{SECRET} reason", maker)
@@ -154,6 +154,6 @@ def _places(folder: Path) -> Places:
 
 
 def _token(user: Any, project: Project, scopes: list[str], expires_at: Any = None) -> str:
-    record, token = create_api_token(user, "test")
+    record, token = create_api_key(user, "test")
     ApiToken.objects.filter(pk=record.pk).update(project=project, scopes=scopes, expires_at=expires_at)
     return token

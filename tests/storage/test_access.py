@@ -9,7 +9,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import AnonymousUser
 
 from rollouts.store.models import ApiToken, Membership, Project, Role, Run, default_project
-from rollouts.store.people.access import Access, access_of, access_of_token
+from rollouts.store.people.access import Access, access_of, access_of_api_key
 
 pytestmark = pytest.mark.django_db
 
@@ -53,12 +53,12 @@ def test_a_token_may_do_what_its_maker_may_do_in_its_project_alone() -> None:
     user = member(ours, Role.MEMBER)
     Membership.objects.create(project=other, user=user, role=Role.ADMIN)
     token = ApiToken.objects.create(created_by=user, project=ours, scopes=["push"], token_sha256="1")
-    assert access_of_token(token).may(ours.pk, Role.MEMBER) and not access_of_token(token).may(ours.pk, Role.ADMIN)
-    assert access_of_token(token).role_in(other.pk) is None
+    assert access_of_api_key(token).may(ours.pk, Role.MEMBER) and not access_of_api_key(token).may(ours.pk, Role.ADMIN)
+    assert access_of_api_key(token).role_in(other.pk) is None
     token.scopes = ["read"]
-    assert access_of_token(token).role_in(ours.pk) is Role.VIEWER
+    assert access_of_api_key(token).role_in(ours.pk) is Role.VIEWER
     Membership.objects.filter(project=ours).delete()
-    assert access_of_token(token).role_in(ours.pk) is None
+    assert access_of_api_key(token).role_in(ours.pk) is None
 
 
 def test_what_names_no_project_is_in_the_default_one() -> None:

@@ -15,19 +15,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import alarm_delivery
 from rollouts.jobs.alarm_delivery import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, pause_after, send_due
 from rollouts.store.models import Alarm, AlarmRule, AuditEvent, Job, ProjectAlarms, Run
-from rollouts.store.runs.alarms import (
-    GIVE_UP,
-    AlarmRefused,
-    drop_limit,
-    limits_in,
-    set_limit,
-    set_webhook,
-    take_alarms,
-    webhook_key,
-)
+from rollouts.store.runs.alarms import GIVE_UP, drop_limit, limits_in, set_limit, set_webhook, take_alarms, webhook_key
 from rollouts.store.runs.runs import create_run
 from rollouts.store.runs.training_steps import take_training_steps
 from rollouts.worker.jobs import do_job
@@ -107,7 +99,7 @@ def test_a_run_overrides_its_project_and_this_the_default(run: Run, member: Any)
 def test_a_limit_that_makes_no_sense_is_refused_with_a_sentence(
     run: Run, member: Any, form: tuple[str, str, str, str], field: str, said: str
 ) -> None:
-    with pytest.raises(AlarmRefused, match=said) as refusal:
+    with pytest.raises(Refusal, match=said) as refusal:
         set_limit(run, *form, member)
     assert refusal.value.field == field and not AlarmRule.objects.exists()
 
@@ -291,11 +283,11 @@ def test_what_was_raised_before_the_webhook_or_long_ago_or_no_longer_holds_is_no
 )
 def test_an_address_that_is_not_allowed_is_refused_with_a_sentence(run: Run, settings: Any, address: str) -> None:
     settings.WEBHOOK_HOSTS = ["only.example:8080"]
-    with pytest.raises(AlarmRefused):
+    with pytest.raises(Refusal):
         set_webhook(run.project, address)
     settings.WEBHOOK_HOSTS = ["hooks.example", "only.example:8080"]
     if not address.startswith("http://hooks.example/"):
-        with pytest.raises(AlarmRefused):
+        with pytest.raises(Refusal):
             set_webhook(run.project, address)
     assert not ProjectAlarms.objects.exists()
 

@@ -16,10 +16,11 @@ from inspector.runs.values import IN_PARTS, progress
 from inspector.trajectories.neighbours import find_siblings
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.containers import cutting
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_control
 from rollouts.jobs.imports import import_join, import_shards, imports
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
-from rollouts.store.jobs.jobs import JobFailed, adopt_jobs, take_job
+from rollouts.store.jobs.jobs import adopt_jobs, take_job
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.worker import jobs
@@ -265,7 +266,7 @@ def test_resume_reads_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fail(*_: Any) -> Any:
-    raise JobFailed("The disk broke.")
+    raise Refusal("The disk broke.")
 
 
 @pytest.mark.parametrize("state", ["waiting", "one is read", "a worker is at it"])

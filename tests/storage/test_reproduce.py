@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import KINDS, Axis, Finding, Severity, diagnose
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
-from rollouts.jobs.exports.reproduce import CannotReproduce, _literal, _material, script
+from rollouts.jobs.exports.reproduce import _literal, _material, script
 from tests.samples.row_faults import LINE, N_HEAD, N_ONE, OPEN, SHUT, TOOL, WITNESSES, S, hotter, merged, row, steps
 from tests.tito.model_setups import STABLE, model_setup, tokenizer_folder
 from tests.tito.plant import planted
@@ -236,5 +237,5 @@ def with_data_of(text: str, finding: Finding, good: Trajectory) -> str:
 
 def test_what_cannot_be_asserted_is_refused() -> None:
     finding = Finding(Axis.STREAM, "not_decidable", Severity.INFO, step=0, missing="tokenizer")
-    with pytest.raises(CannotReproduce, match="not_decidable"):
+    with pytest.raises(Refusal, match="not_decidable"):
         script(finding, Trajectory("t", (Step(ids_array([1]), ids_array([2])),)))

@@ -18,8 +18,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
-from rollouts.jobs.search import Found, PatternRefused, SearchQuestion, search, walk
+from rollouts.jobs.search import Found, SearchQuestion, search, walk
 from rollouts.jobs.search import patterns as search_patterns
 from rollouts.store import files, models
 from rollouts.store.people.access import EVERYTHING, Access
@@ -29,7 +30,7 @@ from rollouts.store.trajectories import search_queries
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import encode_trajectories
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollouts.store.trajectory_filters import TrajectoryFilters
 from tests.storage.build import ids
 from tests.web.trajectory_samples import Maker
 
@@ -151,7 +152,7 @@ def test_a_token_is_named_by_its_text(texts: tuple[models.Run, Maker]) -> None:
     by_id = spans(whole(run, "ids", f"{end} {newline}"))
     assert by_id == spans(whole(run, "ids", f"`<|im_end|>` {newline}")) != []
     assert by_id == spans(whole(run, "ids", f"{newline} after '<|im_end|>'"))
-    with pytest.raises(PatternRefused, match=r"“no such token” is no single token"):
+    with pytest.raises(Refusal, match=r"“no such token” is no single token"):
         whole(run, "ids", "`no such token`")
 
 
@@ -201,7 +202,7 @@ def test_an_expression_that_takes_too_long_is_stopped(texts: tuple[models.Run, M
     ],
 )
 def test_what_makes_no_sense_is_told_in_a_sentence(by: str, text: str, sentence: str) -> None:
-    with pytest.raises(PatternRefused, match=sentence):
+    with pytest.raises(Refusal, match=sentence):
         SearchQuestion.read(by, text)
 
 

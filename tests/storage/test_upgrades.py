@@ -22,9 +22,9 @@ from django.db import OperationalError, connection
 from django.db.migrations.recorder import MigrationRecorder
 from django.test import Client
 
+from inspector.management import program
 from inspector.management.commands.serve import Command as Serve
 from inspector.server.file_storage import backup_place
-from rollout_inspector.commands import manage
 from rollouts.jobs.storage import restore
 from rollouts.store.database import OLD_MIGRATIONS
 from rollouts.store.models import (
@@ -136,9 +136,9 @@ def test_a_command_that_finds_no_column_names_the_way_out(old_database: None, mo
 
     monkeypatch.setattr("django.core.management.execute_from_command_line", fail)
     with pytest.raises(SystemExit, match=REFUSAL):
-        manage.run_command(["findings", "nothing"])
+        program.run_command(["findings", "nothing"], "manage.py")
 
 
 def test_a_database_of_this_version_is_not_refused() -> None:
     call_command("check", databases=["default"], stdout=io.StringIO())
-    assert manage.sentence_of(OperationalError("disk I/O error")) == ""
+    assert program.sentence_of(OperationalError("disk I/O error"), "manage.py") == ""

@@ -20,6 +20,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import alarm_delivery, parser_audits, rescore, run_control, template_checks
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
@@ -35,7 +36,6 @@ from rollouts.store.jobs.job_queue import take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
     JOB_KINDS,
     Beat,
-    JobFailed,
     JobKind,
     adopt_jobs,
     ask_job,
@@ -392,7 +392,7 @@ def test_orders_of_retired_tasks_are_dropped(
 def count_words(job: Job, beat: Beat) -> None:
     beat(n_total=2)
     if job.options["of"] == "nothing":
-        raise JobFailed("There are no words.")
+        raise Refusal("There are no words.")
     end_job(job, Job.Status.DONE, n_done=2)
 
 
@@ -443,7 +443,7 @@ def test_the_record_says_how_a_job_fails(monkeypatch: pytest.MonkeyPatch) -> Non
     job.refresh_from_db()
     assert (job.status, job.error) == ("failed", "There are no words.")
     sentences: list[str] = []
-    change_kind(monkeypatch, COUNT.slug, fail=lambda job, sentence: sentences.append(sentence))
+    change_kind(monkeypatch, COUNT.slug, fail=lambda job, sentence, _: sentences.append(sentence))
     job, _ = ask_job(run, COUNT.slug, {"of": "nothing"})
     jobs.do_job(job.pk)
     job.refresh_from_db()

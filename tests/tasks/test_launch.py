@@ -646,7 +646,7 @@ class TestResume:
 
         broker(refuse)
         run = launch(LaunchSettings(**SMALL))
-        assert run.status == "failed" and "press Resume" in run.error and can_resume(run)
+        assert run.status == "failed" and "resume the run" in run.error and can_resume(run)
         broker(lambda *_: None)
         assert resume(run) == 6
         assert (run.status, run.error, run.n_failed) == ("queued", "", 0) and not can_resume(run)

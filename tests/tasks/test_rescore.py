@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows, pairs_of
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.jobs import rescore
 from rollouts.jobs.sending import queue_of
@@ -147,12 +148,10 @@ def test_two_engines_are_held_against_each_other(owner: _Direct, monkeypatch: py
 
 def test_another_temperature_is_another_column(owner: _Direct, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(sampled("a", 3))
-    with pytest.raises(
-        rescore.CannotRescore, match=r"scripted scores at temperature 1 alone. For 0.5 choose the engine"
-    ):
+    with pytest.raises(Refusal, match=r"scripted scores at temperature 1 alone. For 0.5 choose the engine"):
         rescore.ask(run, "words", temperature=0.5)
     for wrong in (0.0, -1.0, 11.0, float("nan"), float("inf")):
-        with pytest.raises(rescore.CannotRescore, match=r"at temperatures from 0.01 to 10, not at"):
+        with pytest.raises(Refusal, match=r"at temperatures from 0.01 to 10, not at"):
             rescore.ask(run, "words", temperature=wrong)
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], scores_at_temperature=True))
     asked = ScriptedEngine.score
@@ -261,12 +260,12 @@ def test_what_cannot_be_scored_is_a_sentence_and_leaves_nothing(
         (("words", "abacus"), "no engine named 'abacus'"),
         (("words", "vllm_server"), "asks a server, and the options of the model 'words' name none"),
     ):
-        with pytest.raises(rescore.CannotRescore, match=sentence):
+        with pytest.raises(Refusal, match=sentence):
             rescore.ask(other, *ask)
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], scores=False))
-    with pytest.raises(rescore.CannotRescore, match="scripted cannot score ids that it did not sample; choose one of"):
+    with pytest.raises(Refusal, match="scripted cannot score ids that it did not sample; choose one of"):
         rescore.ask(other, "words")
-    with pytest.raises(rescore.CannotRescore, match="no finished trajectory"):
+    with pytest.raises(Refusal, match="no finished trajectory"):
         rescore.ask(create_run("import", "empty"), "words", "transformers")
 
 

@@ -16,13 +16,14 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.utils import timezone
 
 from rollout_inspector.formats.writers.exports import EXPORTS
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import diagnosis, ranges, run_control
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.replays import run_replays
 from rollouts.store import files, models
 from rollouts.store.jobs.job_queue import must_yield, take_next_job
-from rollouts.store.jobs.jobs import JOB_KINDS, Beat, JobFailed, adopt_jobs, ask_job, cancel_job, take_job
+from rollouts.store.jobs.jobs import JOB_KINDS, Beat, adopt_jobs, ask_job, cancel_job, take_job
 from rollouts.store.jobs.shards import release_shard
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.runs import create_run
@@ -170,7 +171,7 @@ def test_a_shard_that_fails_ends_the_job_with_its_sentence(monkeypatch: pytest.M
     cut(job)
 
     def fail(*_: Any) -> None:
-        raise JobFailed("It cannot be done.")
+        raise Refusal("It cannot be done.")
 
     monkeypatch.setattr(diagnosis, "diagnose_run", fail)
     do_all(random.Random(1))

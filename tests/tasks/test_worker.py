@@ -320,7 +320,7 @@ def test_a_redis_restarted_in_mid_run_costs_nothing(
     before = run.trajectories.filter(status="done").count()
     wait_until(lambda: _ended(run) or run.trajectories.filter(status="done").count() > before, 240, "it goes on")
     late = launch(LaunchSettings(prompts=2, group=1, seed=9))
-    assert late.status == "failed" and "press Resume" in late.error
+    assert late.status == "failed" and "resume the run" in late.error
     own_redis()
     wait_until(lambda: _ended(run), 240, "the run has ended")
     assert (run.status, run.n_finished, run.n_failed) == ("done", 120, 0)

@@ -22,10 +22,8 @@ pytestmark = pytest.mark.django_db
 def test_one_call_writes_the_row_and_the_line(caplog: Any) -> None:
     run = create_run(Run.Kind.IMPORT, "grpo\n7")
     ada = make_member("ada")
-    with (
-        caplog.at_level(logging.INFO, "inspector.audit"),
-        activity_log.acting(lambda: activity_log.Actor(ada, "10.0.0.1")),
-    ):
+    actor = activity_log.Actor(ada, "10.0.0.1")
+    with caplog.at_level(logging.INFO, "inspector.audit"), activity_log.acting(lambda: actor):
         activity_log.record(Action.DELETED, run)
     event = AuditEvent.objects.get()
     assert (event.user, event.user_name, event.address, event.action) == (ada, "ada", "10.0.0.1", "run deleted")

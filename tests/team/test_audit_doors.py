@@ -19,7 +19,7 @@ from rollouts.jobs.storage import retention
 from rollouts.store.models import ApiToken, AuditEvent, Job, Project, Role, Run
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.api_keys import create_api_token
+from rollouts.store.people.api_keys import create_api_key
 from tests.push.conftest import episodes
 from tests.samples.pages import form_of
 from tests.team.conftest import person
@@ -48,7 +48,7 @@ def events(db: None) -> Events:
 def bob(ours: Project, events: Events) -> Any:
     """A member, with the function that sends a request of his browser, and the one for a program of his."""
     user, browser = person("bob", ours, Role.MEMBER)
-    _, token = create_api_token(user, "program", project=ours, scopes=list(ApiToken.Scope.values))
+    _, token = create_api_key(user, "program", project=ours, scopes=list(ApiToken.Scope.values))
     events()
 
     def press(address: str, form: dict[str, Any] | None = None) -> int:

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from inspector.team import activity_page as audit_page
+from inspector.team import activity_page
 from rollouts.store.models import AuditEvent, Project, Role
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
@@ -51,7 +51,7 @@ def test_a_page_does_not_tell_when_a_hidden_event_happened(ours: Project, theirs
 
 
 def test_filters_and_pages(ours: Project, root: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_page, "EVENTS_PER_PAGE", 2)
+    monkeypatch.setattr(activity_page, "EVENTS_PER_PAGE", 2)
     for n in range(5):
         activity_log.record(Action.LAUNCHED if n % 2 else Action.IMPORTED, user=f"u{n % 3}", of=ours, detail=str(n))
     assert [one["detail"] for one in events(root, action="run launched")] == ["maths: 3", "maths: 1"]

@@ -14,8 +14,9 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server.logs import TextLineFormatter
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import AuditEvent, Invitation, Membership, Project, Role, Run
-from rollouts.store.people.members import PeopleRefused, invite, join
+from rollouts.store.people.members import invite, join
 from rollouts.store.runs.runs import create_run
 from tests.team.conftest import PASSWORD, person
 
@@ -171,7 +172,7 @@ def test_two_at_once_use_an_invitation_once(ours: Project) -> None:
         try:
             join(Invitation.objects.select_related("project", "created_by").get(pk=record.pk), user)
             return True
-        except PeopleRefused:
+        except Refusal:
             return False
         finally:
             connection.close()

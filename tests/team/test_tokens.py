@@ -1,4 +1,4 @@
-"""API tokens of a project: what they may do, until when, and who sees and revokes them."""
+"""API keys of a project: what they may do, until when, and who sees and revokes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from django.test import Client
 from django.utils import timezone
 
 from rollouts.store.models import ApiToken, AuditEvent, Membership, Project, Role
-from rollouts.store.people.api_keys import create_api_token, find_api_token, token_fault
+from rollouts.store.people.api_keys import api_key_fault, create_api_key, find_api_key
 from tests.team.conftest import person
 
 pytestmark = pytest.mark.django_db
@@ -52,28 +52,28 @@ def test_a_viewer_makes_tokens_that_read(ours: Project, theirs: Project) -> None
 
 def test_a_token_ends_with_its_time_its_maker_and_the_makers_role(ours: Project) -> None:
     user, _ = person("bob", ours, Role.MEMBER)
-    record, token = create_api_token(user, "x", project=ours, days=1)
-    assert find_api_token(token) == record
+    record, token = create_api_key(user, "x", project=ours, days=1)
+    assert find_api_key(token) == record
     ApiToken.objects.update(expires_at=timezone.now() - timedelta(days=1))
-    assert find_api_token(token) is None and "expired on 20" in token_fault(token)
+    assert find_api_key(token) is None and "expired on 20" in api_key_fault(token)
     ApiToken.objects.update(expires_at=None)
     Membership.objects.all().delete()
-    assert find_api_token(token) is None and "no longer" in token_fault(token)
+    assert find_api_key(token) is None and "no longer" in api_key_fault(token)
     user.is_superuser = True
     user.save()
-    assert find_api_token(token) == record
+    assert find_api_key(token) == record
     user.is_active = False
     user.save()
-    assert find_api_token(token) is None
-    assert "unknown" in token_fault("ri_nothing") and "unknown" in token_fault("x" * 10_000)
+    assert find_api_key(token) is None
+    assert "unknown" in api_key_fault("ri_nothing") and "unknown" in api_key_fault("x" * 10_000)
 
 
 def test_one_sees_ones_own_and_an_admin_those_of_the_project(ours: Project, theirs: Project, admin: Client) -> None:
     bob, of_bob = person("bob", ours, Role.MEMBER)
     _, of_eve = person("eve", ours, Role.MEMBER)
     Membership.objects.create(project=theirs, user=bob, role=Role.MEMBER)
-    mine, _ = create_api_token(bob, "of bob", project=ours)
-    create_api_token(bob, "elsewhere", project=theirs)
+    mine, _ = create_api_key(bob, "of bob", project=ours)
+    create_api_key(bob, "elsewhere", project=theirs)
 
     def names(client: Client) -> set[str]:
         return {one["name"] for one in client.get("/tokens.json").json()["tokens"]}
@@ -89,7 +89,7 @@ def test_one_sees_ones_own_and_an_admin_those_of_the_project(ours: Project, thei
 
 def test_a_program_is_told_why_and_guesses_are_limited_at_both_doors_together(ours: Project) -> None:
     user, _ = person("bob", ours, Role.MEMBER)
-    _, token = create_api_token(user, "x", project=ours, days=1)
+    _, token = create_api_key(user, "x", project=ours, days=1)
     ApiToken.objects.update(expires_at=timezone.now() - timedelta(days=1))
     trainer, reader = partial(Client().post, "/api/runs"), partial(Client().get, "/api/v1/runs")
     told = [
@@ -102,7 +102,7 @@ def test_a_program_is_told_why_and_guesses_are_limited_at_both_doors_together(ou
         for n in range(32)
     ]
     assert found == [401] * 29 + [429] * 3
-    _, good = create_api_token(user, "x", project=ours)
+    _, good = create_api_key(user, "x", project=ours)
     body = {"data": '{"name": "a"}', "content_type": "application/json", "REMOTE_ADDR": "10.8.8.0"}
     assert trainer(HTTP_AUTHORIZATION=f"Bearer {good}", **body).status_code == 201, "a right one always passes"
 
@@ -115,7 +115,7 @@ def test_the_command_takes_project_scopes_and_days(ours: Project) -> None:
 
     get_user_model().objects.create_superuser("root")
     token = command("x", "--user", "root", "--project", "maths", "--scope", "read", "--scope", "push", "--days", "3")
-    record = find_api_token(token.strip())
+    record = find_api_key(token.strip())
     assert record is not None and record.project == ours and record.scopes == ["read", "push"] and record.expires_at
     assert "in maths (read, push)" in command("--list")
     for wrong in (("--project", "nothing"), ("--days", "0")):

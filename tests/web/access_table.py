@@ -13,7 +13,7 @@ PEOPLE = ("visitor", "link", "foreign", "viewer", "member", "maker", "admin", "s
 """Nobody; the holder of share links to a run, a trajectory and a check; an admin of another project; a viewer and a
 member; a member who made the objects; an admin of the project; an admin of the server."""
 TOKENS = ("read", "push", "launch", "of_viewer", "of_foreign", "expired")
-"""API tokens of a member with one scope; with all scopes: of a viewer, of an admin of another project, an old one."""
+"""API keys of a member with one scope; with all scopes: of a viewer, of an admin of another project, an old one."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Row:
     people: str
     """A status for each of :data:`PEOPLE`."""
     tokens: str = ""
-    """A status for each of :data:`TOKENS`; empty = API tokens are not taken here."""
+    """A status for each of :data:`TOKENS`; empty = API keys are not taken here."""
     form: dict[str, Any] = field(default_factory=dict)
     """In its texts, names of a dataset's values stand in braces."""
     json: int | None = None

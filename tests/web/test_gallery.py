@@ -272,4 +272,4 @@ def test_runs_of_training_that_no_worker_can_be_sent_for_fail_with_the_way_out(
     monkeypatch.setattr("rollouts.jobs.imports.imports.send", lambda job: "Redis does not answer.")
     web.post("/gallery", {"training": "1"})
     run = Run.objects.get()
-    assert run.status == "failed" and "Then press Resume" in run.error
+    assert run.status == "failed" and "Then resume the run" in run.error

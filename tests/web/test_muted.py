@@ -10,10 +10,11 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import AuditEvent, MutedKind, Project, Role, Run
 from rollouts.store.people.shares import create_share
-from rollouts.store.runs.muted import MuteRefused, mute, muted_in, muted_in_runs, unmute
+from rollouts.store.runs.muted import mute, muted_in, muted_in_runs, unmute
 from rollouts.store.runs.runs import delete_run
 from tests.people import make_member
 from tests.web.samples import one_line
@@ -158,7 +159,7 @@ def test_what_cannot_be_muted_is_answered_with_a_sentence(web: Client, member: A
         assert answer.status_code == 422 and sentence in answer.json()["errors"][field][0]
         assert web.post(f"/runs/{run.code}/mute", form).status_code == 422
     Run.objects.filter(pk=run.pk).update(chat_template=None)
-    with pytest.raises(MuteRefused, match="names no chat template"):
+    with pytest.raises(Refusal, match="names no chat template"):
         mute(again(run), "unclassified", "template", "x", member)
     mute(run, "unclassified", "run", "known", member)
     twice = web.post(f"/runs/{run.code}/mute.json", {"kind": "unclassified", "scope": "run", "reason": "me too"})

@@ -20,10 +20,12 @@ from django.test.utils import CaptureQueriesContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store import models
+from rollouts.store.parameters import SORTS
 from rollouts.store.runs.runs import create_run, end_run
 from rollouts.store.runs.training_steps import stored_after
 from rollouts.store.trajectories.save_trajectories import save_trajectories
-from rollouts.store.trajectories.trajectory_list import SORTS, TrajectoryFilters, list_trajectories, neighbours
+from rollouts.store.trajectories.trajectory_list import list_trajectories, neighbours
+from rollouts.store.trajectory_filters import TrajectoryFilters
 from tests.people import make_member
 from tests.storage.build import chain
 

@@ -16,7 +16,7 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.runs import live_parts, values, views
-from inspector.runs.filters import TrajectoryFilter
+from inspector.runs.filters import ListQuery
 from inspector.runs.run_list import top_cause
 from inspector.server.health import heartbeat_key
 from rollout_inspector.diagnose.finding import Cost, Severity
@@ -637,12 +637,12 @@ def test_a_filter_survives_its_own_query() -> None:
     from django.http import QueryDict
 
     query = "finding=a_b&min=0.25&tokens_min=7&text=x%26y&comments=open&sort=-reward&after=abc"
-    wanted = TrajectoryFilter.read(QueryDict(query), 1)
-    again = TrajectoryFilter.read(QueryDict(wanted.query().removeprefix("?")), 1)
+    wanted = ListQuery.read(QueryDict(query), 1)
+    again = ListQuery.read(QueryDict(wanted.query().removeprefix("?")), 1)
     assert again.pairs() == wanted.pairs() and again.after == ""
-    assert wanted.query(finding="") == "?text=x%26y&min=0.25&tokens_min=7&comments=open&sort=-reward"
-    assert not TrajectoryFilter.read(QueryDict("sort=reward"), None).is_set
-    hidden = TrajectoryFilter.read(QueryDict("comments=open"), None)
+    assert wanted.query(finding="") == "?min=0.25&tokens_min=7&text=x%26y&comments=open&sort=-reward"
+    assert not ListQuery.read(QueryDict("sort=reward"), None).is_set
+    hidden = ListQuery.read(QueryDict("comments=open"), None)
     assert hidden.comments == "" and "comments" in hidden.notices[0]
 
 

@@ -142,10 +142,10 @@ def _register(plans: Plans, folder: Path, stack: ExitStack) -> None:
 def _demo(plans: Plans, say: Say) -> dict[str, Any]:
     """The demo policy with its calculator: real tool calls, right answers."""
     say(f"Demo policy: {plans.demo_trajectories} trajectories with the calculator ...")
-    form = LaunchSettings(
+    launch_settings = LaunchSettings(
         model=DEMO, environment="calculator", prompts=plans.demo_trajectories, group=1, temperature=1.0, seed=plans.seed
     )
-    run, seconds = _work(form)
+    run, seconds = _work(launch_settings)
     stored = _stored(run)
     ids = check_ids(stored, _owner(DEMO).call(witness_of).result())
     scores = _scores(DEMO, [trajectory for _, trajectory in stored], plans.tolerance)
@@ -168,12 +168,12 @@ def _demo(plans: Plans, say: Say) -> dict[str, Any]:
 
 def _load(plans: Plans, say: Say) -> dict[str, Any]:
     """The model of a real size under load."""
-    form = LaunchSettings(
+    launch_settings = LaunchSettings(
         model=RANDOM, environment="rounds", prompts=plans.trajectories, group=1, temperature=1.0, seed=plans.seed,
         max_tokens=plans.max_tokens, max_turns=plans.rounds,
     )
     say("Random weights: warming up ...")
-    _work(replace(form, prompts=min(plans.trajectories, plans.live), seed=plans.seed + 1000))
+    _work(replace(launch_settings, prompts=min(plans.trajectories, plans.live), seed=plans.seed + 1000))
     owner, live = _owner(RANDOM), live_trajectories(served_models()[RANDOM], "proof")
     pairs: list[tuple[Measured, Measured]] = []
     peak, cached = 0, 0
@@ -181,7 +181,7 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     for repeat in range(plans.repeats):
         say(f"Random weights: {plans.trajectories} trajectories, run {repeat + 1} of {plans.repeats} ...")
         owner.call(reset_cache).result()
-        run, seconds = _work(replace(form, seed=plans.seed + repeat))
+        run, seconds = _work(replace(launch_settings, seed=plans.seed + repeat))
         stored = _stored(run)
         measured = Measured(run.n_sampled, seconds)
         witness = owner.call(witness_of).result()
@@ -241,11 +241,13 @@ def _load(plans: Plans, say: Say) -> dict[str, Any]:
     }
 
 
-def _work(form: LaunchSettings) -> tuple[Run, float]:
+def _work(launch_settings: LaunchSettings) -> tuple[Run, float]:
     """Launch, then work like the worker's task. Returns the run and the seconds from the task's start to its end."""
-    run = launch(form, name=f"GPU proof: {form.model}", enqueue=False, project=project_or_default())
+    run = launch(
+        launch_settings, name=f"GPU proof: {launch_settings.model}", enqueue=False, project=project_or_default()
+    )
     # This also loads the engine before the clock starts: a worker's engine is warm.
-    _owner(form.model).call(new_witness).result()
+    _owner(launch_settings.model).call(new_witness).result()
     began = time.perf_counter()
     work_on(run.pk)
     seconds = time.perf_counter() - began

@@ -11,6 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from inspector.server.file_storage import backup_place
+from rollout_inspector.commands.remedies import sentence_of
 from rollouts.jobs.storage import backup
 from rollouts.management import TerminalCommand
 from rollouts.store.files.values import StorageDown
@@ -25,7 +26,7 @@ class Command(TerminalCommand):
         try:
             manifest = backup.back_up(backup_place(options["place"]), self.stdout.write)
         except (ValueError, OSError, StorageDown) as error:
-            raise CommandError(f"Nothing that can be restored was saved. {error}") from error
+            raise CommandError(f"Nothing that can be restored was saved. {sentence_of(error)}") from error
         record(Action.BACKED_UP, detail=f"to {options['place'].partition('?')[0]}")
         if manifest.gone:
             raise CommandError(

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from inspector.trajectories.discussion import CommentValues
-from inspector.trajectories.offline_page import NotInTrajectory, offline_file
+from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
 from rollouts.management import TerminalCommand
 from rollouts.store.trajectories.comments import comments_of
@@ -40,10 +40,7 @@ class Command(TerminalCommand):
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
         asked = {name: options[name] for name in ("row", "finding", "view", "lens") if options[name] is not None}
         held = [] if options["no_comments"] else comments_of(trajectory)
-        try:
-            made = offline_file(trajectory, asked, [CommentValues.to_read(one) for one in held])
-        except NotInTrajectory as error:
-            raise CommandError(str(error)) from error
+        made = offline_file(trajectory, asked, [CommentValues.to_read(one) for one in held])
         target = Path(options["output"])
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:

@@ -12,6 +12,7 @@ from django.core.management.base import CommandError
 from django.db import IntegrityError
 
 from inspector.server.file_storage import backup_place
+from rollout_inspector.commands.remedies import sentence_of
 from rollouts.jobs.storage import restore
 from rollouts.management import TerminalCommand
 from rollouts.store.files.values import StorageDown
@@ -31,6 +32,6 @@ class Command(TerminalCommand):
         try:
             manifest = restore.restore(backup_place(options["place"]), self.stdout.write, options["adopt_files"])
         except (ValueError, OSError, StorageDown, IntegrityError) as error:
-            raise CommandError(f"Nothing was restored into the database. {error}") from error
+            raise CommandError(f"Nothing was restored into the database. {sentence_of(error)}") from error
         record(Action.RESTORED, detail=f"made at {manifest.made_at}")
         self.stdout.write(f"The backup of {manifest.made_at} is restored.")

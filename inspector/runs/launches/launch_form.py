@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import Field, asdict, fields
 from typing import Any
 
 from django import forms
@@ -13,8 +13,6 @@ from inspector.chat_templates.check_forms import JsonField
 from inspector.chat_templates.repair_page import named
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollout_inspector.diagnose.full_render import COMPARE
-from rollout_inspector.formats.training_step import MAX_STEP
-from rollout_inspector.streams.alternatives import MAX_ALTERNATIVES
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, served_models
 from rollouts.sampling.engines import engine_spec
@@ -61,99 +59,24 @@ def _pasted(label: str) -> forms.CharField:
 
 
 class NewRunForm(PlainForm):
-    """The settings of a launch. Sent unchanged, the form makes a run that works."""
+    """The settings of a launch, and what a browser sends beside them. Sent unchanged, it makes a run that works."""
 
     name = forms.CharField(
         max_length=200,
         required=False,
         help_text="Optional. Left empty, the run is called after its model and environment.",
     )
-    model = forms.ChoiceField(help_text="Served by a worker of its own.")
-    strategy = forms.ChoiceField(help_text="How observations become the next prompt.")
-    environment = forms.ChoiceField(help_text="Makes the tasks, answers tool calls, scores.")
     prompts_file = forms.FileField(
         required=False,
         label="File of prompts",
         help_text="For the environment “prompts”: JSON Lines with “messages”, where wanted “answer” and “tools”.",
     )
-    prompts = forms.IntegerField(label="Prompts", min_value=1, max_value=20_000, help_text="Different tasks.")
-    group = forms.IntegerField(label="Group size", min_value=1, max_value=1024, help_text="Trajectories per prompt.")
-    max_turns = forms.IntegerField(label="Turns, at most", min_value=1, max_value=200, help_text="Engine calls.")
-    environment_seconds = forms.FloatField(
-        required=False,
-        label="Seconds per tool call",
-        min_value=0,
-        max_value=3600,
-        help_text="At most. An environment that takes longer fails the trajectory.",
-    )
-    max_tokens = forms.IntegerField(
-        label="Tokens per turn, at most",
-        min_value=1,
-        max_value=131_072,
-        help_text="A cut completion is kept as it is.",
-    )
-    temperature = forms.FloatField(min_value=0, max_value=10, help_text="0 always takes the likeliest token.")
-    top_p = forms.FloatField(label="top_p", min_value=0, max_value=1, help_text="1 keeps every token.")
-    top_k = forms.IntegerField(
-        required=False, label="top_k", min_value=0, max_value=1_000_000, help_text="0 keeps every token."
-    )
-    min_p = forms.FloatField(
-        required=False,
-        label="min_p",
-        min_value=0,
-        max_value=1,
-        help_text="Drops what is less likely than this share of the likeliest; 0 drops nothing.",
-    )
-    stop = forms.CharField(
-        required=False,
-        strip=False,
-        max_length=4000,
-        label="Stop texts",
-        widget=code_area(2),
-        help_text="Optional, one a line, beside the model's own stop tokens; \\n stands for a line break.",
-    )
-    alternatives = forms.IntegerField(
-        required=False,
-        label="Alternatives per token",
-        min_value=0,
-        max_value=MAX_ALTERNATIVES,
-        help_text="Keeps so many of the likeliest tokens at each place, for the card of a token and two lenses.",
-    )
-    seed = forms.IntegerField(
-        required=False, min_value=0, max_value=2**31 - 1, help_text="Optional. Left empty, one is drawn and kept."
-    )
-    training_step = forms.IntegerField(
-        required=False,
-        min_value=0,
-        max_value=MAX_STEP,
-        label="Training step",
-        help_text="Optional: the step of your trainer that these trajectories are for.",
-    )
-    chat_template = forms.ChoiceField(required=False, label="For the prompts")
     chat_template_text = _pasted("… or paste one for the prompts")
     chat_template_file = TemplateFileField(label="… or upload one for the prompts", help_text="A .jinja file.")
     chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
-    rows_chat_template = forms.ChoiceField(
-        required=False,
-        label="For the training rows",
-        help_text="The model's answers stay as sampled; what stands between them is this template's.",
-    )
     rows_chat_template_text = _pasted("… or paste one for the rows")
     rows_chat_template_file = TemplateFileField(label="… or upload one for the rows", help_text="A .jinja file.")
     rows_chat_template_label = forms.CharField(required=False, max_length=300, widget=forms.HiddenInput)
-    template_kwargs = JsonField(
-        dict,
-        '{"enable_thinking": false}',
-        label="Template arguments",
-        widget=code_area(2),
-        help_text="Passed to every render, as JSON. Optional.",
-    )
-    compare = forms.ChoiceField(
-        required=False,
-        label="Compare with a full render",
-        choices=[(mode, f"{mode.replace('_', ' ')}: {words}") for mode, words in COMPARE.items()],
-        help_text="At a trajectory's end; a difference becomes a finding.",
-    )
 
     def __init__(
         self, project: Project, data: Any = None, files: Any = None, initial: Mapping[str, Any] | None = None
@@ -166,10 +89,9 @@ class NewRunForm(PlainForm):
             ("model", [(one, one) for one in served_models()]),
             ("strategy", _strategies()),
             ("environment", _environments()),
+            ("compare", [(mode, f"{mode.replace('_', ' ')}: {words}") for mode, words in COMPARE.items()]),
         ):
             self._field(name).choices = choices
-        for name in ("temperature", "top_p", "min_p", "environment_seconds"):
-            self.fields[name].widget.attrs["step"] = "any"
         self._offer_templates()
 
     def _field(self, name: str) -> forms.ChoiceField:
@@ -240,9 +162,9 @@ class NewRunForm(PlainForm):
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or {}
-        for name in ("top_k", "min_p", "alternatives", "environment_seconds", "compare"):
+        for name, default in asdict(LaunchSettings()).items():
             if cleaned.get(name) in (None, ""):
-                cleaned[name] = self._defaults[name]
+                cleaned[name] = default
         for name in TEMPLATES:
             self._one_template(name, cleaned)
         return cleaned
@@ -261,14 +183,13 @@ class NewRunForm(PlainForm):
         elif uploaded:
             cleaned[f"{name}_new"] = (uploaded, str(self.files[f"{name}_file"]))
 
-    def launch_form(self) -> LaunchSettings:
+    def launch_settings(self) -> LaunchSettings:
         """The launch that a valid form asks for. New templates are registered."""
-        known = {field.name for field in fields(LaunchSettings)}
-        values = {name: value for name, value in self.cleaned_data.items() if name in known}
+        values = dict(self.cleaned_data)
         for name in TEMPLATES:
             if new := self.cleaned_data.get(f"{name}_new"):
                 values[name] = _registered(self.project, *new)
-        return LaunchSettings(**values)
+        return LaunchSettings.of(values)
 
     def add_problems(self, problems: dict[str, str]) -> None:
         """Put the errors of the launch beside their fields."""
@@ -280,9 +201,25 @@ def _registered(project: Project, text: str, label: str) -> str:
     return register_chat_template(text, label, project).sha256
 
 
-def form_labels() -> dict[str, str]:
-    """Setting -> what the form calls it."""
-    return {name: str(field.label) for name, field in NewRunForm.base_fields.items() if field.label}
+def _field(setting: Field[Any]) -> forms.Field:
+    """The input of a setting. The choices of a text are filled in when the form is made."""
+    facts = setting.metadata
+    words = {"label": facts["label"], "help_text": facts["help"], "required": facts.get("required", False)}
+    if "least" in facts:
+        number = {**words, "min_value": facts["least"], "max_value": facts["most"]}
+        if setting.type != "float":
+            return forms.IntegerField(**number)
+        return forms.FloatField(**number, widget=forms.NumberInput(attrs={"step": "any"}))
+    if setting.name == "stop":
+        words["help_text"] += " One a line; \\n stands for a line break."
+        return forms.CharField(**words, strip=False, max_length=4000, widget=code_area(2))
+    if setting.name == "template_kwargs":
+        words.pop("required")
+        return JsonField(dict, '{"enable_thinking": false}', **words, widget=code_area(2))
+    return forms.ChoiceField(**words)
+
+
+NewRunForm.base_fields |= {one.name: _field(one) for one in fields(LaunchSettings) if one.name != "engine"}
 
 
 def project_of_run(access: Access, code: str) -> Project | None:

@@ -78,7 +78,7 @@ def _launch(form: NewRunForm, request: HttpRequest, project: Project) -> Run | N
     try:
         cleaned = form.cleaned_data
         return launch.launch(
-            form.launch_form(),
+            form.launch_settings(),
             name=cleaned["name"].strip(),
             user=request.user,
             prompts=cleaned["prompts_file"],

@@ -15,7 +15,7 @@ from rollouts.store.trajectories.findings import find_finding_of_run
 
 
 @dataclass(frozen=True)
-class Refusal:
+class TemplateRefusal:
     """What the page of a refused run says."""
 
     kind: str
@@ -34,7 +34,7 @@ class Refusal:
     """The launch form with the repaired template; empty while there is none."""
 
 
-def refusal(run: Run) -> Refusal | None:
+def refusal(run: Run) -> TemplateRefusal | None:
     """What the page of a refused run says; None for any other run. At most two queries, none where nothing failed."""
     finding = _finding(run)
     if finding is None:
@@ -45,7 +45,7 @@ def refusal(run: Run) -> Refusal | None:
     repair = _state(check)
     name = "rows_chat_template" if of_rows else "chat_template"
     query = {"again": run.code, name: check.code if check else "", "repaired": "repair"}
-    return Refusal(
+    return TemplateRefusal(
         kind=finding.kind,
         evidence=finding.evidence,
         of_rows=of_rows,
@@ -74,7 +74,7 @@ def _check(run: Run, template: ChatTemplate) -> TemplateCheck | None:
 
 
 def _state(check: TemplateCheck | None) -> str:
-    """Of the repair: see :class:`Refusal`."""
+    """Of the repair: see :class:`TemplateRefusal`."""
     if check is None or check.status == TemplateCheck.Status.FAILED:
         return ""
     if check.status != TemplateCheck.Status.DONE or check.progress:

@@ -23,15 +23,9 @@ from rollout_inspector.diagnose.alarm_rules import (
     AlarmFigure,
 )
 from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Role, Run
-from rollouts.store.runs.alarms import (
-    AlarmRefused,
-    count_alarm_steps,
-    drop_limit,
-    find_alarm_rule,
-    limits_in,
-    set_limit,
-)
+from rollouts.store.runs.alarms import count_alarm_steps, drop_limit, find_alarm_rule, limits_in, set_limit
 from rollouts.store.runs.runs import find_run
 
 
@@ -80,7 +74,7 @@ def set_alarm(request: HttpRequest, run: Run) -> HttpResponse:
     typed = {name: request.POST.get(name, "")[:200] for name in ("figure", "kind", "limit", "scope")}
     try:
         rule = set_limit(run, typed["figure"], typed["kind"], typed["limit"], typed["scope"], request.user)
-    except AlarmRefused as refusal:
+    except Refusal as refusal:
         errors = {refusal.field: [str(refusal)]}
         if wants_json(request):
             return json_page({"errors": errors}, 422)

@@ -16,6 +16,7 @@ from inspector.runs.pages import RunValues
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, is_fragment, json_page, page, wants_json
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import rescore
 from rollouts.jobs.launch import served_models
 from rollouts.jobs.sending import send
@@ -205,7 +206,7 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, f"“{typed}” is no temperature. Write a number such as 0.7.", 422)
     try:
         job, is_new = rescore.ask(run, model, engine, request.user, temperature)
-    except rescore.CannotRescore as error:
+    except Refusal as error:
         return _told(request, run, str(error), 422)
     if is_new and (sentence := send(job)):
         return _told(request, run, sentence, 503)

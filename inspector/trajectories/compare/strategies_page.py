@@ -30,7 +30,9 @@ from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.access import may_write
+from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
+from rollout_inspector.refusal import worded
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
@@ -149,7 +151,7 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
     if replay is None:
         return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
     if replay.job.status == models.Job.Status.FAILED:
-        return "failed", replay, replay.job.error
+        return "failed", replay, worded(replay.job.error, replay.job.remedy, WORDS)
     return replay.job.status, replay, waiting_words(replay.job)
 
 

@@ -33,6 +33,7 @@ from rollout_inspector.client.adapters.pushed_files import (
     step_of,
 )
 from rollout_inspector.client.client import Client, PushError, ServerError
+from rollout_inspector.refusal import Refusal
 
 try:
     import fcntl
@@ -49,10 +50,6 @@ MAX_FILES = 20_000
 HEAD_BYTES = 4096
 _REFUSED = (400, 411, 413, 415)
 """Answers that concern the file; other refusals concern the run or the token."""
-
-
-class WatchStopped(Exception):
-    """Nothing can be pushed; the message says why, and the way out."""
 
 
 @dataclass
@@ -89,7 +86,7 @@ class FolderWatch:
     """Pushes the files of ``folder`` to the run of ``client``; without one, a run called ``name`` is created.
 
     ``only``: patterns of paths inside the folder, such as ``rollouts/*``. ``step_pattern`` has one group, the training
-    step. ``convert`` turns a pickle into a file that can be pushed. Raises :class:`WatchStopped`.
+    step. ``convert`` turns a pickle into a file that can be pushed. Raises :class:`Refusal`.
     """
 
     folder: Path
@@ -128,7 +125,7 @@ class FolderWatch:
                 self._tell(f"{shown(self._key(path))} cannot be read: {error.strerror or error}.")
             except ServerError as error:
                 if error.status in (401, 403, 404, 409, 410):
-                    raise WatchStopped(str(error)) from error
+                    raise Refusal(str(error)) from error
                 self.counts.is_away = True
                 if str(error) != self._away:
                     self.say(f"{shown(str(error))} Files wait, and are sent later.")
@@ -230,7 +227,7 @@ class FolderWatch:
             except ServerError as error:
                 if error.status not in _REFUSED:
                     raise
-                raise WatchStopped(str(error)) from error  # such as a tokenizer that is not registered
+                raise Refusal(str(error)) from error  # such as a tokenizer that is not registered
             self._save()
         try:
             said = send()
@@ -285,10 +282,10 @@ class FolderWatch:
                 else:
                     found.append(path)
             if len(found) > MAX_FILES:
-                raise WatchStopped(f"{self.folder} holds more than {MAX_FILES:,} files. Say which: --only PATTERN.")
+                raise Refusal(f"{self.folder} holds more than {MAX_FILES:,} files. Say which.", field="only")
         if pickles:
-            self._tell("Files that end in .pt or .pkl are left alone. --convert-pickles opens them; only do that with "
-                       "files that you trust.")
+            self._tell("Files that end in .pt or .pkl are left alone. They can be converted; only do that with files "
+                       "that you trust.")
         return sorted(found, key=lambda path: _in_order(self._key(path)))
 
     def _key(self, path: Path) -> str:
@@ -334,8 +331,8 @@ class FolderWatch:
                 json.dump(value, file)
             draft.replace(self.state_path)
         except OSError as error:
-            raise WatchStopped(
-                f"{self.state_path} cannot be written: {error.strerror}. Name another place: --state FILE."
+            raise Refusal(
+                f"{self.state_path} cannot be written: {error.strerror}. Name another place.", field="state"
             ) from error
 
     def _load(self) -> None:
@@ -345,18 +342,16 @@ class FolderWatch:
         except FileNotFoundError:
             return
         except (OSError, ValueError, RecursionError) as error:
-            raise WatchStopped(f"{self.state_path} cannot be read as a state file: {error}. Move it away.") from error
+            raise Refusal(f"{self.state_path} cannot be read as a state file: {error}. Move it away.") from error
         try:
             if value["version"] != 1:
-                raise WatchStopped(f"{self.state_path} is of version {value['version']}. Move it away.")
+                raise Refusal(f"{self.state_path} is of version {value['version']}. Move it away.")
             url, run = str(value["url"]), value["run"] and str(value["run"])
             files = {key: _file_state(held) for key, held in value["files"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise WatchStopped(f"{self.state_path} is no state file of this command. Move it away.") from error
+            raise Refusal(f"{self.state_path} is no state file of this command. Move it away.") from error
         if url != self.client.url or (run and self.client.run and run != self.client.run):
-            raise WatchStopped(
-                f"{self.state_path} is about the run {run} on {url}. Name another state file with --state FILE."
-            )
+            raise Refusal(f"{self.state_path} is about the run {run} on {url}. Name another state file.", field="state")
         self.client.run, self._files = self.client.run or run, files
 
     def _locked(self) -> IO[bytes] | None:
@@ -364,15 +359,13 @@ class FolderWatch:
         try:
             file = os.fdopen(_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
         except OSError as error:
-            raise WatchStopped(
-                f"{path} cannot be written: {error.strerror}. Name another place: --state FILE."
-            ) from error
+            raise Refusal(f"{path} cannot be written: {error.strerror}. Name another place.", field="state") from error
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.close()
-                raise WatchStopped(f"Another process watches with {self.state_path} already.") from None
+                raise Refusal(f"Another process watches with {self.state_path} already.") from None
         return file
 
 

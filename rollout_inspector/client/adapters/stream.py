@@ -97,7 +97,7 @@ class RolloutStream:
             if not value:
                 raise ValueError(
                     f"Rollout Inspector needs {what.lower()}=... or the environment variable ROLLOUT_INSPECTOR_{what}. "
-                    "The page /tokens of the server makes a token."
+                    "The server makes a token at /tokens."
                 )
         self.run = run or _environment("RUN") or None
         self.name = name or time.strftime("streamed %Y-%m-%d %H:%M")

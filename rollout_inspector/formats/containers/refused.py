@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from rollout_inspector.refusal import Refusal
+
 
 class BadLine(ValueError):
     """A line that cannot be read; the message is a sentence for the user."""
 
 
-class FileRefused(ValueError):
+class FileRefused(Refusal):
     """The file as a whole is not read; the message is a sentence for the user."""
 
 

@@ -79,7 +79,7 @@ def one_row(trajectory: Trajectory, rows: Sequence[Row]) -> ExportFault | None:
     where = "" if step is None or continues else f": step {step} does not continue what came before it"
     return ExportFault(
         f"It is {len(rows)} rows{where}, and a batch of whole trajectories holds one for each. "
-        "Export it as skyrl_step_wise, or with a --strategy that keeps one row."
+        "Export it as skyrl_step_wise, or with a strategy that keeps one row."
     )
 
 

@@ -18,19 +18,13 @@ from rollout_inspector.formats.registry import Join, join_lines
 from rollout_inspector.formats.writers import export_records as records
 from rollout_inspector.formats.writers.export_faults import ExportFault, has_reward, one_row, row_fault
 from rollout_inspector.formats.writers.export_records import Decode, Skyrl, Start, per_row
+from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.prefix import merged_rows, row_of
 from rollout_inspector.streams.trajectory import Row, Trajectory
 
 _SPOOL_BYTES = 8 << 20
 RowsOf = Callable[[Trajectory], Sequence[Row]]
 FaultOf = Callable[[Trajectory, Sequence[Row]], ExportFault | None]
-
-
-class ExportRefused(ValueError):
-    """A row breaks an invariant of the target; the message names the trajectory and the fault."""
-
-
-WAYS_OUT = "Leave such trajectories out with --leave-out, or write them all the same with --force."
 
 
 def rows_of(trajectory: Trajectory) -> Sequence[Row]:
@@ -91,7 +85,7 @@ def write(
     decode: Decode | None = None,
     cause: Callable[[Trajectory], str] | None = None,
 ) -> int:
-    """Returns the number of rows written. Raises :class:`ExportRefused` at the first bad row unless ``force``.
+    """Returns the number of rows written. Raises :class:`Refusal` at the first bad row unless ``force``.
 
     ``leave_out`` is called with a sentence about each trajectory that has a bad row; none of its rows is written.
     ``rows`` returns the rows of a trajectory, ``decode`` the text of ids, ``cause`` a sentence that says why a
@@ -99,7 +93,7 @@ def write(
     """
 
     def refuse(why: str) -> None:
-        raise ExportRefused(f"{why} {WAYS_OUT}")
+        raise Refusal(why, Remedy.LEAVE_OUT)
 
     on_fault = None if force else leave_out or refuse
     records = _records(target, trajectories, on_fault, rows or target.rows, decode, cause)
@@ -156,7 +150,7 @@ def _write_columns(target: Export, found: Iterator[dict[str, Any]], file: IO[byt
             for key, spool in spools.items():
                 spool.write((b"," if n > 1 else b"") + msgspec.json.encode(record[key]))
         if not n and not may_be_empty:
-            raise ExportRefused(f"There is no row to write, and {target.name} has no batch without rows.")
+            raise Refusal(f"There is no row to write, and {target.name} has no batch without rows.")
         for place, (key, spool) in enumerate(spools.items()):
             file.write((b"," if place else b"{") + msgspec.json.encode(key) + b":[")
             spool.seek(0)

@@ -174,7 +174,7 @@ def changed_past(
     sentence = (
         f"The chat template is not prefix-preserving: appending a {role} message changes what was rendered before it, "
         f"from token {shared} of the probe on ({before} becomes {after}). {slug} cannot use it; repair the template "
-        "(manage.py check_template --repair) or choose another strategy."
+        "or choose another strategy."
     )
     return TemplateRewrites(sentence, shorter, longer, shared, role)
 

@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from rollout_inspector.refusal import Refusal
+
 WANTED = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -19,7 +21,7 @@ MAX_JSON_BYTES = 64_000_000
 MAX_TEMPLATE_BYTES = 2_000_000
 
 
-class TokenizerUnusable(ValueError):
+class TokenizerUnusable(Refusal):
     """The folder holds no tokenizer that can be read. The message names the file and what is wrong with it."""
 
 

@@ -19,7 +19,8 @@ from django.utils import timezone
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.registry import Join
 from rollout_inspector.formats.writers import exports
-from rollout_inspector.formats.writers.exports import EXPORTS, Export, ExportRefused, padded
+from rollout_inspector.formats.writers.exports import EXPORTS, Export, padded
+from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay_many
@@ -29,12 +30,13 @@ from rollouts.jobs.ranges import cut_run, range_of
 from rollouts.jobs.replays import replay_context
 from rollouts.store import files, models
 from rollouts.store.files import StorageDown
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, Sharing, end_job, files_in_use
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job, files_in_use
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job
 from rollouts.store.trajectories.findings import first_finding_of_stream
 from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, only_finished
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters, passing
+from rollouts.store.trajectories.trajectory_list import passing
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ MAX_PADDING = 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """How a run is to be written. Raises ``ValueError`` with a sentence where the parts do not go together."""
+    """How a run is to be written. Raises :class:`Refusal` where the parts do not go together."""
 
     format: str = "own_jsonl"
     strategy: str = ""
@@ -83,13 +85,17 @@ class Wanted:
 
     def __post_init__(self) -> None:
         if self.format not in WRITERS:
-            raise ValueError(f"There is no format {self.format[:40]!r}. Known: {', '.join(WRITERS)}.")
+            raise Refusal(f"There is no format {self.format[:40]!r}. Known: {', '.join(WRITERS)}.", field="format")
         if self.strategy and self.strategy not in STRATEGIES:
-            raise ValueError(f"There is no strategy {self.strategy[:40]!r}. Known: {', '.join(STRATEGIES)}.")
+            raise Refusal(
+                f"There is no strategy {self.strategy[:40]!r}. Known: {', '.join(STRATEGIES)}.", field="strategy"
+            )
         if self.force and self.leave_out:
-            raise ValueError("Faulty rows are either written all the same or left out; choose one of the two.")
+            raise Refusal("Faulty rows are either written all the same or left out; choose one of the two.")
         if self.pad_to is not None and (self.format != "sft" or self.pad_to < 1):
-            raise ValueError("Padding takes a number of tokens from 1 on, and goes with the format sft alone.")
+            raise Refusal(
+                "Padding takes a number of tokens from 1 on, and goes with the format sft alone.", field="pad_to"
+            )
 
     @property
     def filters(self) -> TrajectoryFilters:
@@ -129,7 +135,7 @@ def write_run(
     """Write the finished trajectories of ``records``.
 
     ``tick`` is called after each trajectory that was read, ``tell`` with a sentence about each one that is left out.
-    Raises :class:`ExportRefused` with a sentence.
+    Raises :class:`Refusal` with a sentence.
     """
     part = write_part(run, records, wanted, file, tell=tell, tick=tick)
     return Written(part.n, sentence_of([part], wanted))
@@ -148,16 +154,16 @@ class WrittenPart(NamedTuple):
 
 
 def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
-    """How many trajectories were left out. Raises :class:`ExportRefused` where nothing is left to write."""
+    """How many trajectories were left out. Raises :class:`Refusal` where nothing is left to write."""
     n, n_read, n_out = (sum(getattr(part, name) for part in parts) for name in ("n", "n_read", "n_out"))
     if wanted.only and not n_read:
-        raise ExportRefused("No finished trajectory passes the filter of this export, so there is nothing to write.")
+        raise Refusal("No finished trajectory passes the filter of this export, so there is nothing to write.")
     if n_out and not n:
         first = next(part.first for part in parts if part.n_out)
-        raise ExportRefused(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
+        raise Refusal(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
     if wanted.strategy and not n:
         name = wanted.strategy.replace("_", " ")
-        raise ExportRefused(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
+        raise Refusal(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
     verb = "was" if n_out == 1 else "were"
     return f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else ""
 
@@ -243,8 +249,7 @@ def _under(
                 continue
             sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
             if leave_out is None:
-                way_out = "Choose another strategy, or leave such trajectories out with --leave-out."
-                raise ExportRefused(f"{sentence} {way_out}")
+                raise Refusal(sentence, Remedy.OTHER_STRATEGY)
             leave_out(sentence)
 
 
@@ -300,8 +305,6 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
         size = draft.stat().st_size
         beat(n_done=total)
         files.put(key_of(job) if job is whole else part_of(job), draft, move=True)
-    except ExportRefused as refusal:
-        raise JobFailed(str(refusal)) from refusal
     finally:
         draft.unlink(missing_ok=True)
     return {"report": {"part": list(part), "notes": notes[:MAX_NOTES], "n_notes": len(notes), "bytes": size}}
@@ -312,10 +315,7 @@ def join(job: Job, beat: Beat) -> None:
     shards, join_files = shards_of(job), _join_of(Wanted(**job.options))
     assert join_files is not None
     reports = [shard.report or {} for shard in shards]
-    try:
-        sentence_of([WrittenPart(*report["part"]) for report in reports], Wanted(**job.options))
-    except ExportRefused as refusal:
-        raise JobFailed(str(refusal)) from refusal
+    sentence_of([WrittenPart(*report["part"]) for report in reports], Wanted(**job.options))
 
     def parts() -> Iterator[IO[bytes]]:
         for shard in shards:

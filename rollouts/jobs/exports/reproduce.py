@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.diagnose.finding import Axis, Finding
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import link_steps
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.jobs.exports.reproduce_rows import NEEDS_TOKENIZER, TURNS, Check, row_material
@@ -111,10 +112,6 @@ print("Reproduced:", "".join(char if char.isprintable() else ascii(char)[1:-1] f
 """
 
 
-class CannotReproduce(ValueError):
-    """There is no script for a finding; the message is a sentence that says why."""
-
-
 def script(
     finding: Finding,
     trajectory: Trajectory,
@@ -130,7 +127,7 @@ def script(
 
     ``tokenizer``: a hub id or a folder. ``named``: name, and SHA-256 of tokenizer.json, of a tokenizer whose folder the
     script takes as its argument, because it lies elsewhere for each reader. Neither: it compares ids and shows no text.
-    Raises :class:`CannotReproduce` when nothing in the stored data can be asserted.
+    Raises :class:`Refusal` when nothing in the stored data can be asserted.
     """
     data, checks, code = _material(finding, trajectory)
     step = trajectory.steps[finding.step or 0] if _has_step(finding, trajectory) else None
@@ -138,7 +135,7 @@ def script(
     has_tokenizer = bool(tokenizer or named)
     encoder = has_tokenizer and step is not None and finding.kind in NEEDS_ENCODER and "BEFORE" not in data
     if (not checks and not encoder) or (finding.kind in NEEDS_TOKENIZER and not has_tokenizer):
-        raise CannotReproduce(
+        raise Refusal(
             f"This finding ({finding.kind}) says what the source lacks or what lies outside the stored ids; there is "
             "nothing that a script could assert."
         )

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.formats.readers import inspector_jsonl
-from rollout_inspector.guard.audit_folder import FINDINGS, AuditFolderUnusable, read_summary
+from rollout_inspector.guard.audit_folder import FINDINGS, read_summary
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, trajectories_at
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 
 FLAGGED = "flagged.jsonl"
@@ -41,13 +42,13 @@ class FlaggedTrajectories:
 def flagged_by(folder: Path, kinds: Collection[str], severity: Severity, limit: int) -> FlaggedTrajectories:
     """The trajectories with a finding of these kinds, or of this severity or a worse one where no kind is named.
 
-    At most ``limit`` of them, those with the worst finding first. Raises :class:`AuditFolderUnusable`.
+    At most ``limit`` of them, those with the worst finding first. Raises :class:`Refusal`.
     """
     summary = read_summary(folder)
     unknown = sorted(set(kinds) - set(summary["kinds"]))
     if unknown:
         known = ", ".join(summary["kinds"]) or "none at all"
-        raise AuditFolderUnusable(f"The audit has no finding of the kind {unknown[0]!r}. It has: {known}.")
+        raise Refusal(f"The audit has no finding of the kind {unknown[0]!r}. It has: {known}.")
     taken = set(_WORST_FIRST if kinds else _WORST_FIRST[: _WORST_FIRST.index(severity.value) + 1])
     worst: dict[tuple[int, int], int] = {}
     try:
@@ -59,7 +60,7 @@ def flagged_by(folder: Path, kinds: Collection[str], severity: Severity, limit: 
         settings = AuditSettings(**summary["settings"])
         shards = [AuditShard(tuple(pieces)) for pieces in summary["pieces"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise AuditFolderUnusable(f"{folder} cannot be read: {error}. Run the audit again.") from error
+        raise Refusal(f"{folder} cannot be read: {error}. Run the audit again.") from error
     chosen = sorted(worst, key=lambda place: (worst[place], place))[:limit]
     return FlaggedTrajectories(sorted(chosen), len(worst) - len(chosen), settings, shards)
 
@@ -67,19 +68,19 @@ def flagged_by(folder: Path, kinds: Collection[str], severity: Severity, limit: 
 def write_flagged(folder: Path, flagged: FlaggedTrajectories) -> Path:
     """Write the flagged trajectories, lossless, and return the file. It is whole or not there.
 
-    Raises :class:`AuditFolderUnusable` when a file changed since the audit, or the folder cannot be written.
+    Raises :class:`Refusal` when a file changed since the audit, or the folder cannot be written.
     """
     part = folder / f"{FLAGGED}.part"
     try:
         with part.open("wb") as file:
             n = _write(flagged, file)
         if n != len(flagged.places):
-            raise AuditFolderUnusable(
+            raise Refusal(
                 f"Only {n:,} of {len(flagged.places):,} flagged trajectories are in the files. Run the audit again."
             )
         return part.replace(folder / FLAGGED)
     except OSError as error:
-        raise AuditFolderUnusable(f"{error.strerror or error}") from error
+        raise Refusal(f"{error.strerror or error}") from error
 
 
 def _write(flagged: FlaggedTrajectories, file: Any) -> int:

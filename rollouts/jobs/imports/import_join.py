@@ -62,7 +62,7 @@ def join(job: Job, beat: Beat) -> None:
     drop_uploads(run.code)
 
 
-def fail(job: Job, sentence: str) -> None:
+def fail(job: Job, sentence: str, remedy: str) -> None:
     """End a job that could not be done, and its run. Files that were read stay; *Resume* reads what is left."""
     run = find_run(jobs=job)
     if run is None or not is_active(run) or not is_cut(job):

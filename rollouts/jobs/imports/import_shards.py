@@ -19,6 +19,7 @@ from rollout_inspector import formats
 from rollout_inspector.diagnose.checks import Diagnosis
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.containers.file_part import FilePart
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.imports.ids_of_parts import MAX_NAME, hash_of, packed
@@ -26,7 +27,7 @@ from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of,
 from rollouts.jobs.imports.uploads import file_of
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobLost, beat_job
+from rollouts.store.jobs.jobs import Beat, JobLost, beat_job
 from rollouts.store.models import Job, Run, new_code
 from rollouts.store.runs.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
 from rollouts.store.runs.rejections import MAX_REJECTIONS
@@ -156,7 +157,7 @@ def do_shard(shard: Job, beat: Beat) -> dict[str, Any]:
             drop_range(run, index, stop + 1, alive)
             one.refused = storable_text(str(refusal))
         except ImportCancelled as error:
-            raise JobFailed("Somebody asked the import to stop.") from error
+            raise Refusal("Somebody asked the import to stop.") from error
         made.append(one.found(piece))
         before += piece["bytes"]
         index += made[-1]["n"]
@@ -213,7 +214,7 @@ class _Piece(FileImport):
 
     def store(self, batch: Sequence[Trajectory], found: Sequence[Diagnosis]) -> None:
         if self.next_index + len(batch) > self._stop:
-            raise JobFailed(f"{self.source.name} holds too many trajectories for its bytes. Import it by itself.")
+            raise Refusal(f"{self.source.name} holds too many trajectories for its bytes. Import it by itself.")
         for attempt in range(1, STORE_ATTEMPTS + 1):
             held = self._taken(batch)
             free = [

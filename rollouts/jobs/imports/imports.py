@@ -18,6 +18,7 @@ from rollout_inspector import formats
 from rollout_inspector.diagnose.checks import Diagnosis
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.diagnosis import diagnosis_for, gap_json
@@ -118,7 +119,7 @@ def ask_for_uploads(
 def send_import(run: models.Run, job: Job) -> None:
     """Send a worker for an import. The run fails with a sentence when none can be sent."""
     if sentence := send(job):
-        sentence += " Then press Resume. Or use manage.py import_rollouts, which needs no worker."
+        sentence += " Then resume the run. Or use the command import_rollouts, which needs no worker."
         end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
 
 
@@ -182,10 +183,10 @@ def left_of(run: models.Run) -> Job | None:
 
 
 def resume(run: models.Run) -> None:
-    """Read the files that are left of an import that broke off. Raises ``ValueError`` with a sentence."""
+    """Read the files that are left of an import that broke off. Raises :class:`Refusal`."""
     old = left_of(run)
     if old is None:
-        raise ValueError("Nothing is left of this import to resume. Import the files again.")
+        raise Refusal("Nothing is left of this import to resume. Import the files again.")
     reopen_run(run)
     with transaction.atomic():
         job, is_new = ask_job(run, "import", old.options, run.created_by)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from django.db.models import QuerySet
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.strategies import Context, StrategyRefused
 from rollout_inspector.streams.strategies.replay import lacks_reply, with_replies
@@ -24,10 +25,6 @@ BATCH = 20
 """Trajectories that are loaded at once."""
 
 
-class CannotReplay(ValueError):
-    """No strategy can be replayed; the message is a sentence that says what is missing."""
-
-
 def template_text(run: Run) -> str | None:
     """The run's chat template, else its tokenizer's own."""
     if run.chat_template is not None:
@@ -41,12 +38,12 @@ def context_of(
 ) -> tuple[Context, tokenizers.LoadedTokenizer | None]:
     """The context of a run's strategies, for one thread. ``chosen`` and ``chat_template`` replace the run's own.
 
-    Where the run lacks what a render needs, the context says so. Raises :class:`CannotReplay` with a sentence where
+    Where the run lacks what a render needs, the context says so. Raises :class:`Refusal` with a sentence where
     ``chosen`` or ``chat_template`` cannot be used.
     """
     try:
         return _rendering(run, chosen, chat_template)
-    except CannotReplay as error:
+    except Refusal as error:
         if chosen or chat_template:
             raise
         return Context.without_renderer(str(error)), None
@@ -57,25 +54,25 @@ def _rendering(
 ) -> tuple[Context, tokenizers.LoadedTokenizer]:
     is_other = bool(chosen or chat_template)
     if chosen is None and run.tokenizer is None:
-        raise CannotReplay(
-            "The run has no tokenizer, and this strategy renders and encodes. Choose one under “Diagnose again” on the "
-            "page of the run, or name one with --tokenizer."
+        raise Refusal(
+            "The run has no tokenizer, and this strategy renders and encodes. Diagnose the run again with a tokenizer, "
+            "or name one for the replay."
         )
     try:
         loaded = chosen or load_tokenizer(run.tokenizer.files_sha256 if run.tokenizer else "")
     except (ValueError, OSError) as error:
-        raise CannotReplay(without_paths(f"The tokenizer cannot be used: {error}")) from error
+        raise Refusal(without_paths(f"The tokenizer cannot be used: {error}")) from error
     rows = run.rows_chat_template if chat_template is None else None
     text = chat_template or (run.chat_template.text if run.chat_template is not None else loaded.chat_template)
     if text is None:
-        raise CannotReplay(
+        raise Refusal(
             "Neither the run nor its tokenizer has a chat template, and this strategy renders messages. Import the "
-            "files with the template that made them, or name it with --chat-template FILE."
+            "files with the template that made them, or name it for the replay."
         )
     try:
         pieces = PieceEncoder(loaded)
     except tokenizers.TokenizerUnusable as error:
-        raise CannotReplay(f"The tokenizer cannot be used: {error}") from error
+        raise Refusal(f"The tokenizer cannot be used: {error}") from error
 
     def encode(text: str) -> Ids:
         try:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from django.db import transaction
 
+from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Origin, Row
-from rollouts.jobs.replays.replay_context import CannotReplay, complete_replies, context_of, template_text
+from rollouts.jobs.replays.replay_context import complete_replies, context_of, template_text
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
 from rollouts.store.trajectories.replays import find_replay, replace_replay_rows, replay_of, replay_of_job, save_replay
 from rollouts.store.trajectories.trajectories import load_trajectories
@@ -34,7 +35,7 @@ def missing(trajectory: StoredTrajectory) -> str:
         return ""
     return (
         "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
-        "the messages between them. Import what the rollout side recorded to see this page."
+        "the messages between them. Import what the rollout side recorded."
     )
 
 
@@ -91,8 +92,10 @@ def do_job(job: Job, beat: Beat) -> None:
     save_replay(replay, "key")
     try:
         results = _replayed(replay.trajectory)
-    except (CannotReplay, RenderFailed, OSError, ValueError) as error:
-        raise JobFailed(str(error)) from error
+    except Refusal:
+        raise
+    except (RenderFailed, OSError, ValueError) as error:
+        raise Refusal(str(error)) from error
     replay.report = {"strategies": [figures(result) for result in results]}
     stored = [_kept(replay, result) for result in results if result.rows]
     with transaction.atomic():
@@ -105,14 +108,14 @@ def do_job(job: Job, beat: Beat) -> None:
 def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
     reason = missing(record)
     if reason:
-        raise CannotReplay(reason)
+        raise Refusal(reason)
     (value,) = load_trajectories([record])
     forwarded = sum(len(step.prompt_ids) + len(step.completion_ids) for step in value.steps)
     if len(value.steps) > MAX_STEPS or forwarded > MAX_FORWARDED_TOKENS:
-        raise CannotReplay(
-            f"With {len(value.steps):,} steps that forward {forwarded:,} tokens it is too long for this page, which "
-            f"takes {MAX_STEPS:,} steps and {MAX_FORWARDED_TOKENS:,} tokens. On a command line there is no limit: "
-            f"manage.py replay {record.code}"
+        raise Refusal(
+            f"With {len(value.steps):,} steps that forward {forwarded:,} tokens it is too long for a worker, which "
+            f"replays up to {MAX_STEPS:,} steps and {MAX_FORWARDED_TOKENS:,} tokens.",
+            Remedy.REPLAY_BY_COMMAND,
         )
     context, loaded = context_of(record.run)
     (made,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)

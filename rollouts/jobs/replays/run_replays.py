@@ -7,13 +7,14 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.ranges import cut_run, range_of
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
 from rollouts.jobs.replays.replays import figures, hash_of
-from rollouts.store.jobs.jobs import Beat, JobFailed, JobKind, Sharing, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.runs.runs import run_of_job
@@ -102,7 +103,7 @@ def join(job: Job, beat: Beat) -> None:
     reports = [one.report or {} for one in shards_of(job) or [job]]
     total = new_report(run, 0, -1)
     if any(report.get("key") != total["key"] for report in reports):
-        raise JobFailed("The run changed while it was replayed. Replay it again.")
+        raise Refusal("The run changed while it was replayed. Replay it again.")
     for report in reports:
         _merge(total, report)
     for line in total["strategies"]:

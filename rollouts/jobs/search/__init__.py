@@ -1,6 +1,6 @@
 """Search in the tokens, findings and metadata of stored trajectories: what is asked, how it is found, part by part."""
 
-from rollouts.jobs.search.patterns import PatternRefused, PatternTooSlow
+from rollouts.jobs.search.patterns import PatternTooSlow
 from rollouts.jobs.search.questions import BY, INDEXES, SearchQuestion
 from rollouts.jobs.search.walk import Found, SearchedPart, find_in_row, search
 
@@ -8,7 +8,6 @@ __all__ = [
     "BY",
     "INDEXES",
     "Found",
-    "PatternRefused",
     "PatternTooSlow",
     "SearchQuestion",
     "SearchedPart",

@@ -14,6 +14,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.buffer import TokenBuffer
@@ -28,10 +29,6 @@ REGEX_CARRY = 1024
 """Tokens before a break that are read again with what follows it."""
 
 Range = tuple[int, int]
-
-
-class PatternRefused(ValueError):
-    """What is looked for makes no sense; the message is a sentence for the user."""
 
 
 class PatternTooSlow(Exception):
@@ -233,50 +230,50 @@ _PART = re.compile(r"[\s,\[\]]*(?:(\*)|(-?\d+)|`([^`]+)`|\"([^\"]+)\"|'([^']+)'|
 
 
 def read_ids(text: str) -> IdsPattern:
-    """A pattern of ids: ``271 * 151657``, or ``271 after `</tool_response>```. Raises :class:`PatternRefused`."""
+    """A pattern of ids: ``271 * 151657``, or ``271 after `</tool_response>```. Raises :class:`Refusal`."""
     if len(text) > MAX_TEXT:
-        raise PatternRefused(f"This has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
+        raise Refusal(f"This has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
     parts: list[int | bytes | None] = []
     behind: list[int | bytes | None] | None = None
     for match in _PART.finditer(text):
         star, number, back, double, single, after, wrong = match.groups()
         token = back or double or single
         if wrong is not None:
-            raise PatternRefused(
+            raise Refusal(
                 f"“{wrong[:40]}” at character {match.start(7) + 1} is no id. Write ids such as 271, * for any one id, "
                 "and the text of a token in quotes or backquotes."
             )
         if after is not None:
             if behind is not None or not parts:
-                raise PatternRefused("“after” stands once, between two parts: 271 after `</tool_response>`.")
+                raise Refusal("“after” stands once, between two parts: 271 after `</tool_response>`.")
             behind, parts = parts, []
         elif star is not None:
             parts.append(None)
         elif number is not None:
             if not 0 <= (value := int(number[:12])) < 2**31:
-                raise PatternRefused(f"There is no id {number[:20]}: ids are whole numbers from 0 to 2,147,483,647.")
+                raise Refusal(f"There is no id {number[:20]}: ids are whole numbers from 0 to 2,147,483,647.")
             parts.append(value)
         else:
             parts.append(token.encode())
     if behind is not None:
         if not parts:
-            raise PatternRefused("Nothing stands behind “after”: 271 after `</tool_response>`.")
+            raise Refusal("Nothing stands behind “after”: 271 after `</tool_response>`.")
         parts += behind
     if not parts:
-        raise PatternRefused("Write at least one id, such as 271.")
+        raise Refusal("Write at least one id, such as 271.")
     if all(part is None for part in parts):
-        raise PatternRefused("A pattern of wildcards alone matches everywhere. Name at least one id or token.")
+        raise Refusal("A pattern of wildcards alone matches everywhere. Name at least one id or token.")
     if len(parts) > MAX_IDS:
-        raise PatternRefused(f"This pattern has {len(parts):,} ids; at most {MAX_IDS} are searched for.")
+        raise Refusal(f"This pattern has {len(parts):,} ids; at most {MAX_IDS} are searched for.")
     return IdsPattern(tuple(parts))
 
 
 def read_text(text: str) -> TextPattern:
-    """A text. Raises :class:`PatternRefused`."""
+    """A text. Raises :class:`Refusal`."""
     if not text:
-        raise PatternRefused("Write the text to search for.")
+        raise Refusal("Write the text to search for.")
     if len(text) > MAX_TEXT:
-        raise PatternRefused(f"This text has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
+        raise Refusal(f"This text has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
     return TextPattern(text.encode("utf-8", "replace"))
 
 
@@ -285,22 +282,22 @@ _RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
 
 @lru_cache(maxsize=64)
 def read_regex(text: str) -> RegexPattern:
-    """A regular expression in the syntax of Python. Raises :class:`PatternRefused` with the place that is wrong."""
+    """A regular expression in the syntax of Python. Raises :class:`Refusal` with the place that is wrong."""
     if not text:
-        raise PatternRefused("Write the regular expression to search for.")
+        raise Refusal("Write the regular expression to search for.")
     if len(text) > MAX_REGEX:
-        raise PatternRefused(f"This expression has {len(text):,} characters; at most {MAX_REGEX} are searched for.")
+        raise Refusal(f"This expression has {len(text):,} characters; at most {MAX_REGEX} are searched for.")
     if found := _RECURSION.search(text):
-        raise PatternRefused(f"The expression calls itself at character {found.start() + 1}; that is not searched for.")
+        raise Refusal(f"The expression calls itself at character {found.start() + 1}; that is not searched for.")
     try:
         pattern = regex.compile(text)
     except regex.error as error:
         place = f" at character {error.pos + 1}" if error.pos is not None else ""
-        raise PatternRefused(f"The expression cannot be read{place}: {error.msg}.") from error
+        raise Refusal(f"The expression cannot be read{place}: {error.msg}.") from error
     except ValueError as error:  # flags that exclude each other
-        raise PatternRefused(f"The expression cannot be read: {error}.") from error
+        raise Refusal(f"The expression cannot be read: {error}.") from error
     except (RecursionError, OverflowError, MemoryError) as error:
-        raise PatternRefused("The expression is nested too deep. Write a simpler one.") from error
+        raise Refusal("The expression is nested too deep. Write a simpler one.") from error
     if pattern.flags & regex.REVERSE:
-        raise PatternRefused("The expression asks to search backwards, by (?r); leave that out.")
+        raise Refusal("The expression asks to search backwards, by (?r); leave that out.")
     return RegexPattern(pattern)

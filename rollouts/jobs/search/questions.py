@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from rollouts.jobs.search.patterns import Pattern, PatternRefused, read_ids, read_regex, read_text
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters
+from rollout_inspector.refusal import Refusal
+from rollouts.jobs.search.patterns import Pattern, read_ids, read_regex, read_text
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 READERS: Mapping[str, Callable[[str], Pattern]] = {"text": read_text, "ids": read_ids, "regex": read_regex}
 """What is looked for in tokens -> what reads it."""
@@ -42,27 +43,25 @@ class SearchQuestion:
 
     @classmethod
     def read(cls, by: str, text: str, filters: TrajectoryFilters | None = None) -> SearchQuestion:
-        """Raises :class:`PatternRefused` with a sentence.
+        """Raises :class:`Refusal` with a sentence.
 
         Without a text it asks for the findings of the kind that ``filters`` names.
         """
         filters = filters or TrajectoryFilters()
         if by == "finding" and text.strip():
-            filters, text = replace(filters, kind=text.strip()), ""
+            filters, text = filters.model_copy(update={"kind": text.strip()}), ""
         if by == "finding" or (not text and filters.kind):
             if not filters.kind:
-                raise PatternRefused("Name the kind of finding, such as boundary_merge.")
+                raise Refusal("Name the kind of finding, such as boundary_merge.")
             return cls("finding", "", filters)
         if by not in BY:
-            raise PatternRefused(f"One searches by {', '.join(BY)}; not by “{by[:40]}”.")
+            raise Refusal(f"One searches by {', '.join(BY)}; not by “{by[:40]}”.")
         if by != "metadata":
             return cls(by, text, filters, READERS[by](text))
         if not text.strip():
-            raise PatternRefused("Write a part of a name or of the metadata.")
+            raise Refusal("Write a part of a name or of the metadata.")
         if len(text) > MAX_METADATA:
-            raise PatternRefused(
-                f"This has {len(text):,} characters; at most {MAX_METADATA} of metadata are looked for."
-            )
+            raise Refusal(f"This has {len(text):,} characters; at most {MAX_METADATA} of metadata are looked for.")
         return cls(by, text.strip().replace("\0", ""), filters)
 
     @property

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.buffer import of_row, of_trajectories
-from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternRefused, PatternTooSlow
+from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternTooSlow
 from rollouts.jobs.search.questions import SearchQuestion
 from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
@@ -111,7 +112,7 @@ def search(
     """A part of what a run, or all runs that may be seen, hold; the newest run first, each in its own order.
 
     ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
-    :class:`PatternRefused` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
+    :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
     """
     runs = searched_runs(access, run, project)
     held = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
@@ -129,7 +130,7 @@ def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
         return
     tables = [table for key in tokenizer_files(runs) if (table := _table(key))]
     if text := pattern.unknown(tables):
-        raise PatternRefused(no_token(text))
+        raise Refusal(no_token(text))
 
 
 def no_token(text: str) -> str:
@@ -302,15 +303,15 @@ def find_in_row(
 ) -> tuple[list[tuple[int, int]], bool]:
     """The ranges of one row that match, and whether these are all.
 
-    Raises :class:`PatternRefused` for what is not looked for in tokens, and :class:`PatternTooSlow`.
+    Raises :class:`Refusal` for what is not looked for in tokens, and :class:`PatternTooSlow`.
     """
     pattern = question.pattern
     if pattern is None:
-        raise PatternRefused("A row is searched by text, ids or regex.")
+        raise Refusal("A row is searched by text, ids or regex.")
     if table is None and needs_table(pattern):
-        raise PatternRefused("Without a tokenizer only ids are found.")
+        raise Refusal("Without a tokenizer only ids are found.")
     if isinstance(pattern, IdsPattern) and table is not None and (text := pattern.unknown([table])):
-        raise PatternRefused(no_token(text))
+        raise Refusal(no_token(text))
     buffer = of_row(row_window(trajectory, row, 0, row.n_tokens).ids)
     places: list[tuple[int, int]] = []
     first = 0

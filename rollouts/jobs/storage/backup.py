@@ -23,6 +23,7 @@ from django.core.files.storage import Storage
 from django.db import connection, transaction
 from django.db.migrations.recorder import MigrationRecorder
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store import files
 from rollouts.store.backup_tables import write_table
 from rollouts.store.files.values import PutFile
@@ -68,15 +69,11 @@ class Manifest:
     """Keys that were deleted while the backup was made, and may be named by the database."""
 
 
-class Unusable(ValueError):
-    """Something cannot be saved or restored; the message is a sentence that says why."""
-
-
 def back_up(target: Storage, tell: Callable[[str], object]) -> Manifest:
-    """Write a backup into an empty storage. Raises :class:`Unusable`, or what the storages raise."""
+    """Write a backup into an empty storage. Raises :class:`Refusal`, or what the storages raise."""
     backend: Any = target
     if next(iter(backend.stored("")), None) is not None:
-        raise Unusable("There are files already. Name a new folder or an empty prefix for each backup.")
+        raise Refusal("There are files already. Name a new folder or an empty prefix for each backup.")
     copied: dict[str, Part] = {}
     for attempt in range(1, ATTEMPTS + 1):
         before = {one.key for one in files.listed("")}
@@ -101,18 +98,18 @@ def back_up(target: Storage, tell: Callable[[str], object]) -> Manifest:
 
 
 def read_manifest(source: Storage) -> Manifest:
-    """Raises :class:`Unusable` where there is no whole backup, or one of another format."""
+    """Raises :class:`Refusal` where there is no whole backup, or one of another format."""
     backend: Any = source
     if not source.exists(MANIFEST):
-        raise Unusable(f"There is no {MANIFEST}, so this is no backup, or one that broke off. Name another.")
+        raise Refusal(f"There is no {MANIFEST}, so this is no backup, or one that broke off. Name another.")
     with backend.reader(MANIFEST) as file:
         raw = file.read()
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise Unusable(f"{MANIFEST} cannot be read: {error}") from error
+        raise Refusal(f"{MANIFEST} cannot be read: {error}") from error
     if manifest.format != FORMAT:
-        raise Unusable(f"The backup has the format {manifest.format}; this version reads {FORMAT}.")
+        raise Refusal(f"The backup has the format {manifest.format}; this version reads {FORMAT}.")
     return manifest
 
 

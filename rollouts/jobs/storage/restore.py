@@ -17,7 +17,8 @@ from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 
-from rollouts.jobs.storage.backup import Manifest, Part, Unusable, read_manifest
+from rollout_inspector.refusal import Refusal, Remedy
+from rollouts.jobs.storage.backup import Manifest, Part, read_manifest
 from rollouts.store import files, storage_mark
 from rollouts.store.backup_tables import fill_table
 from rollouts.store.database import OLD_MIGRATIONS, database_identity, has_rows
@@ -27,7 +28,7 @@ from rollouts.store.models import Run, TemplateCheck, Tokenizer
 def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False) -> Manifest:
     """Restore a backup. The database is filled in one transaction, after the files.
 
-    ``adopts``: the file storage may belong to another database, which is no longer used. Raises :class:`Unusable` with
+    ``adopts``: the file storage may belong to another database, which is no longer used. Raises :class:`Refusal` with
     a sentence where something is not empty, not whole, of another database or not of a version that is known.
     """
     manifest = read_manifest(source)
@@ -35,9 +36,9 @@ def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False
     _refuse_what_is_held(manifest)
     owner = storage_mark.marked()
     if owner and not adopts and owner != _identity():
-        raise Unusable(
-            f"The files of INSPECTOR_FILES belong to another database ({owner[:20]}). Name an empty place. Or add "
-            "--adopt-files if that database is no longer used."
+        raise Refusal(
+            f"The files of INSPECTOR_FILES belong to another database ({owner[:20]}). Name an empty place.",
+            Remedy.ADOPT_FILES,
         )
     for part in manifest.files:
         _restore_file(source, part)
@@ -47,7 +48,7 @@ def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False
     found = {model._meta.db_table: model for model in old.get_models(include_auto_created=True)}
     named = {*manifest.tables, *(table for table, n in manifest.rows.items() if n)}
     if missing := sorted(named - found.keys()):
-        raise Unusable(f"This version knows no table {missing[0]}. Use the version that made the backup.")
+        raise Refusal(f"This version knows no table {missing[0]}. Use the version that made the backup.")
     with connection.constraint_checks_disabled(), transaction.atomic():
         for table in found:  # migrations may have made rows of their own
             with connection.cursor() as cursor:
@@ -55,7 +56,7 @@ def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False
         for table, parts in manifest.tables.items():
             n_rows = sum(_restore_part(source, part, found[table]) for part in parts)
             if n_rows != manifest.rows.get(table, 0):
-                raise Unusable(f"{table} has {n_rows} rows in the backup, not {manifest.rows.get(table, 0)}.")
+                raise Refusal(f"{table} has {n_rows} rows in the backup, not {manifest.rows.get(table, 0)}.")
         connection.check_constraints()
         with connection.cursor() as cursor:
             for statement in connection.ops.sequence_reset_sql(no_style(), list(found.values())):
@@ -81,11 +82,11 @@ def _migrations_to_begin_with(manifest: Manifest) -> tuple[MigrationExecutor, li
         had = {node for node in had if node[0] != "rollouts"} | {("rollouts", "0001_initial")}
     graph = executor.loader.graph
     if unknown := sorted(f"{app}.{name}" for app, name in had if (app, name) not in graph.nodes):
-        raise Unusable(
+        raise Refusal(
             f"The backup is of another version: this one knows no migration {unknown[0]}. Use the version that made it."
         )
     if ahead := sorted(f"{app}.{name}" for app, name in set(executor.loader.applied_migrations) - had):
-        raise Unusable(f"The database is newer than the backup ({ahead[0]}). Name a database without tables.")
+        raise Refusal(f"The database is newer than the backup ({ahead[0]}). Name a database without tables.")
     targets = [node for node in sorted(had) if not any(child.key in had for child in graph.node_map[node].children)]
     return executor, targets
 
@@ -94,11 +95,11 @@ def _refuse_what_is_held(manifest: Manifest) -> None:
     for model in (get_user_model(), Run, Tokenizer, TemplateCheck):
         if has_rows(model):
             what = model._meta.verbose_name_plural
-            raise Unusable(f"The database is not empty: it has {what}. Name an empty one in DATABASE_URL.")
+            raise Refusal(f"The database is not empty: it has {what}. Name an empty one in DATABASE_URL.")
     sizes = {part.name: part.size for part in manifest.files}
     for held in files.listed(""):
         if sizes.get(held.key, held.size) != held.size:
-            raise Unusable(f"The file storage has another {held.key}. Name an empty place in INSPECTOR_FILES.")
+            raise Refusal(f"The file storage has another {held.key}. Name an empty place in INSPECTOR_FILES.")
 
 
 def _restore_part(source: Storage, part: Part, model: Any) -> int:
@@ -106,7 +107,7 @@ def _restore_part(source: Storage, part: Part, model: Any) -> int:
         try:
             return fill_table(model, file)
         except ValueError as error:
-            raise Unusable(f"{part.name} cannot be restored. {error}") from error
+            raise Refusal(f"{part.name} cannot be restored. {error}") from error
 
 
 def _restore_file(source: Storage, part: Part) -> None:
@@ -120,7 +121,7 @@ def _checked(source: Storage, name: str, part: Part) -> IO[bytes]:
     try:
         files.checked(name)  # before it is read: the storage would not refuse each name in words of ours
     except ValueError as error:
-        raise Unusable(f"The backup names a file that no storage takes. {error}") from error
+        raise Refusal(f"The backup names a file that no storage takes. {error}") from error
     copy = tempfile.NamedTemporaryFile(dir=Path(settings.INSPECTOR_DATA) / "tmp", prefix="restore-")  # noqa: SIM115
     digest = hashlib.sha256()
     try:
@@ -130,10 +131,10 @@ def _checked(source: Storage, name: str, part: Part) -> IO[bytes]:
                 copy.write(data)
     except FileNotFoundError:
         copy.close()
-        raise Unusable(f"The backup lacks {name}, which its manifest names. Use another backup.") from None
+        raise Refusal(f"The backup lacks {name}, which its manifest names. Use another backup.") from None
     if digest.hexdigest() != part.sha256:
         copy.close()
-        raise Unusable(f"{name} of the backup is damaged: its SHA-256 is not that of the manifest. Use another backup.")
+        raise Refusal(f"{name} of the backup is damaged: its SHA-256 is not that of the manifest. Use another backup.")
     copy.flush()
     copy.seek(0)
     return copy  # type: ignore[return-value]

@@ -12,7 +12,12 @@ from rollouts.management import TerminalCommand, one_line
 from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.models import ApiToken
 from rollouts.store.people.accounts import LOCAL_USER, account_named
-from rollouts.store.people.api_keys import all_api_tokens, api_token_by_key, create_api_token, find_api_token
+from rollouts.store.people.api_keys import (
+    all_api_keys,
+    api_key_by_pk,
+    create_api_key,
+    find_api_key,
+)
 from rollouts.store.people.shares import revoke
 
 MAX_DAYS = 3650
@@ -35,7 +40,7 @@ class Command(TerminalCommand):
         if options["list"]:
             self._list(options["json"])
         elif options["revoke"] is not None:
-            record = api_token_by_key(options["revoke"])
+            record = api_key_by_pk(options["revoke"])
             if record is None:
                 raise CommandError(f"There is no token with the id {options['revoke']}; --list shows them.")
             revoke(record)
@@ -51,10 +56,10 @@ class Command(TerminalCommand):
         if options["days"] is not None and not 1 <= options["days"] <= MAX_DAYS:
             raise CommandError(f"--days takes 1 to {MAX_DAYS}.")
         project = project_named(options["project"])
-        record, token = create_api_token(
+        record, token = create_api_key(
             user, options["name"], project=project, scopes=options["scope"] or ["push"], days=options["days"]
         )
-        if find_api_token(token) is None:
+        if find_api_key(token) is None:
             self.stderr.write(
                 f"{user.get_username()} has no role in this project yet; until then the token is refused."
             )
@@ -78,7 +83,7 @@ class Command(TerminalCommand):
                 "last_used_at": record.last_used_at and record.last_used_at.isoformat(),
                 "revoked_at": record.revoked_at and record.revoked_at.isoformat(),
             }
-            for record in all_api_tokens()
+            for record in all_api_keys()
         ]
         if as_json:
             self.stdout.write(json.dumps(found))

@@ -15,7 +15,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.message_validation import messages_problem, tools_problem
 from rollout_inspector.text import chat_templates, tokenizers
@@ -35,10 +37,6 @@ from rollouts.store.chat_templates.tokenizers import (
 )
 from rollouts.store.database import reload
 from rollouts.store.models import Project, Tokenizer
-
-
-class CannotCheck(Exception):
-    """The question cannot be answered. The message says why and what to do."""
 
 
 class Command(TerminalCommand):
@@ -71,8 +69,8 @@ class Command(TerminalCommand):
             status = self._all(options) if options["all"] else self._one(options)
         except BrokenPipeError:
             raise
-        except (CannotCheck, CommandError, RenderFailed, tokenizers.TokenizerUnusable, OSError) as error:
-            self.stderr.write(str(error))
+        except (Refusal, CommandError, RenderFailed, OSError) as error:
+            self.stderr.write(sentence_of(error))
             status = 2
         if status:
             sys.exit(int(status))
@@ -86,11 +84,9 @@ class Command(TerminalCommand):
         elif tokenizer is not None and tokenizer.chat_template is not None:
             text = tokenizer.chat_template
         elif tokenizer is not None:
-            raise CannotCheck(
-                f"The tokenizer {tokenizer.name} has no chat template; name one with --chat-template FILE."
-            )
+            raise Refusal(f"The tokenizer {tokenizer.name} has no chat template; name one with --chat-template FILE.")
         else:
-            raise CannotCheck("Name what to check: --tokenizer NAME_OR_DIR, --chat-template FILE, or both.")
+            raise Refusal("Name what to check: --tokenizer NAME_OR_DIR, --chat-template FILE, or both.")
         report = chat_templates.check(
             tokenizer,
             text,
@@ -104,14 +100,14 @@ class Command(TerminalCommand):
         else:
             self._print(report)
         if report.prefix_preserving is None:
-            raise CannotCheck(report.check("tool_append").detail)
+            raise Refusal(report.check("tool_append").detail)
         return ExitStatus.of(report.prefix_preserving)
 
     def _all(self, options: dict[str, Any]) -> int:
         """Answer the questions that the matrix page shows. A stored answer is not rendered again."""
         for name in ("tokenizer", "chat_template", "tools", "kwargs", "conversation"):
             if options[name]:
-                raise CannotCheck(f"--all checks every tokenizer alike; leave --{name.replace('_', '-')} out.")
+                raise Refusal(f"--all checks every tokenizer alike; leave --{name.replace('_', '-')} out.")
         search = options["repair"] or options["marks"]
         rows: list[dict[str, Any]] = []
         status = 0
@@ -135,7 +131,7 @@ class Command(TerminalCommand):
             rows.append({"name": registered.name, **report})
             status = max(status, ExitStatus.of(report["prefix_preserving"]))
         if not rows:
-            raise CannotCheck("No tokenizer is registered; name one with --tokenizer DIR.")
+            raise Refusal("No tokenizer is registered; name one with --tokenizer DIR.")
         if options["json"]:
             self.stdout.write(json.dumps({"tokenizers": rows}))
             return status
@@ -198,7 +194,7 @@ _LETTER = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "-"}
 def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
     """The tokenizer of a folder, of a name that the project registered, or of ``org/name@revision``.
 
-    Raises :class:`CannotCheck`.
+    Raises :class:`Refusal`.
     """
     if Path(name).exists():
         return tokenizers.load(name)
@@ -207,10 +203,10 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
         try:
             registered = find_tokenizer(name, project)
         except ValueError as error:
-            raise CannotCheck(str(error)) from error
+            raise Refusal(str(error)) from error
     if registered is None:
         known = ", ".join(tokenizer_names(project, 20))
-        raise CannotCheck(
+        raise Refusal(
             f"There is no folder {name} and no registered tokenizer of that name. "
             + (f"Registered are: {known}." if known else "None is registered yet.")
         )
@@ -230,9 +226,9 @@ def _json_text(text: str | None) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CannotCheck(f"--kwargs is not JSON: {error}") from error
+        raise Refusal(f"--kwargs is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise CannotCheck("--kwargs must be one JSON object.")
+        raise Refusal("--kwargs must be one JSON object.")
     return value
 
 
@@ -242,9 +238,9 @@ def _json_list(path: str | None, problem_of: Callable[[list[Any]], str]) -> list
     try:
         value = json.loads(read_text(path, "The file"))
     except (ValueError, RecursionError) as error:
-        raise CannotCheck(f"{path} is not JSON: {error}") from error
+        raise Refusal(f"{path} is not JSON: {error}") from error
     if not isinstance(value, list):
-        raise CannotCheck(f"{path} must hold a JSON list of objects.")
+        raise Refusal(f"{path} must hold a JSON list of objects.")
     if problem := problem_of(value):
-        raise CannotCheck(f"{path}: {problem}")
+        raise Refusal(f"{path}: {problem}")
     return value

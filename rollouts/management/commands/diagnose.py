@@ -11,6 +11,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.commands.remedies import WORDS
+from rollout_inspector.refusal import worded
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.jobs import run_or_send
@@ -54,7 +56,7 @@ class Command(TerminalCommand):
             self.stdout.write(f"A worker diagnoses run {run.code}. The run's page shows the progress.")
             return
         if job.status != Job.Status.DONE:
-            what = job.error or f"It was {job.status}."
+            what = worded(job.error, job.remedy, WORDS) or f"It was {job.status}."
             raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
         reload(run)
         if options["json"]:

@@ -11,7 +11,6 @@ from typing import IO, Any
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.formats.writers.exports import ExportRefused
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, Written, is_rows, write_run
 from rollouts.management import TerminalCommand
@@ -41,24 +40,16 @@ class Command(TerminalCommand):
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        try:
-            wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
-        except ValueError as error:
-            raise CommandError(f"--pad-to: {error}") from error
+        wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
         target = Path(options["output"])
         if options["output"] == "-":
-            try:
-                self._write(sys.stdout.buffer, options["run"], wanted)
-            except ExportRefused as refusal:
-                raise CommandError(str(refusal)) from refusal
+            self._write(sys.stdout.buffer, options["run"], wanted)
             return
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with draft.open("wb") as file:
                 written = self._write(file, options["run"], wanted)
             os.replace(draft, target)
-        except ExportRefused as refusal:
-            raise CommandError(str(refusal)) from refusal
         except BrokenPipeError:
             raise
         except OSError as error:

@@ -13,7 +13,6 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose.finding import Severity
-from rollout_inspector.guard.audit_folder import AuditFolderUnusable
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.audit_import import FlaggedTrajectories, flagged_by, write_flagged
 from rollouts.management import TerminalCommand, one_line
@@ -58,7 +57,7 @@ class Command(TerminalCommand):
                 raise CommandError("The audit flagged nothing of that severity, so nothing was imported.")
             tokenizer, template = _tools(flagged, options["tokenizer"], project)
             file = write_flagged(folder, flagged)
-        except (AuditFolderUnusable, ValueError, OSError) as error:
+        except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         name = options["run"] or f"audit {folder.absolute().name}"
         run = create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)

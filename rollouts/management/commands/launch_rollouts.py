@@ -10,6 +10,7 @@ import json
 import os
 import time
 from argparse import ArgumentParser
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,15 @@ from rollouts.store.trajectories.trajectories import rewards_of
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
 _DEFAULTS = LaunchSettings()
+_FILE = {"type": Path, "metavar": "FILE", "default": None}
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "stop": {"action": "append", "metavar": "TEXT", "help": "also ends a completion; may be repeated"},
+    "chat_template": {**_FILE, "help": "for the prompts; default: the model's own"},
+    "rows_chat_template": {**_FILE, "help": "for the training rows; default: the prompts'"},
+    "template_kwargs": {"default": "", "metavar": "JSON", "help": 'such as {"enable_thinking": false}'},
+    "compare": {"choices": list(COMPARE)},
+}
+"""What a terminal takes otherwise than the form."""
 
 
 def is_served(model: str) -> bool:
@@ -50,50 +60,13 @@ def is_served(model: str) -> bool:
 
 class Command(TerminalCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--model", default=_DEFAULTS.model, help="a model of INSPECTOR_MODELS (default: demo)")
-        parser.add_argument("--engine", default="", help="default: the engine that the model is served with")
-        parser.add_argument("--environment", default=_DEFAULTS.environment)
+        for setting in fields(LaunchSettings):
+            said = {"default": getattr(_DEFAULTS, setting.name), "help": setting.metadata["description"]}
+            if "least" in setting.metadata:
+                said |= {"type": float if setting.type == "float" else int, "metavar": "N"}
+            parser.add_argument(f"--{setting.name.replace('_', '-')}", **{**said, **_OPTIONS.get(setting.name, {})})
         parser.add_argument(
             "--prompts-file", type=Path, metavar="FILE", help="JSONL of prompts, see docs/environments.md"
-        )
-        parser.add_argument("--strategy", default=_DEFAULTS.strategy)
-        parser.add_argument("--prompts", type=int, default=_DEFAULTS.prompts, metavar="N")
-        parser.add_argument("--group", type=int, default=_DEFAULTS.group, metavar="K", help="trajectories of a prompt")
-        parser.add_argument("--temperature", type=float, default=_DEFAULTS.temperature, metavar="T")
-        parser.add_argument("--top-p", type=float, default=_DEFAULTS.top_p)
-        parser.add_argument("--top-k", type=int, default=_DEFAULTS.top_k, help="0 = all tokens")
-        parser.add_argument("--min-p", type=float, default=_DEFAULTS.min_p)
-        parser.add_argument("--max-tokens", type=int, default=_DEFAULTS.max_tokens, help="tokens of one turn")
-        parser.add_argument("--max-turns", type=int, default=_DEFAULTS.max_turns)
-        parser.add_argument(
-            "--stop", action="append", default=[], metavar="TEXT", help="also ends a completion; may be repeated"
-        )
-        parser.add_argument(
-            "--alternatives", type=int, default=_DEFAULTS.alternatives, metavar="K",
-            help="keep the K likeliest tokens beside each sampled one, and the entropy where the engine knows it",
-        )
-        parser.add_argument("--seed", type=int, default=None, metavar="S", help="default: one is drawn and stored")
-        parser.add_argument(
-            "--training-step",
-            type=int,
-            default=None,
-            metavar="N",
-            help="of the trainer that they are for",
-        )
-        parser.add_argument(
-            "--environment-seconds", type=float, default=_DEFAULTS.environment_seconds, metavar="S",
-            help="how long the environment may take for one answer",
-        )
-        parser.add_argument(
-            "--chat-template", type=Path, metavar="FILE", help="for the prompts; default: the model's own"
-        )
-        parser.add_argument(
-            "--rows-chat-template", type=Path, metavar="FILE", help="for the training rows; default: the prompts'"
-        )
-        parser.add_argument("--template-kwargs", default="", metavar="JSON", help='such as {"enable_thinking": false}')
-        parser.add_argument(
-            "--compare", default=_DEFAULTS.compare, choices=list(COMPARE),
-            help="compare each finished stream with a full render of its conversation",
         )
         parser.add_argument("--name", default="", help="a name for the run")
         add_project_option(parser)
@@ -102,21 +75,20 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         project = project_named(options["project"])
-        names = set(LaunchSettings.__dataclass_fields__)
         for name in ("chat_template", "rows_chat_template"):
             options[name] = registered_chat_template(options[name], project).sha256 if options[name] else ""
         options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
-        form = LaunchSettings(**{name: value for name, value in options.items() if name in names})
+        settings = LaunchSettings.of(options)
         prompts = self._prompts(options["prompts_file"])
-        here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(form.model)
+        here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(settings.model)
         try:
-            run = launch.launch(form, name=options["name"], enqueue=not here, prompts=prompts, project=project)
-        except LaunchRefused as error:
+            run = launch.launch(settings, name=options["name"], enqueue=not here, prompts=prompts, project=project)
+        except LaunchRefused as error:  # each setting is an option
             raise CommandError(
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
             ) from error
         if here:
-            self.stderr.write(f"No worker serves {form.model} now, so the rollouts are made in this process.")
+            self.stderr.write(f"No worker serves {settings.model} now, so the rollouts are made in this process.")
             self._work_here(run)
         elif options["wait"]:
             self._wait(run)

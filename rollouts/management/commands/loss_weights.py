@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
-from rollouts.jobs.loss_weights import CannotWeigh, RunWeights
+from rollouts.jobs.loss_weights import RunWeights
 from rollouts.management import TerminalCommand
 from rollouts.store.runs.runs import find_run
 
@@ -28,10 +28,7 @@ class Command(TerminalCommand):
         run = find_run(templates=True, code=options["run"])
         if run is None:
             raise CommandError(f"There is no run with the code {options['run']!r}.")
-        try:
-            weights = RunWeights(run, options["strategies"])
-        except CannotWeigh as error:
-            raise CommandError(str(error)) from error
+        weights = RunWeights(run, options["strategies"])
         for _counted in weights.counted():
             pass
         report = weights.report()

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.jobs.parser_audits import CannotAudit, audit_steps
+from rollouts.jobs.parser_audits import audit_steps
 from rollouts.management import TerminalCommand
 from rollouts.store.trajectories.trajectories import find_trajectory
 
@@ -29,10 +29,7 @@ class Command(TerminalCommand):
         if record is None:
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
         steps = None if options["step"] is None else [options["step"]]
-        try:
-            found = audit_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
-        except CannotAudit as error:
-            raise CommandError(str(error)) from error
+        found = audit_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
         if options["json"]:
             self.stdout.write(json.dumps(found))
             return

@@ -66,10 +66,7 @@ def _replayed(
     template: str,
 ) -> Iterator[tuple[models.StoredTrajectory, list[StrategyResult]]]:
     """Each trajectory with the results of the strategies. What the run lacks is part of a result."""
-    try:
-        context, loaded = replay_context.context_of(run, _chosen(run, tokenizer), _text(template))
-    except replay_context.CannotReplay as error:
-        raise CommandError(str(error)) from error
+    context, loaded = replay_context.context_of(run, _chosen(run, tokenizer), _text(template))
     pending: deque[models.StoredTrajectory] = deque()
 
     def values() -> Iterator[Any]:

@@ -13,7 +13,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollout_inspector.refusal import worded
 from rollouts.jobs import rescore
 from rollouts.jobs.sending import engine_queue
 from rollouts.management import TerminalCommand
@@ -51,8 +53,6 @@ class Command(TerminalCommand):
         ask = partial(rescore.ask, run, options["model"], options["engine"], None, options["temperature"])
         try:
             job = run_or_send(run, ask, "scored", options["background"], self.stderr)
-        except rescore.CannotRescore as error:
-            raise CommandError(str(error)) from error
         finally:
             close_engines()
         if options["background"]:
@@ -62,7 +62,7 @@ class Command(TerminalCommand):
             )
             return
         if job.status != Job.Status.DONE:
-            raise CommandError(job.error or f"It was {job.status}.")
+            raise CommandError(worded(job.error, job.remedy, WORDS) or f"It was {job.status}.")
         self._say(job, find_scored_column(run, (job.report or {})["column"]), options["json"])
 
     def _compare(self, run: Run, first: str, second: str, as_json: bool) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from rollout_inspector.refusal import Refusal
 from rollouts.sampling.environments import reasoning_gym, skyrl_gym
 from rollouts.sampling.environments.calculator import CalculatorEnvironment
 from rollouts.sampling.environments.lookup import LookupEnvironment
 from rollouts.sampling.environments.prompts import Prompt, PromptsEnvironment, PromptsRejected, read_prompts
-from rollouts.sampling.environments.protocol import Environment, EnvironmentUnavailable, Episode, Outcome, Task
+from rollouts.sampling.environments.protocol import Environment, Episode, Outcome, Task
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "calculator": CalculatorEnvironment,
@@ -40,12 +41,12 @@ _WITHHELD = {
 def environment(name: str, prompts: Sequence[Prompt] = ()) -> Environment:
     """The environment of that name. ``prompts`` are its tasks if it takes them from a file.
 
-    Raises :class:`EnvironmentUnavailable` with a sentence for the form.
+    Raises :class:`Refusal` with a sentence for the form.
     """
     if name in _WITHHELD:
-        raise EnvironmentUnavailable(f"{name} is not offered: {_WITHHELD[name]}")
+        raise Refusal(f"{name} is not offered: {_WITHHELD[name]}")
     if name not in ENVIRONMENTS:
-        raise EnvironmentUnavailable(
+        raise Refusal(
             f"There is no environment named {name!r}; there are calculator, lookup, prompts, "
             "skyrl_gym:NAME and reasoning_gym:NAME."
         )
@@ -57,4 +58,4 @@ def environment(name: str, prompts: Sequence[Prompt] = ()) -> Environment:
     if family == "skyrl_gym":
         return skyrl_gym.SkyRLGymEnvironment(env, prompts)
     sentence = f"{name} makes its own tasks and takes no file of prompts"
-    raise EnvironmentUnavailable(f"{sentence}: leave the file out, or choose the environment prompts.")
+    raise Refusal(f"{sentence}: leave the file out, or choose the environment prompts.")

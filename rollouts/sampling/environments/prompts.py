@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rollout_inspector.formats.containers.json_text import json_problem
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.message_validation import tools_problem
 from rollouts.sampling.environments.calculator import last_number
 from rollouts.sampling.environments.lookup import mentions
-from rollouts.sampling.environments.protocol import EnvironmentUnavailable, Outcome, Task
+from rollouts.sampling.environments.protocol import Outcome, Task
 
 MAX_LINE = 4 << 20
 """Bytes of one line. A longer line is rejected."""
@@ -35,7 +36,7 @@ class Prompt:
     tools: list[dict[str, Any]] | None = None
 
 
-class PromptsRejected(ValueError):
+class PromptsRejected(Refusal):
     """The file holds lines that are not prompts. ``problems`` has a sentence for each, up to ``MAX_PROBLEMS``."""
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -172,9 +173,9 @@ class PromptsEnvironment:
         self._prompts = prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """The first ``n`` prompts. Raises :class:`EnvironmentUnavailable` without a file."""
+        """The first ``n`` prompts. Raises :class:`Refusal` without a file."""
         if not self._prompts:
-            raise EnvironmentUnavailable("The environment prompts needs a JSONL file of prompts; choose one.")
+            raise Refusal("The environment prompts needs a JSONL file of prompts; choose one.")
         chosen = [self._prompts[index % len(self._prompts)] for index in range(n)]
         return [Task(prompt.messages, prompt.tools, prompt.answer, index) for index, prompt in enumerate(chosen)]
 

@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Protocol
 
-
-class EnvironmentUnavailable(ValueError):
-    """The environment cannot be used here. The message says why and what would help."""
+from rollout_inspector.refusal import Refusal
 
 
 def import_package(name: str) -> ModuleType:
-    """The optional package of a module. Raises :class:`EnvironmentUnavailable` when it is not installed."""
+    """The optional package of a module. Raises :class:`Refusal` when it is not installed."""
     package = name.partition(".")[0]
     try:
         module = importlib.import_module(package)
         importlib.import_module(name)
         return module
     except ImportError as error:
-        raise EnvironmentUnavailable(
+        raise Refusal(
             f"The {package} environments need the package {error.name}, which is not installed here; "
             "pip install --no-deps -r rollouts/sampling/environments/requirements.txt installs it."
         ) from error

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from rollouts.sampling.environments.protocol import EnvironmentUnavailable, Outcome, Task, import_package
+from rollout_inspector.refusal import Refusal
+from rollouts.sampling.environments.protocol import Outcome, Task, import_package
 
 FAMILIES: dict[str, list[str]] = {
     "algebra": "complex_arithmetic polynomial_equations simple_equations".split(),  # noqa: SIM905
@@ -74,7 +75,7 @@ _importing = threading.Lock()
 
 
 def load_package() -> ModuleType:
-    """Import the package. Raises :class:`EnvironmentUnavailable` when it is not installed."""
+    """Import the package. Raises :class:`Refusal` when it is not installed."""
     with _importing:
         if "reasoning_gym" not in sys.modules and importlib.util.find_spec("pycosat") is None:
             # One withheld data set needs this compiled module, but the package imports it for all data sets.
@@ -121,7 +122,7 @@ class ReasoningGymEnvironment:
         self._made: dict[int, Any] = {}
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """Raises :class:`EnvironmentUnavailable` when the package is not installed."""
+        """Raises :class:`Refusal` when the package is not installed."""
         system = load_package().utils.SYSTEM_PROMPTS["default"].strip()
         dataset_seed = random.Random(f"reasoning gym tasks {seed}").randrange(2**31)
         dataset = self._load(dataset_seed)
@@ -134,11 +135,11 @@ class ReasoningGymEnvironment:
         return tasks
 
     def start(self, task: Task) -> ReasoningGymEpisode:
-        """Raises :class:`EnvironmentUnavailable` when another version of the package makes another task."""
+        """Raises :class:`Refusal` when another version of the package makes another task."""
         dataset = self._load(task.data["seed"])
         entry = dataset[task.index]
         if str(entry["question"]) != task.messages[-1]["content"]:
-            raise EnvironmentUnavailable(
+            raise Refusal(
                 f"{self.name} makes another task {task.index} here than where the run was launched; "
                 "install the same version of reasoning-gym in both places."
             )

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from rollout_inspector.refusal import Refusal
 from rollouts.sampling.environments.arithmetic import random_problem
 from rollouts.sampling.environments.prompts import Prompt, PromptsEnvironment
-from rollouts.sampling.environments.protocol import EnvironmentUnavailable, Outcome, Task, import_package
+from rollouts.sampling.environments.protocol import Outcome, Task, import_package
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ WITHHELD: dict[str, str] = {
 
 
 def load_package() -> ModuleType:
-    """Import the package. Raises :class:`EnvironmentUnavailable` when it is not installed."""
+    """Import the package. Raises :class:`Refusal` when it is not installed."""
     return import_package("skyrl_gym")
 
 
@@ -92,13 +93,11 @@ class SkyRLGymEnvironment:
         self._env, self._prompts = env, prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:
-        """Raises :class:`EnvironmentUnavailable` without the package, or when a prompt has no answer."""
+        """Raises :class:`Refusal` without the package, or when a prompt has no answer."""
         load_package()
         if self._prompts:
             if any(prompt.answer is None for prompt in self._prompts):
-                raise EnvironmentUnavailable(
-                    f'{self.name} scores every prompt, and a line of the file has no "answer".'
-                )
+                raise Refusal(f'{self.name} scores every prompt, and a line of the file has no "answer".')
             return PromptsEnvironment(self._prompts).tasks(n, seed)
         rng = random.Random(f"skyrl gym tasks {seed}")
         return [self._task(rng, index) for index in range(n)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store import models
 from rollouts.store.models import ChatTemplate, Project, ProjectTemplate
 from rollouts.store.people.access import Access
@@ -17,7 +18,7 @@ def register_chat_template(text: str, label: str = "", project: models.Project |
     One that the project knows keeps its name unless it had none. ``project``: None = the default one.
     """
     if "\0" in text:
-        raise ValueError("A chat template cannot hold the character U+0000.")
+        raise Refusal("A chat template cannot hold the character U+0000.")
     key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
     template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
     name, created = models.ProjectTemplate.objects.get_or_create(

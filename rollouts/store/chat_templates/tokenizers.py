@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
 from rollout_inspector.text.tokenizers.files import WANTED
@@ -127,15 +128,15 @@ def register_tokenizer(
         if record.files_sha256 == files_sha256:
             return record
         if name is not None:
-            raise ValueError(f"Another tokenizer is registered as {name!r} already. Choose another name.")
-    raise ValueError(f"Another tokenizer is registered as {own_name!r} already. Choose a name.")
+            raise Refusal(f"Another tokenizer is registered as {name!r} already. Choose another name.")
+    raise Refusal(f"Another tokenizer is registered as {own_name!r} already. Choose a name.")
 
 
 def find_tokenizer(named: str, project: models.Project | None = None) -> models.Tokenizer:
     """A tokenizer by its registered name, a folder or file, or a hub id (``org/name@revision``) where that is allowed.
 
     What is not registered in the project yet is. For commands alone: who calls one may read any folder of this machine.
-    ``project``: None = the default one. Raises ``ValueError`` with a sentence.
+    ``project``: None = the default one. Raises :class:`Refusal`.
     """
     of_project = tokenizers_of(key_of(project))
     registered = of_project.filter(name=named).first()
@@ -147,7 +148,7 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
     if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
         return hub_tokenizer(hub_id, revision or "main", project)
     names = ", ".join(of_project.values_list("name", flat=True)[:10]) or "none yet"
-    raise ValueError(
+    raise Refusal(
         f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
     )
 
@@ -155,7 +156,7 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
 def hub_tokenizer(hub_id: str, revision: str, project: models.Project | None = None) -> models.Tokenizer:
     """The tokenizer of a model on the hub at one revision. It is registered as ``org/name@revision``.
 
-    ``project``: None = the default one. Raises ``ValueError`` with a sentence. The id is never taken for a path.
+    ``project``: None = the default one. Raises :class:`Refusal`. The id is never taken for a path.
     """
     name = f"{hub_id}@{revision}"
     if (registered := tokenizers_of(key_of(project)).filter(name=name, source=hub_id).first()) is not None:

@@ -13,6 +13,7 @@ from django.db import Error, transaction
 from django.db.models import Count, Exists, F, Max, OuterRef, Q
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_silent
 from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import Access
@@ -31,10 +32,6 @@ MAX_JOBS = 10
 
 class JobLost(Exception):
     """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
-
-
-class JobFailed(Exception):
-    """The job cannot be done; the message is a sentence that says why."""
 
 
 def ask_job(
@@ -214,9 +211,9 @@ def files_in_use() -> dict[str, str]:
 # -- kinds -------------------------------------------------------------------------------------------------------------
 
 
-def fail_job(job: Job, sentence: str) -> None:
-    """End a job that could not be done."""
-    end_job(job, Job.Status.FAILED, sentence)
+def fail_job(job: Job, sentence: str, remedy: str) -> None:
+    """End a job that could not be done. ``remedy``: a ``Remedy``; empty = there is none."""
+    end_job(job, Job.Status.FAILED, sentence, remedy=remedy)
 
 
 class Sharing(NamedTuple):
@@ -240,11 +237,11 @@ class JobKind:
     """What pages and the API call it."""
     handler: Callable[[Job, Beat], None]
     """Does a job from where an earlier worker stopped. It ends the job as done, if possible in the transaction of its
-    last result. It raises :class:`JobFailed` with a sentence, or :class:`JobLost`."""
+    last result. It raises :class:`Refusal`, or :class:`JobLost`."""
     sharing: Sharing | None = None
     """How large jobs are shared out among workers; None = one worker does a job."""
-    fail: Callable[[Job, str], None] = fail_job
-    """Ends a job that could not be done, with a sentence, and whatever else ends with it."""
+    fail: Callable[[Job, str, str], None] = fail_job
+    """Ends a job that could not be done, with a sentence and a remedy, and whatever else ends with it."""
     follow: Callable[[Run, Any], None] | None = None
     """What is asked for the run when a job is done, in the name of the user who asked for the job."""
     of_engine: bool = False
@@ -271,7 +268,7 @@ def kind_of(job: Job) -> JobKind:
 
 
 def _refuse(job: Job, beat: Beat) -> None:
-    raise JobFailed(f"This version of the product does no jobs of the kind {job.kind}.")
+    raise Refusal(f"This version of the product does no jobs of the kind {job.kind}.")
 
 
 def engine_kinds() -> list[str]:

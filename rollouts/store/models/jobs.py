@@ -44,6 +44,7 @@ class Job(models.Model):
     kind = models.CharField(max_length=20, help_text="Slug of a ``rollouts.store.jobs.jobs.JobKind``.")
     status = models.CharField(max_length=10, choices=Status.choices, default=Status.QUEUED)
     error = models.TextField(blank=True)
+    remedy = models.CharField(max_length=40, blank=True, help_text="What helps; each page, API or command words it.")
     options = models.JSONField(default=dict)
     attempt = models.PositiveIntegerField(default=0, help_text="Goes up with each worker that takes it.")
     n_done = models.PositiveIntegerField(default=0)

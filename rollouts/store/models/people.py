@@ -1,4 +1,4 @@
-"""Who works here: projects, their members and invitations, API tokens, share links, and the audit log."""
+"""Who works here: projects, their members and invitations, API keys, share links, and the audit log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_PROJECT = "default"
 
 
 class Project(models.Model):
-    """What belongs together: runs, template checks, tokenizers, API tokens, and who may see and change them."""
+    """What belongs together: runs, template checks, tokenizers, API keys, and who may see and change them."""
 
     code = models.CharField(max_length=16, unique=True, default=new_code)
     name = models.CharField(max_length=100, unique=True)

@@ -1,4 +1,4 @@
-"""What a user, or a program with an API token, may do in which project. Every list and every object is asked here."""
+"""What a user, or a program with an API key, may do in which project. Every list and every object is asked here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def access_of(user: Any) -> Access:
     return Access(roles={project: Role(role) for project, role in roles})
 
 
-def access_of_token(token: ApiToken) -> Access:
+def access_of_api_key(token: ApiToken) -> Access:
     """What a token may do in its project: what its maker may do there today. Its scopes limit it further.
 
     One query. The token has its maker and its project loaded. The door that a request comes through asks whether the

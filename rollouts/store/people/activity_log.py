@@ -1,4 +1,4 @@
-"""The audit log: who did what, when, from where. One call writes the row and the line of the log.
+"""The activity log: who did what, when, from where. One call writes the row and the line of the log.
 
 A door says once who acts (:func:`acting`). What does the work writes it down, so that no door can forget it.
 """
@@ -77,9 +77,9 @@ class Action(StrEnum):
     SHARE_OPENED = "share link opened"
     """A browser opened a share link."""
     TOKEN_MADE = "API token made"
-    """An API token was made."""
+    """An API key was made."""
     TOKEN_REVOKED = "API token revoked"
-    """An API token was revoked."""
+    """An API key was revoked."""
     LAUNCHED = "run launched"
     """A run was launched."""
     IMPORTED = "run imported"
@@ -224,7 +224,7 @@ def drop_old_events() -> int:
     return AuditEvent.objects.filter(at__lt=oldest).delete()[0]
 
 
-def audit_events(access: Access, columns: Mapping[str, Any]) -> QuerySet[AuditEvent]:
+def activity_events(access: Access, columns: Mapping[str, Any]) -> QuerySet[AuditEvent]:
     """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all.
 
     ``columns``: of these events alone; an empty value filters nothing.
@@ -233,16 +233,16 @@ def audit_events(access: Access, columns: Mapping[str, Any]) -> QuerySet[AuditEv
     return events.filter(**{name: value for name, value in columns.items() if value}).order_by("-at", "-id")
 
 
-def audit_page(access: Access, columns: Mapping[str, Any], before: int | None, limit: int) -> list[AuditEvent]:
+def activity_page(access: Access, columns: Mapping[str, Any], before: int | None, limit: int) -> list[AuditEvent]:
     """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
-    events = audit_events(access, columns)
+    events = activity_events(access, columns)
     if before is not None:
         # A hidden event is an unknown one: else the page would tell when it happened.
-        at = audit_events(access, {}).filter(pk=before).values_list("at", flat=True).first()
+        at = activity_events(access, {}).filter(pk=before).values_list("at", flat=True).first()
         events = events.filter(pk__lt=before) if at is None else events.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
     return list(events[:limit])
 
 
-def audit_rows(access: Access, columns: Mapping[str, Any]) -> Iterator[AuditEvent]:
+def activity_rows(access: Access, columns: Mapping[str, Any]) -> Iterator[AuditEvent]:
     """All these events, newest first, a part at a time."""
-    return audit_events(access, columns).iterator(chunk_size=2000)
+    return activity_events(access, columns).iterator(chunk_size=2000)

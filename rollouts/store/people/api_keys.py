@@ -23,7 +23,7 @@ LAST_USE_EVERY = timedelta(minutes=1)
 MAX_CHARACTERS = 200
 
 
-def create_api_token(
+def create_api_key(
     user: Any,
     name: str = "",
     *,
@@ -49,15 +49,15 @@ def create_api_token(
     return record, token
 
 
-def token_state(record: models.ApiToken) -> str:
+def api_key_state(record: models.ApiToken) -> str:
     """``live``, ``revoked`` or ``expired``."""
     if record.revoked_at is not None:
         return "revoked"
     return "expired" if record.expires_at is not None and record.expires_at <= timezone.now() else "live"
 
 
-def find_api_token(token: str) -> models.ApiToken | None:
-    """The record of a valid token with its maker and project; None = it is refused, and ``token_fault`` says why."""
+def find_api_key(token: str) -> models.ApiToken | None:
+    """The record of a valid token with its maker and project; None = it is refused, and ``api_key_fault`` says why."""
     if not token or len(token) > MAX_CHARACTERS:
         return None
     now = timezone.now()
@@ -77,31 +77,31 @@ def find_api_token(token: str) -> models.ApiToken | None:
     return record
 
 
-def token_fault(token: str) -> str:
+def api_key_fault(token: str) -> str:
     """Why a token is refused, in a sentence. Who holds the token may know that much."""
     record = models.ApiToken.objects.filter(token_sha256=token_hash(token[:MAX_CHARACTERS])).first()
     if record is None or record.revoked_at is not None:
-        return "This API token is unknown or was revoked. Make a new one on the page /tokens."
-    if token_state(record) == "expired":
-        return f"This API token expired on {record.expires_at:%Y-%m-%d}. Make a new one on the page /tokens."
+        return "This API key is unknown or was revoked. Make a new one at /tokens."
+    if api_key_state(record) == "expired":
+        return f"This API key expired on {record.expires_at:%Y-%m-%d}. Make a new one at /tokens."
     return (
-        "The person who made this API token may no longer work in its project. A member makes a new one on the page "
+        "The person who made this API key may no longer work in its project. A member makes a new one at "
         "/tokens."
     )
 
 
-def newest_api_tokens(access: Access, user: Any, limit: int) -> list[ApiToken]:
-    """The API tokens of a user, and those of the projects in which the user is an admin, newest first."""
-    tokens = ApiToken.objects.select_related("created_by", "project")
+def newest_api_keys(access: Access, user: Any, limit: int) -> list[ApiToken]:
+    """The API keys of a user, and those of the projects in which the user is an admin, newest first."""
+    keys = ApiToken.objects.select_related("created_by", "project")
     administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
-    return list(tokens.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
+    return list(keys.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
 
 
-def api_token_by_key(pk: int) -> ApiToken | None:
-    """The API token with that key, with its owner and its project."""
+def api_key_by_pk(pk: int) -> ApiToken | None:
+    """The API key with that key, with its owner and its project."""
     return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()
 
 
-def all_api_tokens() -> list[models.ApiToken]:
-    """Every API token, newest first, with its owner and its project. One query."""
+def all_api_keys() -> list[models.ApiToken]:
+    """Every API key, newest first, with its owner and its project. One query."""
     return list(models.ApiToken.objects.select_related("created_by", "project").order_by("-pk"))

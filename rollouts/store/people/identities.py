@@ -11,6 +11,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
 from django.db import IntegrityError, transaction
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import ExternalIdentity, Membership
 from rollouts.store.people.accounts import LOCAL_USER
 from rollouts.store.people.projects import find_project
@@ -21,7 +22,7 @@ MAX_TRIES = 50
 """How many names are tried for a new account whose name is taken."""
 
 
-class SignInRefused(Exception):
+class SignInRefused(Refusal):
     """The person whom the provider names may not sign in here. The message is a sentence for that person."""
 
     def __init__(self, sentence: str, name: str = "") -> None:

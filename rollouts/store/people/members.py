@@ -11,6 +11,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, ProtectedError, Q, QuerySet
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
 from rollouts.store.people.access import access_of
 from rollouts.store.people.projects import MAX_LISTED, lock_project
@@ -19,10 +20,6 @@ from rollouts.store.text import storable_text
 
 MAX_NAME = 100
 MAX_INVITATION_DAYS = 90
-
-
-class PeopleRefused(Exception):
-    """A change of projects, members or accounts that is refused, with a sentence for its reader."""
 
 
 def make_project(name: str, admin: Any = None) -> Project:
@@ -54,18 +51,18 @@ def _named(project: Project, name: str) -> Project:
         except IntegrityError:
             problem = f"There is a project “{project.name}” already, or there was one a moment ago. Take another name."
     project.name = before
-    raise PeopleRefused(problem)
+    raise Refusal(problem)
 
 
 def delete_project(project: Project) -> None:
-    """Delete an empty project with its roles, invitations, API tokens and share links. The first project stays."""
+    """Delete an empty project with its roles, invitations, API keys and share links. The first project stays."""
     if project.code == DEFAULT_PROJECT:
-        raise PeopleRefused("This project takes what names no other one, so that it stays. Rename it instead.")
+        raise Refusal("This project takes what names no other one, so that it stays. Rename it instead.")
     try:
         Project.objects.get(pk=project.pk).delete()
     except ProtectedError as error:
         contents = ", one ".join(sorted({str(record._meta.verbose_name) for record in error.protected_objects}))
-        raise PeopleRefused(
+        raise Refusal(
             f"The project “{project.name}” is not empty: it holds at least one {contents}. Delete these first."
         ) from None
 
@@ -90,7 +87,7 @@ def remove_member(project: Project, user: Any) -> None:
 def _keep_an_admin(project: Project, user: Any) -> None:
     admins = Membership.objects.filter(project=project, role=Role.ADMIN)
     if admins.filter(user=user).exists() and not admins.exclude(user=user).filter(user__is_active=True).exists():
-        raise PeopleRefused("This is the last admin of the project. Make somebody else an admin first.")
+        raise Refusal("This is the last admin of the project. Make somebody else an admin first.")
 
 
 def invite(project: Project, role: Role, by: Any, days: int, note: str = "") -> tuple[Invitation, str]:
@@ -133,18 +130,18 @@ def revoke_invitation(record: Invitation) -> None:
 def join(record: Invitation, user: Any) -> Membership:
     """Use an invitation: the user gets its role, unless the user has a higher one. Once, whoever asks at once.
 
-    Raises ``PeopleRefused`` when the invitation is over.
+    Raises ``Refusal`` when the invitation is over.
     """
     with transaction.atomic():
         # Under the lock, because somebody may take the maker's role away in this moment.
         lock_project(record.project)
         if fault := invitation_fault(Invitation.objects.select_related("created_by").get(pk=record.pk)):
-            raise PeopleRefused(fault)
+            raise Refusal(fault)
         now = timezone.now()
         unused = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
         if not unused.update(used_at=now, used_by=user):
             record.refresh_from_db()
-            raise PeopleRefused(invitation_fault(record) or "This invitation is over.")
+            raise Refusal(invitation_fault(record) or "This invitation is over.")
         membership = Membership.objects.filter(project=record.project, user=user).first()
         order = list(Role)
         if membership is not None and order.index(Role(membership.role)) >= order.index(Role(record.role)):
@@ -155,13 +152,13 @@ def join(record: Invitation, user: Any) -> Membership:
 def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool | None = None) -> None:
     """Open or close an account, or say whether it is an admin of the server. The last one stays.
 
-    A closed account can neither log in nor use what it has: its sessions and API tokens are refused from now on.
+    A closed account can neither log in nor use what it has: its sessions and API keys are refused from now on.
     """
     accounts = get_user_model().objects
     with transaction.atomic():
         admins = list(accounts.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk"))
         if (is_active is False or is_superuser is False) and [admin.pk for admin in admins] == [user.pk]:
-            raise PeopleRefused("This is the last admin of the server. Make somebody else one first.")
+            raise Refusal("This is the last admin of the server. Make somebody else one first.")
         changes: dict[str, bool] = {}
         if is_active is not None:
             changes["is_active"] = is_active

@@ -16,6 +16,7 @@ from django.utils.crypto import salted_hmac
 
 from rollout_inspector.diagnose.alarm_rules import DEFAULTS, AlarmFigure, AlarmStep, Raised, find_raised, limit_words
 from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import (
     ACTIVE,
     Alarm,
@@ -129,14 +130,6 @@ def waiting_alarms(now: datetime, run: Run | None = None) -> QuerySet[Alarm]:
     return (alarms if run is None else alarms.filter(run=run)).order_by("raised_at", "pk")
 
 
-class AlarmRefused(ValueError):
-    """A limit or an address that cannot be set so; the message is a sentence. ``field``: of the form."""
-
-    def __init__(self, field: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.field = field
-
-
 def take_alarms(run: Run) -> None:
     """Check a run by the limits that hold in it, from its stored figures by training step.
 
@@ -181,19 +174,19 @@ def take_alarms_again(held: ProjectAlarms, runs: Iterable[Run]) -> None:
 def set_limit(run: Run, figure: str, kind: str, limit: str, scope: str, author: Any) -> AlarmRule:
     """Set the limit of an alarm in a run or its project. ``limit``: as it was typed; empty = it is switched off.
 
-    A share is typed in percent, a gap as a multiple of its first steps. Raises :class:`AlarmRefused`.
+    A share is typed in percent, a gap as a multiple of its first steps. Raises :class:`Refusal`.
     """
     if scope not in ("run", "project"):
-        raise AlarmRefused("scope", "Say where it holds: run or project.")
+        raise Refusal("Say where it holds: run or project.", field="scope")
     return _set(run.project, run if scope == "run" else None, figure, kind, limit, author)
 
 
 def _set(project: Project, run: Run | None, figure: str, kind: str, typed: str, author: Any) -> AlarmRule:
     if figure not in set(AlarmFigure):
-        raise AlarmRefused("figure", f"There is no alarm for “{figure[:40]}”. There are: {', '.join(AlarmFigure)}.")
+        raise Refusal(f"There is no alarm for “{figure[:40]}”. There are: {', '.join(AlarmFigure)}.", field="figure")
     alarm = AlarmFigure(figure)
     if alarm is AlarmFigure.FINDING and kind not in KINDS:
-        raise AlarmRefused("kind", f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.")
+        raise Refusal(f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.", field="kind")
     kind = kind if alarm is AlarmFigure.FINDING else ""
     limit = _limit(alarm, typed)
     with transaction.atomic():
@@ -201,7 +194,7 @@ def _set(project: Project, run: Run | None, figure: str, kind: str, typed: str, 
         rules = AlarmRule.objects.filter(project=project)
         stored = rules.filter(run=run, figure=figure, kind=kind).first()
         if stored is None and rules.count() >= MAX_RULES:
-            raise AlarmRefused("figure", f"A project has at most {MAX_RULES} limits. Take one back first.")
+            raise Refusal(f"A project has at most {MAX_RULES} limits. Take one back first.", field="figure")
         rule = stored or AlarmRule(project=project, run=run, figure=figure, kind=kind)
         rule.limit, rule.author, rule.author_name = limit, author, author.get_username()
         rule.save()
@@ -221,10 +214,14 @@ def _limit(figure: AlarmFigure, typed: str) -> float | None:
         number = math.nan
     if figure is AlarmFigure.GAP:
         if not 1 <= number <= MAX_FACTOR:
-            raise AlarmRefused("limit", "Write how many times its first steps the gap may be: a number from 1, like 3.")
+            raise Refusal(
+                "Write how many times its first steps the gap may be: a number from 1, like 3.", field="limit"
+            )
         return number
     if not 0 <= number < 100:
-        raise AlarmRefused("limit", "Write a percentage from 0 to below 100, like 10. Leave it empty to switch it off.")
+        raise Refusal(
+            "Write a percentage from 0 to below 100, like 10. Leave it empty to switch it off.", field="limit"
+        )
     return number / 100
 
 
@@ -244,7 +241,7 @@ def _note_change(project: Project) -> None:
 
 
 def set_webhook(project: Project, address: str) -> ProjectAlarms:
-    """Say where a project is told of its alarms from now on; empty = nowhere. Raises :class:`AlarmRefused`."""
+    """Say where a project is told of its alarms from now on; empty = nowhere. Raises :class:`Refusal`."""
     address = storable_text(address).strip()
     if address:
         webhook_parts(address)
@@ -262,9 +259,9 @@ def set_webhook(project: Project, address: str) -> ProjectAlarms:
 
 
 def webhook_parts(address: str) -> SplitResult:
-    """The parts of an address. Raises :class:`AlarmRefused` unless it is http(s) to a host that the server allows."""
+    """The parts of an address. Raises :class:`Refusal` unless it is http(s) to a host that the server allows."""
     if len(address) > MAX_ADDRESS:
-        raise AlarmRefused("webhook", f"Write at most {MAX_ADDRESS} characters; these are {len(address):,}.")
+        raise Refusal(f"Write at most {MAX_ADDRESS} characters; these are {len(address):,}.", field="webhook")
     try:
         parts = urlsplit(address)
         host, port = (parts.hostname or "").lower(), parts.port
@@ -272,7 +269,7 @@ def webhook_parts(address: str) -> SplitResult:
         parts, host, port = urlsplit(""), "", None
     is_plain = address.isascii() and address.isprintable() and not any(c in address for c in " \\")
     if parts.scheme not in _PORTS or not host or "@" in parts.netloc or parts.fragment or not is_plain:
-        raise AlarmRefused("webhook", "That is no address of a webhook. Write it as https://HOST/PATH.")
+        raise Refusal("That is no address of a webhook. Write it as https://HOST/PATH.", field="webhook")
     host_name = f"[{host}]" if ":" in host else host
     full = f"{host_name}:{port or _PORTS[parts.scheme]}"
     allowed = {name.lower() for name in settings.WEBHOOK_HOSTS}
@@ -280,8 +277,8 @@ def webhook_parts(address: str) -> SplitResult:
     if full in allowed or ((port or _PORTS[parts.scheme]) == _PORTS[parts.scheme] and {host, host_name} & allowed):
         return parts
     way = host_name if port in (None, _PORTS[parts.scheme]) else full
-    raise AlarmRefused(
-        "webhook", f"This server tells nothing to {way}. Whoever runs it adds {way} to INSPECTOR_WEBHOOK_HOSTS."
+    raise Refusal(
+        f"This server tells nothing to {way}. Whoever runs it adds {way} to INSPECTOR_WEBHOOK_HOSTS.", field="webhook"
     )
 
 

@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Q, QuerySet
 
 from rollout_inspector.diagnose.kinds import KINDS
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import MutedKind, Project, Run
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
@@ -60,27 +61,19 @@ def find_rule(pk: int) -> MutedKind | None:
     return MutedKind.objects.select_related("project", "run").filter(pk=pk).first()
 
 
-class MuteRefused(ValueError):
-    """A kind that cannot be muted so; the message is a sentence. ``field``: of the form."""
-
-    def __init__(self, field: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.field = field
-
-
 def mute(run: Run, kind: str, scope: str, reason: str, author: Any) -> MutedKind:
-    """Mute a kind as far as ``scope`` says. Raises :class:`MuteRefused`."""
+    """Mute a kind as far as ``scope`` says. Raises :class:`Refusal`."""
     reason = " ".join(storable_text(reason).split())
     if kind not in KINDS and kind not in run.finding_counts:
-        raise MuteRefused("kind", f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.")
+        raise Refusal(f"There is no kind of finding “{kind[:40]}”. /help/findings lists them.", field="kind")
     if scope not in SCOPES:
-        raise MuteRefused("scope", f"Say how far it reaches: {', '.join(SCOPES)}.")
+        raise Refusal(f"Say how far it reaches: {', '.join(SCOPES)}.", field="scope")
     if scope == "template" and run.chat_template_id is None:
-        raise MuteRefused("scope", "This run names no chat template. Mute the kind in this run, or in the project.")
+        raise Refusal("This run names no chat template. Mute the kind in this run, or in the project.", field="scope")
     if not reason:
-        raise MuteRefused("reason", "Write the reason: others will ask why this is not looked at.")
+        raise Refusal("Write the reason: others will ask why this is not looked at.", field="reason")
     if len(reason) > MAX_REASON:
-        raise MuteRefused("reason", f"Write at most {MAX_REASON} characters; these are {len(reason):,}.")
+        raise Refusal(f"Write at most {MAX_REASON} characters; these are {len(reason):,}.", field="reason")
     places = {
         "run": run if scope == "run" else None,
         "chat_template_id": run.chat_template_id if scope == "template" else None,
@@ -90,7 +83,7 @@ def mute(run: Run, kind: str, scope: str, reason: str, author: Any) -> MutedKind
         Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
         other = MutedKind.objects.filter(project=run.project_id, kind=kind, **places).first()
         if other is not None:
-            raise MuteRefused("kind", f"{other.author_name} has muted this already: {other.reason}")
+            raise Refusal(f"{other.author_name} has muted this already: {other.reason}", field="kind")
         rule = MutedKind.objects.create(
             project=run.project, kind=kind, reason=reason, author=author, author_name=author.get_username(),
             **places,

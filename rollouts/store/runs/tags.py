@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store import models
 from rollouts.store.models import Run, RunTag
 from rollouts.store.people.access import Access
@@ -16,13 +17,13 @@ MAX_TAGS = 20
 
 
 def read_tags(text: str) -> list[str]:
-    """Tags from a text with commas, each once. Raises ``ValueError`` with a sentence."""
+    """Tags from a text with commas, each once. Raises :class:`Refusal`."""
     names = list(dict.fromkeys(" ".join(storable_text(part).split()) for part in text.split(",")))
     names = [name for name in names if name]
     if not names:
-        raise ValueError("Write a tag, or several with commas between them.")
+        raise Refusal("Write a tag, or several with commas between them.")
     if long := next((name for name in names if len(name) > MAX_TAG), None):
-        raise ValueError(f"A tag has at most {MAX_TAG} characters; “{long[:MAX_TAG]}…” is longer.")
+        raise Refusal(f"A tag has at most {MAX_TAG} characters; “{long[:MAX_TAG]}…” is longer.")
     return names
 
 
@@ -30,7 +31,7 @@ def rename_run(run: Run, name: str) -> None:
     """Give a run another name. Raises ``ValueError`` for an empty one."""
     name = " ".join(storable_text(name).split())[:200]
     if not name:
-        raise ValueError(f"The run “{run.name}” needs a name.")
+        raise Refusal(f"The run “{run.name}” needs a name.")
     if name != run.name:
         before, run.name = run.name, name
         run.save(update_fields=["name"])
@@ -38,11 +39,11 @@ def rename_run(run: Run, name: str) -> None:
 
 
 def add_tags(run: Run, names: Sequence[str]) -> None:
-    """Add tags to a run. Raises ``ValueError`` with a sentence when it would have too many."""
+    """Add tags to a run. Raises :class:`Refusal` when it would have too many."""
     present = set(run.tags.values_list("name", flat=True))
     new = [name for name in names if name not in present]
     if len(present) + len(new) > MAX_TAGS:
-        raise ValueError(f"The run “{run.name}” would have more than {MAX_TAGS} tags. Remove some first.")
+        raise Refusal(f"The run “{run.name}” would have more than {MAX_TAGS} tags. Remove some first.")
     RunTag.objects.bulk_create([RunTag(run=run, name=name) for name in new], ignore_conflicts=True)
     if new:
         record(Action.TAGGED, run, detail=f"added: {', '.join(new)}")

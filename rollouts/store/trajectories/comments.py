@@ -8,6 +8,7 @@ from typing import Any
 from django.db.models import Count, F, Q
 from django.utils import timezone
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, StoredTrajectory
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
@@ -49,50 +50,42 @@ def count_comments(trajectories: Sequence[StoredTrajectory]) -> dict[int, tuple[
     return {key: (n, n_open) for key, n, n_open in rows}
 
 
-class CommentRefused(ValueError):
-    """A comment that cannot be written or changed so; the message is a sentence. ``field``: of the form."""
-
-    def __init__(self, field: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.field = field
-
-
-class CommentMoved(CommentRefused):
+class CommentMoved(Refusal):
     """Somebody else was faster; the comment stays as they left it."""
 
 
 def read_text(text: str) -> str:
-    """The text as it is stored: line breaks kept, no space around it. Raises :class:`CommentRefused`."""
+    """The text as it is stored: line breaks kept, no space around it. Raises :class:`Refusal`."""
     text = storable_text(text.replace("\r\n", "\n").replace("\r", "\n")).strip()
     if not text:
-        raise CommentRefused("text", "Write something: the comment is empty.")
+        raise Refusal("Write something: the comment is empty.", field="text")
     if len(text) > MAX_TEXT:
-        raise CommentRefused("text", f"Write at most {MAX_TEXT:,} characters; these are {len(text):,}.")
+        raise Refusal(f"Write at most {MAX_TEXT:,} characters; these are {len(text):,}.", field="text")
     return text
 
 
 def check_place(trajectory: StoredTrajectory, place: Place) -> None:
-    """Raises :class:`CommentRefused` unless the row holds the tokens, at least one. Two queries."""
+    """Raises :class:`Refusal` unless the row holds the tokens, at least one. Two queries."""
     row, start, stop = place
     rows, _ = trajectory_parts.rows_and_steps(trajectory)
     if not 0 <= row < len(rows):
         range_of_rows = f"its rows are 0 to {len(rows) - 1}" if rows else "it has no rows"
-        raise CommentRefused("row", f"There is no row {row} in this trajectory: {range_of_rows}.")
+        raise Refusal(f"There is no row {row} in this trajectory: {range_of_rows}.", field="row")
     n = rows[row].n_tokens
     if not 0 <= start < stop <= n:
-        raise CommentRefused(
-            "t",
+        raise Refusal(
             f"Tokens {start:,}-{stop:,} are not in row {row}, which holds tokens 0-{n:,}. Name some of these.",
+            field="t",
         )
 
 
 def add_comment(trajectory: StoredTrajectory, author: Any, text: str, place: Place | None = None) -> Comment:
-    """A new comment on tokens of a row; ``place`` None = on the whole trajectory. Raises :class:`CommentRefused`."""
+    """A new comment on tokens of a row; ``place`` None = on the whole trajectory. Raises :class:`Refusal`."""
     text = read_text(text)
     if place is not None:
         check_place(trajectory, place)
     if trajectory.comments.count() >= MAX_COMMENTS:
-        raise CommentRefused("text", f"This trajectory has {MAX_COMMENTS} comments; it takes no more. Delete some.")
+        raise Refusal(f"This trajectory has {MAX_COMMENTS} comments; it takes no more. Delete some.", field="text")
     row, start, stop = place or (None, None, None)
     comment = Comment.objects.create(
         trajectory=trajectory, row_index=row, start=start, stop=stop, text=text, author=author,
@@ -105,7 +98,7 @@ def add_comment(trajectory: StoredTrajectory, author: Any, text: str, place: Pla
 def edit_comment(comment: Comment, text: str, version: int) -> None:
     """Give a comment another text. ``version``: of the text that was read.
 
-    Raises :class:`CommentRefused`, and :class:`CommentMoved` where the comment was edited or deleted since.
+    Raises :class:`Refusal`, and :class:`CommentMoved` where the comment was edited or deleted since.
     """
     text = read_text(text)
     if text == comment.text and version == comment.version:
@@ -113,8 +106,8 @@ def edit_comment(comment: Comment, text: str, version: int) -> None:
     same = Comment.objects.filter(pk=comment.pk, version=version)
     if not same.update(text=text, version=version + 1, edited_at=timezone.now()):
         raise CommentMoved(
-            "text",
             "This comment was edited or deleted since you opened it. Your text stands below: look, and save again.",
+            field="text",
         )
     record(Action.COMMENT_CHANGED, comment.trajectory, detail=f"comment {comment.code} edited")
 
@@ -125,7 +118,8 @@ def resolve_comment(comment: Comment, user: Any) -> None:
     if not still_open.update(resolved_at=timezone.now(), resolved_by=user.get_username()):
         now = Comment.objects.filter(pk=comment.pk).first()
         raise CommentMoved(
-            "form", f"{now.resolved_by} has resolved this comment already." if now else "This comment was deleted."
+            f"{now.resolved_by} has resolved this comment already." if now else "This comment was deleted.",
+            field="form",
         )
     record(Action.COMMENT_CHANGED, comment.trajectory, detail=f"comment {comment.code} resolved")
 
@@ -135,7 +129,7 @@ def reopen_comment(comment: Comment) -> None:
     settled = Comment.objects.filter(pk=comment.pk, resolved_at__isnull=False)
     if not settled.update(resolved_at=None, resolved_by=""):
         is_there = Comment.objects.filter(pk=comment.pk).exists()
-        raise CommentMoved("form", "This comment is open already." if is_there else "This comment was deleted.")
+        raise CommentMoved("This comment is open already." if is_there else "This comment was deleted.", field="form")
     record(Action.COMMENT_CHANGED, comment.trajectory, detail=f"comment {comment.code} reopened")
 
 

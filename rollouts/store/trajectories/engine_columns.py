@@ -121,8 +121,8 @@ def beside_token(
 ) -> tuple[float | None, Ids, Floats, dict[str, float]] | None:
     """What an engine told beside the token ``offset`` of a row; None = it has no alternatives. At most one query.
 
-    The log-probability that the step recorded for the token itself; the likeliest ids ``[K]`` at its place, likeliest
-    first, and their log-probabilities; the columns of the row at the token, as far as they are known.
+    It is the log-probability that the step recorded for the token itself, then the likeliest ids ``[K]`` at its place,
+    likeliest first, with their log-probabilities. Last are the columns of the row at the token that are known.
     """
     places = ((step, first + offset - start) for step, start, first, n in parts if start <= offset < start + n)
     step, at = next(places, (None, 0))

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import JSON, Step
 from rollouts.store import models
 from rollouts.store.bulk import change_whole
@@ -205,13 +206,13 @@ def cancel_remaining(run: models.Run) -> int:
 def resume_run(run: models.Run) -> int:
     """Queue again what a launch has not finished. Stored steps are kept. Returns the number of trajectories to make.
 
-    For a run that failed, was cancelled or is silent. What still works on it loses its leases. Raises ``ValueError``
-    with a sentence where there is nothing to go on with.
+    For a run that failed, was cancelled or is silent. What still works on it loses its leases.
+    Raises :class:`Refusal` where there is nothing to go on with.
     """
     with transaction.atomic():
         locked = models.Run.objects.select_for_update().get(pk=run.pk)
         if locked.kind != models.Run.Kind.LAUNCH:
-            raise ValueError("Only a launched run can be resumed; an import is begun again from its files.")
+            raise Refusal("Only a launched run can be resumed; an import is begun again from its files.")
         unfinished = locked.trajectories.exclude(status=Status.DONE)
         failed = unfinished.filter(status=Status.FAILED)
         kinds: Counter[str] = Counter(
@@ -224,7 +225,7 @@ def resume_run(run: models.Run) -> int:
             n_findings=0, worst_severity="",
         )
         if not n:
-            raise ValueError("Every trajectory of this run is done, so there is nothing to resume.")
+            raise Refusal("Every trajectory of this run is done, so there is nothing to resume.")
         # The clock goes on where it stopped: a pause is not part of the run's pace.
         stopped = locked.finished_at or locked.heartbeat_at
         paused = timezone.now() - stopped if locked.started_at and stopped else timedelta()

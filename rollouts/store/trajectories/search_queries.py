@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet, Sum
 
 from rollouts.store.models import Run, StoredFinding, StoredStep, StoredTrajectory, Tokenizer
 from rollouts.store.people.access import Access
-from rollouts.store.trajectories.trajectory_list import TrajectoryFilters, filter_trajectories
+from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
 RUNS_AT_ONCE = 50
 NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")

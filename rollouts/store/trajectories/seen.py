@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
+from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, Seen, StoredTrajectory
 
@@ -30,11 +31,11 @@ def seen_in_run(run: Run, reader: int) -> QuerySet[Seen]:
 def mark_seen(trajectory: StoredTrajectory, user: Any, seen: bool = True) -> None:
     """Mark a trajectory as seen by a user, or as not seen; twice is as once.
 
-    Raises ``ValueError`` with a sentence for one that still grows.
+    Raises :class:`Refusal` for one that still grows.
     """
     if not seen:
         Seen.objects.filter(user=user, trajectory=trajectory).delete()
     elif is_active(trajectory):
-        raise ValueError("This trajectory still grows. Mark it as seen when it has ended.")
+        raise Refusal("This trajectory still grows. Mark it as seen when it has ended.")
     else:
         Seen.objects.bulk_create([Seen(user=user, trajectory=trajectory)], ignore_conflicts=True)

@@ -10,124 +10,17 @@ import json
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q, QuerySet
 
-from rollout_inspector.diagnose.finding import Severity
 from rollouts.store import models
 from rollouts.store.paging import CursorPart
-from rollouts.store.runs.muted import rules_of
-from rollouts.store.trajectories.seen import seen_in_run
-
-SORTS = (
-    "index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings", "n_rows", "-n_rows",
-)
-"""The orders of a list of trajectories; a minus sign means descending."""
+from rollouts.store.parameters import SORTS
+from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
 MAX_COUNTED = 10_000
 """What passes a filter is counted so far: it bounds what a page of a large run costs."""
-
-
-@dataclass(frozen=True)
-class TrajectoryFilters:
-    """Which trajectories of a run are listed. An empty value filters nothing."""
-
-    kind: str = ""
-    """Only trajectories that have a finding of this kind."""
-    severity: str = ""
-    """Only trajectories that have a finding of this severity."""
-    reward_min: float | None = None
-    reward_max: float | None = None
-    """Both bounds are inclusive. A trajectory without a reward passes neither bound."""
-    tokens_min: int | None = None
-    tokens_max: int | None = None
-    """Bounds of the number of tokens, inclusive."""
-    training_min: int | None = None
-    training_max: int | None = None
-    """Bounds of the training step, inclusive. A trajectory without one passes neither bound."""
-    policy_version: str = ""
-    """Only trajectories whose first step this policy version sampled."""
-    stop_reason: str = ""
-    group: str = ""
-    status: str = ""
-    text: str = ""
-    """A part of the external id, in upper or lower case."""
-    step: int | None = None
-    """Only trajectories that have a finding at this step, which also has the ``kind`` and ``severity``."""
-    first: int | None = None
-    last: int | None = None
-    """Bounds of the position in the run, inclusive."""
-    flawed: bool = False
-    """Only trajectories that have a finding."""
-    comments: str = ""
-    """``open``: only trajectories with a comment that nobody has resolved; ``any``: with a comment."""
-    seen: str = ""
-    """``yes``: only trajectories that the ``reader`` has seen; ``no``: only others."""
-    reader: int | None = None
-    """The key of the user of ``seen``; None without it."""
-    muted: str = ""
-    """``hide``: muted findings count as none, in every other filter by findings too."""
-    hide_queued: bool = False
-    """Leave out queued trajectories."""
-
-    @property
-    def pass_all(self) -> bool:
-        """Nothing is filtered out."""
-        return all(getattr(self, field.name) == field.default for field in fields(TrajectoryFilters))
-
-
-def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet[models.StoredTrajectory]:
-    """The trajectories that pass the filter, in no order."""
-    columns = {
-        "index__gte": filters.first,
-        "index__lte": filters.last,
-        "reward__gte": filters.reward_min,
-        "reward__lte": filters.reward_max,
-        "n_tokens__gte": filters.tokens_min,
-        "n_tokens__lte": filters.tokens_max,
-        "training_step__gte": filters.training_min,
-        "training_step__lte": filters.training_max,
-        "stop_reason": filters.stop_reason,
-        "group": filters.group,
-        "status": filters.status,
-        "external_id__icontains": filters.text.replace("\0", ""),
-    }
-    of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
-    trajectories = models.StoredTrajectory.objects.filter(run=run, **_without_empty(columns))
-    conditions = _without_empty(of_finding)
-    findings = models.StoredFinding.objects.filter(run=run, trajectory=OuterRef("pk"), **conditions)
-    if filters.muted == "hide":
-        met = Exists(findings.exclude(kind__in=rules_of(run).order_by().values("kind")))
-        trajectories = trajectories.filter(met if filters.flawed or conditions else Q(n_findings=0) | met)
-    elif conditions == {"severity": Severity.ERROR}:  # there is no worse one, so that the trajectory itself tells
-        trajectories = trajectories.filter(worst_severity=Severity.ERROR)
-    elif conditions:
-        trajectories = trajectories.filter(Exists(findings))
-    # Trajectories that cannot have such a finding are left out before findings are looked for.
-    if filters.flawed or conditions:
-        trajectories = trajectories.filter(n_findings__gt=0)
-    if filters.step is not None:
-        trajectories = trajectories.filter(n_steps__gt=filters.step)
-    if filters.policy_version:
-        first = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), index=0)
-        trajectories = trajectories.filter(Exists(first.filter(policy_version=filters.policy_version)))
-    if filters.comments:
-        # People write few comments: those of the run are found first.
-        comments = models.Comment.objects.filter(trajectory__run=run)
-        comments = comments.filter(resolved_at=None) if filters.comments == "open" else comments
-        trajectories = trajectories.filter(pk__in=comments.values("trajectory"))
-    if filters.seen and filters.reader is not None:
-        is_seen = Q(pk__in=seen_in_run(run, filters.reader).values("trajectory"))
-        trajectories = trajectories.filter(is_seen if filters.seen == "yes" else ~is_seen)
-    if filters.hide_queued:
-        trajectories = trajectories.exclude(status=models.StoredTrajectory.Status.QUEUED)
-    return trajectories
-
-
-def _without_empty(conditions: dict[str, Any]) -> dict[str, Any]:
-    return {column: value for column, value in conditions.items() if value not in ("", None)}
 
 
 def list_trajectories(

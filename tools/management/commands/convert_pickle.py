@@ -28,6 +28,7 @@ from rollout_inspector.formats.policy_versions import of_row
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollout_inspector.formats.routing import ARRAYS, KEY, summary_of
 from rollout_inspector.formats.training_step import as_step
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Trajectory, ids_array
 from rollouts.management import TerminalCommand
 
@@ -51,10 +52,6 @@ _KNOWN = (
 )
 
 
-class NotConverted(ValueError):
-    """The file cannot be converted. The message is a sentence for the user."""
-
-
 class Command(TerminalCommand):
     requires_system_checks: list[str] = []
 
@@ -73,9 +70,9 @@ class Command(TerminalCommand):
             with draft.open("wb") as file:
                 n = inspector_jsonl.write(records, file)
             if not n:
-                raise NotConverted(f"{source} holds no samples.")
+                raise Refusal(f"{source} holds no samples.")
             os.replace(draft, target)
-        except NotConverted as error:
+        except Refusal as error:
             raise CommandError(str(error)) from error
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {str(error)[:300]}"
@@ -136,7 +133,7 @@ def _is_dtype(module: str, name: str) -> bool:
 
 
 def load(path: Path) -> Any:
-    """The value of a pickle, or of a file of ``torch.save``. Raises :class:`NotConverted`."""
+    """The value of a pickle, or of a file of ``torch.save``. Raises :class:`Refusal`."""
     try:
         with path.open("rb") as file:
             head = file.read(4)
@@ -148,12 +145,10 @@ def load(path: Path) -> Any:
                 file.seek(0)
                 return _torch_load(file)
             return value
-    except OSError:
-        raise
-    except NotConverted:
+    except (OSError, Refusal):
         raise
     except Exception as error:
-        raise NotConverted(f"{path} could not be opened: {type(error).__name__}: {str(error)[:300]}") from error
+        raise Refusal(f"{path} could not be opened: {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _load_tensor(data: bytes) -> Any:
@@ -164,7 +159,7 @@ def _torch_load(file: Any) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise NotConverted("The file was written by torch.save. Install torch to open it.") from error
+        raise Refusal("The file was written by torch.save. Install torch to open it.") from error
 
     def load_restricted(stream: Any, **more: Any) -> Any:
         return Restricted(stream, **more).load()
@@ -177,7 +172,7 @@ def _torch_load(file: Any) -> Any:
 
 
 def trajectories(value: Any, stem: str) -> Iterator[Trajectory]:
-    """The rows of a dump as trajectories. Raises :class:`NotConverted` when it is neither slime's nor SkyRL's."""
+    """The rows of a dump as trajectories. Raises :class:`Refusal` when it is neither slime's nor SkyRL's."""
     if isinstance(value, Mapping) and isinstance(value.get("samples"), list):
         return _slime(value, stem)
     if isinstance(value, Mapping) and isinstance(value.get("rollout_data"), Mapping):
@@ -186,7 +181,7 @@ def trajectories(value: Any, stem: str) -> Iterator[Trajectory]:
     if state is not None:
         return _skyrl(state, stem)
     kind = getattr(value, "origin", "") or type(value).__name__
-    raise NotConverted(
+    raise Refusal(
         f"The file holds a {kind}, which is neither a slime debug dump (rollout_id with samples or rollout_data) nor a "
         "SkyRL training input (sequences, response_mask)."
     )
@@ -198,12 +193,12 @@ def _slime(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
     names_seen: set[str] = set()
     for n, sample in enumerate(dump["samples"]):
         if not isinstance(sample, Mapping):
-            raise NotConverted(f"samples[{n}] is not an object.")
+            raise Refusal(f"samples[{n}] is not an object.")
         where = f"samples[{n}]"
         ids = _ids(sample.get("tokens"), f"{where}.tokens")
         length = int(sample.get("response_length") or 0)
         if not 0 <= length <= len(ids):
-            raise NotConverted(f"{where}.response_length is {length}, but there are {len(ids)} tokens.")
+            raise Refusal(f"{where}.response_length is {length}, but there are {len(ids)} tokens.")
         at = len(ids) - length
         mask = sample.get("loss_mask")
         response_mask = np.ones(length, np.bool_) if mask is None else _array(mask, f"{where}.loss_mask") != 0
@@ -255,14 +250,14 @@ def _slime_training(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
     rollout, data = dump.get("rollout_id", stem), dump["rollout_data"]
     tokens = data.get("tokens")
     if not isinstance(tokens, list | tuple):
-        raise NotConverted("rollout_data.tokens is not a list with the tokens of each sample.")
+        raise Refusal("rollout_data.tokens is not a list with the tokens of each sample.")
     n = len(tokens)
     for key in ("response_lengths", "loss_masks", "rollout_log_probs", "rewards", "sample_indices", *_TRAINED, *ARRAYS):
         if data.get(key) is not None and len(data[key]) != n:
-            raise NotConverted(f"rollout_data.{key} has {len(data[key])} elements for {n} tokens.")
+            raise Refusal(f"rollout_data.{key} has {len(data[key])} elements for {n} tokens.")
     lengths = data.get("response_lengths")
     if lengths is None:
-        raise NotConverted("rollout_data.response_lengths is missing, so nobody knows where the responses begin.")
+        raise Refusal("rollout_data.response_lengths is missing, so nobody knows where the responses begin.")
     names_seen: set[str] = set()
     for i in range(n):
         own = {key: item[i] for key, item in data.items() if isinstance(item, list | tuple) and len(item) == n}
@@ -270,7 +265,7 @@ def _slime_training(dump: Mapping[str, Any], stem: str) -> Iterator[Trajectory]:
         ids = _ids(own["tokens"], where)
         length = int(own["response_lengths"])
         if not 0 <= length <= len(ids):
-            raise NotConverted(f"rollout_data.response_lengths[{i}] is {length}, but there are {len(ids)} tokens.")
+            raise Refusal(f"rollout_data.response_lengths[{i}] is {length}, but there are {len(ids)} tokens.")
         at, columns, left_out = len(ids) - length, {}, {}
         for key in (*_TRAINED, "rollout_log_probs"):
             values = None if own.get(key) is None else _array(own[key], f"rollout_data.{key}[{i}]").reshape(-1)
@@ -412,20 +407,20 @@ def _array(value: Any, where: str) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise NotConverted(f"{where} is not a list of numbers.") from error
+        raise Refusal(f"{where} is not a list of numbers.") from error
     if array.dtype.kind not in "biuf":
-        raise NotConverted(f"{where} is not a list of numbers.")
+        raise Refusal(f"{where} is not a list of numbers.")
     return array
 
 
 def _ids(value: Any, where: str) -> Any:
     array = _array([] if value is None else value, where)
     if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or int(array.min()) < 0):
-        raise NotConverted(f"{where} is not a flat list of token ids.")
+        raise Refusal(f"{where} is not a flat list of token ids.")
     try:
         return ids_array(array.astype(np.int64))
     except OverflowError as error:
-        raise NotConverted(f"{where}: {error}.") from error
+        raise Refusal(f"{where}: {error}.") from error
 
 
 def _behind(n: int, values: Any) -> Any:

@@ -36,7 +36,7 @@ class Command(TerminalCommand):
         grpo = parser.add_argument_group("GRPO", "rollouts of the demo policy, scored and trained on the CPU")
         grpo.add_argument("--grpo", type=int, metavar="STEPS", help="go on with the trained policy for so many updates")
         grpo.add_argument("--push", metavar="URL", default="", help="send each step to the server at this address")
-        grpo.add_argument("--token", default="", help="API token for --push (default: ROLLOUT_INSPECTOR_TOKEN)")
+        grpo.add_argument("--token", default="", help="API key for --push (default: ROLLOUT_INSPECTOR_TOKEN)")
         grpo.add_argument("--name", default="grpo", help="name of the run on the server (default: %(default)s)")
         grpo.add_argument("--groups", type=int, default=4, help="prompts of a step (default: %(default)s)")
         grpo.add_argument("--group-size", type=int, default=4, help="trajectories of a prompt (default: %(default)s)")

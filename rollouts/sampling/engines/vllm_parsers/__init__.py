@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
 from rollouts.sampling.engines.vllm_engine import ENVIRONMENT
 
@@ -32,10 +33,6 @@ _PROGRAM = Path(__file__).parent / "__main__.py"
 NOT_ASKED = "It was not asked: other parsers took too long on this reply."
 
 
-class ParsersUnusable(Exception):
-    """No parser of vLLM can be asked. The message is a sentence."""
-
-
 def missing() -> str:
     """Why no parser of vLLM can be asked on this machine, as a sentence; empty = vLLM is installed."""
     if find_spec("vllm") is not None:
@@ -46,13 +43,13 @@ def missing() -> str:
 class VllmParsers:
     """The parsers that the installed vLLM has, for one tokenizer. Use it as a context manager.
 
-    The tokenizer may be a stranger's: its files are parsed in the confined process. Raises :class:`ParsersUnusable`.
+    The tokenizer may be a stranger's: its files are parsed in the confined process. Raises :class:`Refusal`.
     """
 
     def __init__(self, folder: Path) -> None:
         """``folder``: of the tokenizer."""
         if sentence := missing():
-            raise ParsersUnusable(sentence)
+            raise Refusal(sentence)
         self._folder, self._n_starts = folder, 0
         self._process: LimitedProcess | None = None
         self.version = ""
@@ -103,10 +100,10 @@ class VllmParsers:
         except (Late, ProcessEnded) as error:
             self.close()
             sentence = str(error) or "The process of vLLM's parsers did not start in time."
-            raise ParsersUnusable(f"vLLM's parsers could not be asked. {sentence}") from error
+            raise Refusal(f"vLLM's parsers could not be asked. {sentence}") from error
         if "error" in loaded:
             self.close()
-            raise ParsersUnusable(f"vLLM's parsers could not be asked. {loaded['error']}")
+            raise Refusal(f"vLLM's parsers could not be asked. {loaded['error']}")
         self.version, self.names = about["version"], about["names"]
 
     def _exchange(self, asked: Mapping[str, Any], seconds: float) -> dict[str, Any]:
