@@ -29,6 +29,7 @@ from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import VllmParsers
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
@@ -37,7 +38,6 @@ from rollouts.store.trajectories.parser_audits import (
     find_parser_audit,
     parser_audit_of,
     parser_audit_of_job,
-    save_parser_audit,
 )
 from rollouts.store.trajectories.trajectories import load_trajectories
 
@@ -72,7 +72,7 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
         audit.job, is_new = ask_job(audit, KIND.slug, user=user)
         if is_new:
             audit.key, audit.report = key, None
-            save_parser_audit(audit)
+            save_columns(audit, "key", "report")
     return audit, is_new
 
 
@@ -93,7 +93,7 @@ def do_job(job: Job, beat: Beat) -> None:
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        save_parser_audit(audit)
+        save_columns(audit, "key", "report")
 
 
 def missing(trajectory: StoredTrajectory) -> Refusal | None:

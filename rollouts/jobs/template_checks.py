@@ -18,8 +18,9 @@ from rollout_inspector.text.chat_templates import CheckReport
 from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.strategy_deltas import strategy_deltas
-from rollouts.store.chat_templates.template_checks import check_of, check_of_job, save_check
+from rollouts.store.chat_templates.template_checks import check_of, check_of_job
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import (
@@ -97,7 +98,7 @@ def ask(
         check.job, is_new = ask_job(check, CHECK.slug, {"repair": repair}, user)
         if is_new and not created:
             check.created_at = timezone.now()
-            save_check(check, "created_at")
+            save_columns(check, "created_at")
     return check, is_new
 
 
@@ -140,7 +141,7 @@ def do_job(job: Job, beat: Beat) -> None:
     check.version = chat_templates.VERSION
     with transaction.atomic():
         beat(n_done=1, progress="the first change is tried")
-        save_check(check, "report", "cells", "version")
+        save_columns(check, "report", "cells", "version")
         if not job.options.get("repair", True):
             end_job(job, Job.Status.DONE)
             return
@@ -148,7 +149,7 @@ def do_job(job: Job, beat: Beat) -> None:
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        save_check(check, "report")
+        save_columns(check, "report")
 
 
 def _older(check: TemplateCheck) -> list[dict[str, Any]]:

@@ -60,3 +60,8 @@ def has_rows(model: type[Model]) -> bool:
     """Whether the table of a model exists and holds a row."""
     exists = model._meta.db_table in connection.introspection.table_names()
     return exists and bool(model._base_manager.exists())
+
+
+def save_columns(record: Model, *columns: str) -> None:
+    """Write these columns of a stored record."""
+    record.save(update_fields=columns)

@@ -19,10 +19,10 @@ from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.imports.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.jobs.imports.uploads import drop_uploads
-from rollouts.store.database import reload
+from rollouts.store.database import reload, save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, close_shards, end_job
-from rollouts.store.jobs.shards import is_cut, save_shard, shards_of, unfinished_shards
+from rollouts.store.jobs.shards import is_cut, shards_of, unfinished_shards
 from rollouts.store.models import Job, Run
 from rollouts.store.outages import is_outage
 from rollouts.store.runs.imports import (
@@ -121,7 +121,7 @@ class _Shard:
     def write_report(self, **more: Any) -> None:
         """Write the pieces, and more keys, into the row."""
         self.row.report = {**(self.row.report or {}), "pieces": self.pieces, **more}
-        save_shard(self.row, "report")
+        save_columns(self.row, "report")
 
 
 def _put_together(run: Run, job: Job, alive: Alive) -> None:
@@ -178,7 +178,7 @@ def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
             one.status, one.report = Job.Status.CANCELLED, None
             with transaction.atomic():
                 alive()
-                save_shard(one, "status", "report")
+                save_columns(one, "status", "report")
     refused = set(_refusals([piece for shard in kept for piece in shard.pieces]))
     for shard in kept:
         for piece in shard.pieces:

@@ -14,10 +14,11 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, template_text
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
-from rollouts.store.trajectories.replays import find_replay, replace_replay_rows, replay_of, replay_of_job, save_replay
+from rollouts.store.trajectories.replays import find_replay, replace_replay_rows, replay_of, replay_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 7
@@ -72,7 +73,7 @@ def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> 
         replay.job, is_new = ask_job(replay, KIND.slug, user=user)
         if is_new:
             replay.key, replay.report = key, None
-            save_replay(replay, "key", "report")
+            save_columns(replay, "key", "report")
     return replay, is_new
 
 
@@ -89,7 +90,7 @@ def do_job(job: Job, beat: Beat) -> None:
     replay = replay_of_job(job)
     beat()
     replay.key = key_of(replay.trajectory)
-    save_replay(replay, "key")
+    save_columns(replay, "key")
     try:
         results = _replayed(replay.trajectory)
     except Refusal:
@@ -102,7 +103,7 @@ def do_job(job: Job, beat: Beat) -> None:
         if not end_job(job, Job.Status.DONE):
             raise JobLost
         replace_replay_rows(replay, [rows for rows in stored if rows is not None])
-        save_replay(replay, "report")
+        save_columns(replay, "report")
 
 
 def _replayed(record: StoredTrajectory) -> list[StrategyResult]:

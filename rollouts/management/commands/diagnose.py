@@ -17,10 +17,10 @@ from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.jobs import run_or_send
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
-from rollouts.store.database import reload
+from rollouts.store.database import reload, save_columns
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job
-from rollouts.store.runs.runs import find_run, save_tokenizer
+from rollouts.store.runs.runs import find_run
 
 
 class Command(TerminalCommand):
@@ -48,7 +48,7 @@ class Command(TerminalCommand):
         def ask() -> tuple[Job, bool]:
             job, is_new = ask_job(run, "diagnose", asked)
             if is_new:
-                save_tokenizer(run)
+                save_columns(run, "tokenizer", "chat_template")
             return job, is_new
 
         job = run_or_send(run, ask, "diagnosed", options["background"], self.stderr)

@@ -69,8 +69,3 @@ def check_of(code: str, project: Project, chat_template: ChatTemplate, **columns
 def check_of_job(job: Job) -> TemplateCheck:
     """The check that a job answers, with its tokenizer and template. One query."""
     return TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
-
-
-def save_check(check: TemplateCheck, *columns: str) -> None:
-    """Write columns of a check."""
-    check.save(update_fields=columns)

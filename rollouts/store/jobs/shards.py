@@ -140,8 +140,3 @@ def unfinished_shards(job: Job) -> list[Job]:
 def first_failed_shard(job: Job) -> Job | None:
     """The first shard of a job that failed. One query."""
     return job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
-
-
-def save_shard(shard: Job, *columns: str) -> None:
-    """Write columns of a shard that has ended."""
-    shard.save(update_fields=columns)

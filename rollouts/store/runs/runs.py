@@ -227,7 +227,7 @@ def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
     """Set the tokenizer of a run, and the tokenizer's chat template if the run has none."""
     run.tokenizer = tokenizer
     run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
-    save_tokenizer(run)
+    run.save(update_fields=["tokenizer", "chat_template"])
 
 
 def delete_run(run: models.Run) -> None:
@@ -342,11 +342,6 @@ def ask_to_stop(run: models.Run, stops: bool = True) -> None:
 def note_error(run: models.Run, sentence: str) -> None:
     """Say on the page of a run what is wrong; the run goes on."""
     models.Run.objects.filter(pk=run.pk).update(error=sentence)
-
-
-def save_tokenizer(run: models.Run) -> None:
-    """Write the tokenizer and the chat template that were set."""
-    run.save(update_fields=["tokenizer", "chat_template"])
 
 
 def count_active(run: models.Run) -> int:

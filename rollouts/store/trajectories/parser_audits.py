@@ -20,8 +20,3 @@ def parser_audit_of_job(job: Job) -> ParserAudit:
     run = "trajectory__run"
     related = (f"{run}__tokenizer__chat_template", f"{run}__chat_template")
     return ParserAudit.objects.select_related(*related).get(job=job)
-
-
-def save_parser_audit(audit: ParserAudit) -> None:
-    """Write the key and the report of an audit."""
-    audit.save(update_fields=["key", "report"])

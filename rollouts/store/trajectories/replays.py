@@ -24,11 +24,6 @@ def replay_of_job(job: Job) -> Replay:
     return Replay.objects.select_related(*related).get(job=job)
 
 
-def save_replay(replay: Replay, *columns: str) -> None:
-    """Write columns of a replay."""
-    replay.save(update_fields=columns)
-
-
 def replace_replay_rows(replay: Replay, rows: Sequence[ReplayRows]) -> None:
     """Put new rows in place of the old ones."""
     replay.rows.all().delete()
