@@ -27,7 +27,7 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.store.people.projects import project_or_default
 from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
-from rollouts.store.runs.runs import beat, find_run, is_cancelled
+from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.batch import StorageBatch
@@ -65,8 +65,8 @@ def run_rollouts(run_id: int) -> None:
 
 def ask_for_repair(run_id: int) -> None:
     """Send a worker for the check of each template of a refused run, so that its page can offer the repair."""
-    run = find_run(templates=True, pk=run_id)
-    for template in () if run is None else _templates(run):
+    run = get_run(run_id)
+    for template in _templates(run):
         kwargs = run.settings.get("template_kwargs")
         check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
         if to_do:

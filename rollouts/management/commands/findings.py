@@ -40,7 +40,7 @@ class Command(TerminalCommand):
         if options["kind"] and options["kind"] not in KINDS:
             raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
         rows = list_findings(trajectories, options["kind"])
-        _, checks, unknown = check_totals(trajectories)
+        checks, unknown = check_totals(trajectories)[1:]
         if options["checks"]:
             if options["kind"]:
                 raise CommandError("--kind and --checks exclude each other: a check has findings of several kinds.")

@@ -63,7 +63,9 @@ class Command(TerminalCommand):
             return
         if job.status != Job.Status.DONE:
             raise CommandError(worded(job.error, job.remedy, WORDS) or f"It was {job.status}.")
-        self._say(job, find_scored_column(run, (job.report or {})["column"]), options["json"])
+        column = find_scored_column(run, (job.report or {})["column"])
+        assert column is not None
+        self._say(job, column, options["json"])
 
     def _compare(self, run: Run, first: str, second: str, as_json: bool) -> None:
         names = [column.name for column in columns_of(run)]
