@@ -25,9 +25,8 @@ from rollouts.jobs.sending import send
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, StoredTrajectory
 from rollouts.store.parameters import Count, Text, YesNo
-from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.seen import is_seen
-from rollouts.store.trajectories.seen_writes import mark_seen
+from rollouts.store.trajectories import trajectory_parts
+from rollouts.store.trajectories.seen import is_seen, mark_seen
 
 router = Router(tags=["trajectories"])
 Index = Path[Count]
@@ -91,7 +90,7 @@ def list_lanes(request: HttpRequest, code: str) -> HttpResponseBase:
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponse:
-        rows, steps = parts.rows_and_steps(trajectory)
+        rows, steps = trajectory_parts.rows_and_steps(trajectory)
         lanes = read_lanes(trajectory, rows, steps, data.read_findings(trajectory, steps, rows))
         tree = lane_tree(trajectory, lanes, rows)
         return json_page(tree or LaneTree(0, "Its engine calls form no tree.", []))

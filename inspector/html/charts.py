@@ -16,7 +16,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
-from rollouts.store.runs.runs import RunSummary
+from rollouts.store.runs.run_summary import RunSummary
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from inspector.web.access import access, is_logged_in, may_write, project_name, 
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind, title_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
-from rollouts.store.people.gallery import KEY
+from rollouts.store.runs.gallery import KEY
 
 register = template.Library()
 

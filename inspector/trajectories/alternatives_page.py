@@ -12,7 +12,7 @@ from inspector.trajectories.tokens.token_window import TokenText, token_texts
 from inspector.web.twins import Page
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 
@@ -47,24 +47,25 @@ def alternatives_page(
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    alternatives = beside.beside_token(beside.parts_with_alternatives(trajectory, row, steps), offset)
-    if alternatives is None:
+    of_engine = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
+    if of_engine is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
+    logprob, alternative_ids, logprobs, columns = of_engine
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
     table, _ = data.table_of(trajectory.run.tokenizer)
     sampled = None
-    if alternatives.logprob is not None:
-        (sampled,) = token_texts(table, ids_array([token_id]), np.array([alternatives.logprob]))
-    ids = alternatives.ids.tolist()
+    if logprob is not None:
+        (sampled,) = token_texts(table, ids_array([token_id]), np.array([logprob]))
+    ids = alternative_ids.tolist()
     return TokenAlternatives(
         row.index,
         offset,
         sampled,
         ids.index(token_id) + 1 if token_id in ids else None,
-        token_texts(table, alternatives.ids, alternatives.logprobs),
-        alternatives.columns.get(beside.ENTROPY),
-        alternatives.columns.get(beside.AT_LEAST),
-        alternatives.columns.get(beside.BEHIND),
+        token_texts(table, alternative_ids, logprobs),
+        columns.get(engine_columns.ENTROPY),
+        columns.get(engine_columns.AT_LEAST),
+        columns.get(engine_columns.BEHIND),
         "",
     )
 

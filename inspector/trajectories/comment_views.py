@@ -17,16 +17,16 @@ from inspector.web.access import reads_trajectory, require, writes_trajectory
 from inspector.web.twins import Page, error_page, json_page, page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
-from rollouts.store.trajectories.comment_writes import (
+from rollouts.store.trajectories.comments import (
     MAX_TEXT,
     Place,
     add_comment,
     delete_comment,
     edit_comment,
+    find_comment,
     reopen_comment,
     resolve_comment,
 )
-from rollouts.store.trajectories.comments import find_comment
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from inspector.web.twins import Page
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
-from rollouts.store.runs.runs import group_stats
+from rollouts.store.trajectories.groups import group_stats
 
 
 @dataclass(frozen=True)

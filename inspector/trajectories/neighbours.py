@@ -10,7 +10,7 @@ from django.urls import reverse
 from inspector.runs.filters import ORDERS, ListQuery
 from inspector.runs.group_page import group_url
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.runs.import_writes import PROVISIONAL
+from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.store.trajectories.trajectory_list import (
     MAX_COUNTED,
     count_before,

@@ -29,7 +29,7 @@ from inspector.web.twins import wants_json, whole_number
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.message_view import Said, messages_in, reply_in, without_data
 from rollouts.store import models
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 
 STEPS = 20
 ROWS = 60
@@ -90,7 +90,7 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     """The page: a few steps, from the step that the address names, or with the place that one came from."""
     params = request.GET
     at = place_asked(params.get("place", "")[:MAX_PLACE])
-    rows_of, summaries = parts.rows_and_steps(trajectory)
+    rows_of, summaries = trajectory_parts.rows_and_steps(trajectory)
     step_text = params.get("step")
     first = (whole_number(step_text) or 0) if step_text else (step_of_place(summaries, at) or 0) // STEPS * STEPS
     notices = []
@@ -98,8 +98,8 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, first = [f"There is no step {first:,} here: {there}."], 0
     # The step behind the last one holds what the last one said, where the source keeps no replies.
-    steps = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS + 1)
-    rows = [] if first else parts.row_extras(trajectory, ROWS)
+    steps = trajectory_parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS + 1)
+    rows = [] if first else trajectory_parts.row_extras(trajectory, ROWS)
     keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _without_data(_read(keys))
     fields = bodies.get(trajectory.extra_id, {})
@@ -132,7 +132,7 @@ def recorded_step(trajectory: models.StoredTrajectory, index: int) -> dict[str, 
 
     A text that is too long is ``{"clipped": START, "characters": N}``.
     """
-    (step,) = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
+    (step,) = trajectory_parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
     recorded = _step(step, _read(step[key] for key in _BODIES))
     plain: dict[str, Any] = _plain(
         {name: value for name, value in recorded.items() if name not in ("index", *STEP_FIELDS)}
@@ -144,7 +144,7 @@ def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
     """Stored values by key. One query reads the part of each text that the page shows."""
     hashes = sorted({key for key in keys if key})
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(hashes), 1))
-    starts = parts.content_starts(hashes, most)
+    starts = trajectory_parts.content_starts(hashes, most)
     return {key: json.loads(start) if n <= most else _Clipped(start, n) for key, n, start in starts}
 
 
@@ -165,7 +165,7 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
     ]
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(bodies), 1))
     cleaned = {key: without_data(value) for key, value in bodies.items()}
-    for key, _, whole in parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():
+    for key, _, whole in trajectory_parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():
         value = without_data(json.loads(whole))
         if len(json.dumps(value, ensure_ascii=False)) <= most:
             cleaned[key] = value
@@ -174,8 +174,8 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
 
 def _drawn(
     trajectory: models.StoredTrajectory,
-    rows: Sequence[parts.RowSummary],
-    summaries: Sequence[parts.StepSummary],
+    rows: Sequence[trajectory_parts.RowSummary],
+    summaries: Sequence[trajectory_parts.StepSummary],
     steps: Sequence[Mapping[str, Any]],
     at: tuple[int, int] | None,
 ) -> list[DrawnStep]:

@@ -11,16 +11,16 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store import models
+from rollouts.store.chat_templates.chat_templates import chat_template_texts
 from rollouts.store.models import StoredTrajectory as Stored
-from rollouts.store.people.registered_tokenizers import chat_template_texts
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 
 @reads_trajectory
 def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
     """The script as plain text, so that the browser shows it and the copy button can fetch it."""
-    stored = parts.numbered_finding(trajectory, number)
+    stored = trajectory_parts.numbered_finding(trajectory, number)
     if stored is None:
         raise Http404(f"This trajectory has {trajectory.n_findings} findings; there is no number {number}.")
     run = trajectory.run

@@ -43,9 +43,9 @@ from rollouts.jobs.sending import send
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.runs.runs import find_trajectory
-from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.seen_writes import mark_seen
+from rollouts.store.trajectories import trajectory_parts
+from rollouts.store.trajectories.seen import mark_seen
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 def _version_of_pages() -> str:
@@ -186,7 +186,7 @@ def card(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
 @conditional
 def find(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """Every place of the text ``q`` in the row that the address names."""
-    rows, _ = parts.rows_and_steps(trajectory)
+    rows, _ = trajectory_parts.rows_and_steps(trajectory)
     place = read_place(request.GET, [row.n_tokens for row in rows])
     row = rows[place.row] if rows else None
     return json_page(find_page(trajectory, row, request.GET.get("q", "")))
@@ -196,7 +196,7 @@ def find(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
 @conditional
 def alternatives(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The alternatives of the token that the address marks, which the page fetches for its card."""
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     place = read_place(request.GET, [row.n_tokens for row in rows])
     return json_page(alternatives_page(trajectory, rows[place.row] if rows else None, steps, place))
 

@@ -20,8 +20,8 @@ from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollouts.jobs import gallery
 from rollouts.store import models
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.runs.runs import find_trajectory
-from rollouts.store.trajectories.comment_writes import add_comment
+from rollouts.store.trajectories.comments import add_comment
+from rollouts.store.trajectories.trajectories import find_trajectory
 from tests.samples.pages import share
 from tests.web.long_rows import long_trajectory
 from tests.web.trajectory_samples import HOSTILE, Maker

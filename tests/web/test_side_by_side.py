@@ -20,8 +20,8 @@ from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_arra
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.store import models
-from rollouts.store.runs.run_writes import delete_run
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.runs.runs import delete_run
+from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.rows import plain_tokens
 from tests.web.trajectory_samples import Maker
 

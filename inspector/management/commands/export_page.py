@@ -14,8 +14,8 @@ from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_trajectory
 from rollouts.store.trajectories.comments import comments_of
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 class Command(TerminalCommand):

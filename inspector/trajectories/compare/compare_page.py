@@ -35,9 +35,9 @@ from rollout_inspector.streams.canonical import Drift, canonical_check
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 from rollouts.store import models
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.retokenized import stored_drifts
 from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import load_step_prompt
@@ -104,12 +104,12 @@ class ComparePage(TrajectoryHead):
 def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, dict[str, Any]]:
     """The comparison that the address asks for."""
     params = request.GET
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     # A break has the same kind when the samples of the parent were encoded again. It lies in the prompt.
     prompts = {step.index: step.prompt_length for step in steps}
-    drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
+    drifting = {index for index, start in trajectory_parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
     notices: list[str] = []
-    others = [] if shows_one(request) else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
+    others = [] if shows_one(request) else trajectory_parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = (
         _with_other(params, others, rows, notices)
         or _trained_row(trajectory, params, rows, notices)
@@ -184,7 +184,7 @@ def _with_other(
     if not code or not rows:
         return None
     other = next((trajectory_choice for trajectory_choice in others if trajectory_choice.code == code), None)
-    there = parts.rows_and_steps(other)[0] if other is not None else []
+    there = trajectory_parts.rows_and_steps(other)[0] if other is not None else []
     if other is None or not there:
         notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
         return None
@@ -213,7 +213,7 @@ def _trained_row(
         return None if row is None else ComparedPair(None, row, "trained")
     if not own or {"row", "step", "side"} & set(params):
         return None
-    first_row = parts.row_not_sampled(trajectory)
+    first_row = trajectory_parts.row_not_sampled(trajectory)
     return ComparedPair(None, first_row, "trained") if first_row in own else None
 
 
@@ -293,7 +293,7 @@ def _against_prompt(
     trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, shown: dict[str, Any]
 ) -> Answer:
     """The stream of the parent, which the engine should have read, against the prompt that it read."""
-    stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
+    stored: dict[int, Any] = trajectory_parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = np.concatenate([load_step_prompt(parent), parent.tokens.completion_ids])
     prompt_read = load_step_prompt(stored[step.index])
@@ -328,7 +328,7 @@ def _against_retokenized(
     is_cut = (False, False)
     if question.step is not None:
         index = question.step.index
-        step: Any = parts.steps_with_tokens(trajectory, [index])[index]
+        step: Any = trajectory_parts.steps_with_tokens(trajectory, [index])[index]
         sampled, base = step.tokens.completion_ids, question.step.prompt_length
         what = f"Step {question.step.index}"
     else:

@@ -35,6 +35,7 @@ from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.replays import stored_rows
 from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
@@ -219,7 +220,7 @@ def _both_rows(
     notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and loss masks. None and a notice when figure cannot be shown."""
-    stored = replays.stored_rows(replay, [side.strategy for side in asked])
+    stored = stored_rows(replay, [side.strategy for side in asked])
     row_pair = []
     for side in asked:
         if side.strategy == RECORDED:

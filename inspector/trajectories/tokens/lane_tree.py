@@ -25,7 +25,7 @@ from rollout_inspector.streams.lanes import (
 from rollout_inspector.streams.summaries import Told
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MAX_OPEN = 12
@@ -114,7 +114,7 @@ def read_lanes(
             step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None
         }
     messages_of = {}
-    for index, new, reply in parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
+    for index, new, reply in trajectory_parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
         new_messages, answer = stored_json(new), stored_json(reply)
         messages = new_messages if isinstance(new_messages, list) else []
         message = answer if isinstance(answer, dict) else None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from inspector.trajectories.tokens.lenses import WEIGHT, Legend, Swatch, column_label
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def scale_of(name: str, values: NDArray[np.float32]) -> Scale:
     """The scale of a column by its name. Of an unknown one only the sign of its values decides."""
     if name == "mismatch":
         return MISMATCH
-    if name == beside.BEHIND:
+    if name == engine_columns.BEHIND:
         return BEHIND
     if "advantage" in name or name.startswith(WEIGHT):
         return ADVANTAGE

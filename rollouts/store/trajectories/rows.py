@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from django.db.models import Count, QuerySet, Sum
 
 from rollout_inspector.streams.coding import StepExtent, stream_pieces
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins
 from rollouts.store import models
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
-from rollouts.store.trajectories.streams import step_extents
+from rollouts.store.trajectories.stored_steps import step_extents
 from rollouts.store.trajectories.trajectory_parts import StepSummary
 
 
@@ -138,8 +139,8 @@ def row_window(
     here = chain[first : bisect_left(ends, stop) + 1]
     # A branch that starts alike: a step of the chain owns no piece of the window, but owns logprobs in it.
     needed |= {index for index in here if extents[index].prompt_length < stop}
-    held = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
-    tokens = {step.index: step.tokens for step in steps_with_tokens(held)}
+    steps_read = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
+    tokens = {step.index: step.tokens for step in steps_with_tokens(steps_read)}
     for piece in pieces:
         array = getattr(tokens[piece.step_index], piece.array)
         a, b = max(piece.start, start), min(piece.stop, stop)
@@ -168,14 +169,14 @@ def row_window(
             if sampled is not None:
                 part = sampled[a - prompt_length : b - prompt_length]
                 logprobs[a - start : a - start + len(part)] = part
-    known = any(held.logprobs is not None for held in tokens.values())
-    return Tokens(start, ids, origin, loss_mask, logprobs if known else None, step_index, record.n_tokens)
+    has_logprobs = any(steps_read.logprobs is not None for steps_read in tokens.values())
+    return Tokens(start, ids, origin, loss_mask, logprobs if has_logprobs else None, step_index, record.n_tokens)
 
 
 def _stored_window(record: models.StoredRow, start: int, stop: int) -> Tokens:
     """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
-    (held,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
-    tokens = held.tokens
+    (stored,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
+    tokens = stored.tokens
 
     def padded(values: np.ndarray, fill: float) -> np.ndarray:
         whole, part = np.full(stop - start, fill, dtype=values.dtype), values[start:stop]
@@ -192,11 +193,18 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Tokens:
         origin[max(first - start, 0) :] = Origin.OBSERVATION
         origin[mask] = Origin.SAMPLED
     steps = np.full(stop - start, -1, dtype=np.int32)
-    ids, known = tokens.ids[start:stop], tokens.origin is not None
-    return Tokens(start, ids, origin, mask, logprobs, steps, record.n_tokens, known)
+    ids, has_origin = tokens.ids[start:stop], tokens.origin is not None
+    return Tokens(start, ids, origin, mask, logprobs, steps, record.n_tokens, has_origin)
 
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
     """Name -> values ``[start, stop)`` of each trainer's column. A column may be shorter than the row."""
     columns = columns_of_rows(models.StoredRow.objects.filter(pk=record.pk))
     return {name: values[start:stop] for name, values in columns.get(record.pk, {}).items()}
+
+
+def row_totals(trajectories: QuerySet[models.StoredTrajectory]) -> dict[str, int]:
+    """``rows``, ``tokens`` and ``trained`` tokens of the rows of a query's trajectories. One query."""
+    rows = models.StoredRow.objects.filter(trajectory__in=trajectories.order_by().values("pk"))
+    sums = {"tokens": Sum("n_tokens", default=0), "trained": Sum("n_trained", default=0)}
+    return dict(rows.aggregate(rows=Count("pk"), **sums))
