@@ -31,7 +31,7 @@ from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import diagnosed_at
+from rollouts.store.jobs.jobs import diagnosed_at
 from rollouts.store.models import StoredTrajectory, Tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts

@@ -31,8 +31,8 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
-from rollouts.store.people.registered_tokenizers import chat_template_texts
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.chat_templates import chat_template_texts
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.rows import Tokens, plain_tokens

@@ -19,7 +19,7 @@ from rollout_inspector.streams.trajectory import Origin
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
-from rollouts.store.people.tokenizers import byte_table
+from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts

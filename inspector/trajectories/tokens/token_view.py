@@ -21,7 +21,7 @@ from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.gallery import EXAMPLES
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.people.gallery import KEY
+from rollouts.store.runs.gallery import KEY
 from rollouts.store.trajectories import engine_columns as beside
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.rows import Tokens, plain_tokens, row_columns
