@@ -11,8 +11,7 @@ from inspector.runs.muted import MutedValues, muted_values
 from inspector.web.access import access, require
 from rollouts.store.models import Role
 from rollouts.store.parameters import Count, Text
-from rollouts.store.runs.muted import find_rule
-from rollouts.store.runs.muted_writes import mute, unmute
+from rollouts.store.runs.muted import find_rule, mute, unmute
 
 router = Router(tags=["muted findings"])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from inspector.html.inspector_tags import plural
 from inspector.runs.filters import ListQuery
 from rollouts.store.parameters import SEVERITIES
-from rollouts.store.runs.runs import RunSummary
+from rollouts.store.runs.run_summary import RunSummary
 
 
 @dataclass(frozen=True)

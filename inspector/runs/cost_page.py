@@ -73,7 +73,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     run_cost = cost_of(run, kind)
     here = reverse("run", args=[run.code])
     also = f"&finding={kind}" if kind else ""
-    slices = _slices(total, run_cost.spread.along)
+    slices = _slices(total, run_cost.along)
     data = CostPage(
         run=RunValues.of(run),
         finding=kind,
@@ -82,13 +82,13 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
             _kind(kind_cost, total, run.n_sampled, here, kind_cost.kind in muted_in(run))
             for kind_cost in run_cost.kinds
         ],
-        by_step=[{"step": step, "trajectories": n} for step, n in run_cost.spread.by_step],
-        steps_beyond=run_cost.spread.steps_beyond,
+        by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step],
+        steps_beyond=run_cost.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
         strategies=strategies_of(run),
     )
     step_bars = share_bars(
-        [(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.spread.by_step]
+        [(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.by_step]
     )
     slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
@@ -106,7 +106,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         request, "runs/cost.html", data, charts=charts, sums=_sums(run_cost), totals_text=_totals_text(run_cost.totals),
         chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, top=SHARES.top, bottom=SHARES.base + TICKS,
-        beyond=run_cost.spread.steps_beyond,
+        beyond=run_cost.steps_beyond,
     )
 
 

@@ -29,15 +29,18 @@ from inspector.web.twins import fields_of, whole_number
 from rollout_inspector.diagnose.checks import all_clear
 from rollouts.jobs import run_control
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Run
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.paging import CursorPart
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import RunSummary, count_running, failure_reasons, finding_kinds, group_stats
-from rollouts.store.trajectories.comments import CommentCount, count_comments
+from rollouts.store.runs.run_summary import RunSummary
+from rollouts.store.runs.runs import count_running, failure_reasons
+from rollouts.store.trajectories.comments import count_comments
+from rollouts.store.trajectories.findings import finding_kinds
+from rollouts.store.trajectories.groups import group_stats
 from rollouts.store.trajectories.seen import seen_among
 from rollouts.store.trajectories.trajectory_list import (
     MAX_COUNTED,
-    ListPart,
     count_before,
     count_trajectories,
     list_trajectories,
@@ -110,7 +113,7 @@ def figures_mark(run: Run) -> str:
     return mark_of(totals, sorted(run.finding_counts.items()))
 
 
-def list_page(run: Run, wanted: ListQuery) -> ListPart:
+def list_page(run: Run, wanted: ListQuery) -> CursorPart[StoredTrajectory]:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
@@ -121,7 +124,7 @@ def _listed(run: Run, wanted: ListQuery) -> ListQuery:
 
 
 def place_part(
-    run: Run, wanted: ListQuery, found: ListPart, queued: int, summary: RunSummary | None = None,
+    run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], queued: int, summary: RunSummary | None = None,
 ) -> dict[str, Any]:
     """How many trajectories pass the filter, and the place of the first line among them, from 1.
 
@@ -149,11 +152,13 @@ def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
     return None
 
 
-def list_mark(found: ListPart) -> str:
-    return mark_of(found.next_cursor, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
+def list_mark(found: CursorPart[StoredTrajectory]) -> str:
+    return mark_of(found.next, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
-def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) -> dict[str, Any]:
+def list_part(
+    run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None
+) -> dict[str, Any]:
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
     groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = finding_kinds(found.items)
@@ -164,14 +169,14 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
         TrajectoryValues.of(
             item, run, query, tokenizer=tokenizer, kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
-            comments=None if comments is None else comments.get(item.pk, CommentCount()).n,
-            open_comments=None if comments is None else comments.get(item.pk, CommentCount()).n_open,
+            comments=None if comments is None else comments.get(item.pk, (0, 0))[0],
+            open_comments=None if comments is None else comments.get(item.pk, (0, 0))[1],
             seen=None if seen_keys is None else item.pk in seen_keys,
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items
     ]
-    return {"trajectories": lines, "next": found.next_cursor or None}
+    return {"trajectories": lines, "next": found.next or None}
 
 
 @dataclass(frozen=True)
@@ -201,7 +206,7 @@ class Had:
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
 
 
-def all_of(run: Run, part: dict[str, Any], found: ListPart) -> Had:
+def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) -> Had:
     """The marks of a page that shows everything."""
     return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
 

@@ -16,9 +16,8 @@ from inspector.web.access import reader_of, require_rule, run_of_form, writes_ru
 from inspector.web.twins import Page, error_page, json_page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import MutedKind, Run
-from rollouts.store.runs.muted import find_rule, muted_in
-from rollouts.store.runs.muted_writes import mute, unmute
-from rollouts.store.runs.runs import find_trajectory
+from rollouts.store.runs.muted import find_rule, mute, muted_in, unmute
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from django.utils import timezone
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from rollouts.jobs.sending import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run
-from rollouts.store.runs.import_writes import has_partial_file, is_read_in_parts
+from rollouts.store.runs.imports import has_partial_file, is_read_in_parts
+from rollouts.store.runs.launched_runs import QUIET_SECONDS
 from rollouts.worker.jobs import MAX_ATTEMPTS
-from rollouts.worker.run_state import QUIET_SECONDS
 
 PARTIAL = (
     "A part of the file that is being read is shown already. It is taken out again if the file cannot be read to its "

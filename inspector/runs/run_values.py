@@ -13,7 +13,7 @@ from inspector.web.twins import Page, from_columns
 from rollout_inspector.formats import lacks_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.store.models import Run
-from rollouts.store.people.gallery import KEY, TRAINING_KEY
+from rollouts.store.runs.gallery import KEY, TRAINING_KEY
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
 BOOKKEEPING = (

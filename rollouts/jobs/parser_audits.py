@@ -11,13 +11,13 @@ from django.db import transaction
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.message_view import ToolCall
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.audit import (
     Completion,
     ParserReading,
-    ReadCall,
     ReadingAudit,
     as_text,
     audit,
@@ -28,11 +28,17 @@ from rollout_inspector.text.replies.parsing import plain_message
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import VllmParsers
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import storable_text, without_paths
+from rollouts.store.trajectories.parser_audits import (
+    find_parser_audit,
+    parser_audit_of,
+    parser_audit_of_job,
+)
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1
@@ -62,33 +68,32 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
     """The audit of a step's reply, and whether a worker has to be sent for it. One that has ended is made again."""
     key = key_of(trajectory)
     with transaction.atomic():
-        made, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
-        made.job, is_new = ask_job(made, KIND.slug, user=user)
+        audit = parser_audit_of(trajectory, step, key)
+        audit.job, is_new = ask_job(audit, KIND.slug, user=user)
         if is_new:
-            made.key, made.report = key, None
-            made.save(update_fields=["key", "report"])
-    return made, is_new
+            audit.key, audit.report = key, None
+            save_columns(audit, "key", "report")
+    return audit, is_new
 
 
 def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
     """The stored audit of a step's reply if it is not stale or a worker is making it now; else None. One query."""
-    made = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
-    return made if made is not None and (made.key == key_of(trajectory) or is_active(made.job)) else None
+    audit = find_parser_audit(trajectory, step)
+    return audit if audit is not None and (audit.key == key_of(trajectory) or is_active(audit.job)) else None
 
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the reply of a job's audit with every parser, and store what each one read."""
-    made = ParserAudit.objects.get(job=job)
-    record = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
-        pk=made.trajectory_id
-    )
+    audit = parser_audit_of_job(job)
     beat(progress="the parsers are started")
-    made.key = key_of(record)
-    (made.report,) = audit_steps(record, [made.step_index], lambda said: beat.now_and_then(progress=said[:200]))
+    audit.key = key_of(audit.trajectory)
+    (audit.report,) = audit_steps(
+        audit.trajectory, [audit.step_index], lambda note: beat.now_and_then(progress=note[:200])
+    )
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        made.save(update_fields=["key", "report"])
+        save_columns(audit, "key", "report")
 
 
 def missing(trajectory: StoredTrajectory) -> Refusal | None:
@@ -152,7 +157,7 @@ def _audited(
     )
     if parsers is not None:
         for kind, name, found in parsers.read_all(completion.text, tools, say):
-            calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in found.get("calls", ()))
+            calls = tuple(ToolCall(call["name"], _value(call["arguments"])) for call in found.get("calls", ()))
             error = storable_text(without_paths(found.get("error", "")))
             read.append((kind, name, ParserReading(found.get("content", ""), found.get("reasoning", ""), calls, error)))
     say("what they read is looked for in the tokens")
@@ -180,7 +185,7 @@ def _by_template(
         return None
     try:
         renderer = chat_templates.renderer(codec, text)
-        if note := form_of(codec, renderer).note:
+        if note := form_of(codec, renderer)[2]:
             notes.append(note)
         tools = None if step.request is None else step.request.tools
         reading = reading_of(parser_of(codec, renderer)(step.prompt_ids, step.completion_ids, tools))
@@ -230,7 +235,7 @@ def _no_calls(text: str, tools: object) -> tuple[str, list[dict[str, Any]]]:
     return text, []
 
 
-def _plain(call: ReadCall) -> tuple[str, Any]:
+def _plain(call: ToolCall) -> tuple[str, Any]:
     return call.name, {} if call.arguments in (None, "") else call.arguments
 
 
@@ -241,16 +246,16 @@ def _told(reading: ParserReading, found: ReadingAudit, start: int) -> dict[str, 
         return [[start + a, start + b] for a, b in spans]
 
     pieces: list[Mapping[str, Any]] = [
-        {"kind": one.kind, "text": _clipped(one.text), "characters": len(one.text), "tokens": places(one.spans)}
-        | ({"arguments": _clipped(as_text(one.arguments))} if one.kind == "call" else {})
-        for one in found.pieces
+        {"kind": kind, "text": _clipped(text), "characters": len(text), "tokens": places(spans)}
+        | ({"arguments": _clipped(as_text(arguments))} if kind == "call" else {})
+        for kind, text, arguments, spans in found.pieces
     ]
     return {
         "pieces": pieces[: KEPT_CALLS + 2],
         "n_calls": len(reading.calls),
         "lost": [
-            {"text": _clipped(one.text), "characters": len(one.text), "tokens": [start + one.start, start + one.stop]}
-            for one in found.lost
+            {"text": _clipped(text), "characters": len(text), "tokens": [start + first, start + stop]}
+            for text, first, stop in found.lost
         ],
         "n_lost": found.n_lost,
         "added": [_clipped(text) for text in found.added],

@@ -8,8 +8,8 @@ from django.core.management.base import CommandError
 
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.text import chat_templates
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Project
-from rollouts.store.people.tokenizers import register_chat_template
 
 
 def read_chat_template(path: str | Path) -> str:

@@ -7,8 +7,7 @@ from argparse import ArgumentParser
 from django.core.management.base import CommandError
 
 from rollouts.store.models import Project
-from rollouts.store.people.people import find_project_named
-from rollouts.store.people.projects import project_or_default
+from rollouts.store.people.projects import find_project_named, project_names, project_or_default
 
 
 def add_project_option(parser: ArgumentParser, default: str = "the default project") -> None:
@@ -24,6 +23,6 @@ def project_named(name: str) -> Project:
         return project_or_default()
     found = find_project_named(name)
     if found is None:
-        names = ", ".join(Project.objects.order_by("name").values_list("name", flat=True)[:10])
+        names = ", ".join(project_names(10))
         raise CommandError(f"There is no project {name!r}. There are: {names}.")
     return found

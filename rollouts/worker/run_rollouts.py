@@ -22,19 +22,18 @@ from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send, served_m
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.run_writes import beat, is_cancelled
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
+from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.batch import StorageBatch
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.worker.lease_prefetch import LeasePrefetcher
 from rollouts.worker.retry import try_again
-from rollouts.worker.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
 from rollouts.worker.write_behind import Saved, WriteBehind
 
@@ -66,7 +65,7 @@ def run_rollouts(run_id: int) -> None:
 
 def ask_for_repair(run_id: int) -> None:
     """Send a worker for the check of each template of a refused run, so that its page can offer the repair."""
-    run = Run.objects.select_related("project", "tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+    run = get_run(run_id)
     for template in _templates(run):
         kwargs = run.settings.get("template_kwargs")
         check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
@@ -161,12 +160,12 @@ class _Work:
         )
         try:
             if named := str(model.options.get("tool_call_parser", "")):
-                way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+                way: Way = tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}", ""
             else:
                 way = way_of(tokenizer, context.renderer)
         except EngineError as error:
             return BatchEnd(error=str(error))
-        run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
+        run.settings |= {"tool_calls": way[1], "tool_calls_note": way[2]}
         try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
@@ -175,7 +174,7 @@ class _Work:
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
-                    parser(tokenizer.hf, tokenizer.stop_ids, way.read),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way[0]),
                     limits,
                     Callbacks(
                         prefetcher.more,
@@ -232,7 +231,7 @@ class _Work:
     def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
         if refused is None:
             return ()
-        from rollout_inspector.diagnose.refused import finding_of_refusal
+        from rollout_inspector.diagnose.template_refusal import finding_of_refusal
 
         self.refused = True
         return (finding_of_refusal(self.context.codec, refused),)
@@ -321,11 +320,9 @@ def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
     ``own_queue`` is read by this worker alone. In the queue of the model a worker that is at the run already, with free
     places, may take every such message and ignore it.
     """
-    runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
-    for run in runs.exclude(pk__in=_left).order_by("created_at"):
-        queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
+    for run in running_launches(models, _left):
         enough = live_trajectories(served_models()[run.model], run.engine)
-        if len(queued.values_list("pk")[: enough + 1]) > enough:
+        if count_queued(run, enough + 1) > enough:
             sending.send_task(sending.RUN_ROLLOUTS, run.pk, own_queue)
             return run
     return None

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.commands.main import main
-from rollout_inspector.guard import assert_template_safe, assert_tito
+from rollout_inspector.guard.assertions import assert_template_safe, assert_tito
 from rollout_inspector.refusal import Refusal
 from tests.conftest import ROOT
 from tests.samples.guard import BAD, CLEAN, DEAF, GOOD, PLAIN, REWRITES, lines_of

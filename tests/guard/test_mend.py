@@ -15,7 +15,8 @@ from rollout_inspector.formats import Rejected, Source
 from rollout_inspector.formats.shapes import decode
 from rollout_inspector.formats.writers.exports import EXPORTS, write
 from rollout_inspector.formats.writers.mask_patches import PATCHED, without
-from rollout_inspector.guard import check_files, mended_file
+from rollout_inspector.guard import mended_file
+from rollout_inspector.guard.checked_files import check_files
 from rollout_inspector.guard.mended_file import OWN, MendOptions, MendRefused
 from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay
 from rollout_inspector.refusal import Remedy

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_inspector.guard import Guard, GuardFailed
 from rollout_inspector.guard import trainer_guard as module
 from rollout_inspector.guard.trainer_batches import row_of, step_of
+from rollout_inspector.guard.trainer_guard import Guard, GuardFailed
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_trajectory
 from rollouts.store.trajectories.comments import comments_of
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 class Command(TerminalCommand):
@@ -51,12 +50,10 @@ class Command(TerminalCommand):
         finally:
             draft.unlink(missing_ok=True)
         if options["json"]:
-            rows = [asdict(part) for part in offline.rows]
+            rows = [dict(zip(("row", "start", "stop", "n_tokens"), part, strict=True)) for part in offline.rows]
             summary = {"trajectory": trajectory.code, "file": str(target), "bytes": n_bytes, "rows": rows}
             self.stdout.write(json.dumps({**summary, "findings": offline.findings, "complete": offline.is_whole}))
             return
-        parts = "; ".join(
-            f"row {item.row}, tokens {item.start:,}-{item.stop:,} of {item.n_tokens:,}" for item in offline.rows
-        )
+        parts = "; ".join(f"row {row}, tokens {start:,}-{stop:,} of {n:,}" for row, start, stop, n in offline.rows)
         more = "" if offline.is_whole else " The file does not hold all of the trajectory, and says so."
         self.stdout.write(f"{n_bytes:,} bytes written to {target}: {parts or 'no tokens'}.{more}")

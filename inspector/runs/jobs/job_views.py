@@ -20,21 +20,20 @@ from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.jobs import diagnosis
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import Wanted, is_offered
 from rollouts.jobs.replays import run_replays
 from rollouts.jobs.sending import send as send_job
 from rollouts.store import files
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import find_job
-from rollouts.store.jobs.jobs import ask_job, kind_of
+from rollouts.store.jobs.jobs import ask_job, find_job, kind_of
 from rollouts.store.models import Job, Run
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.runs.import_writes import has_partial_file
-from rollouts.store.runs.run_writes import choose_tokenizer
+from rollouts.store.runs.imports import has_partial_file
+from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import filter_trajectories
 
 MAX_TOKENS_IN_REQUEST = 500_000
@@ -86,8 +85,8 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
         numbers[name] = whole_number(text)
         if text and numbers[name] is None:
             raise Refusal(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
-    if (numbers["pad_to"] or 0) > exporting.MAX_PADDING:
-        raise Refusal(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
+    if (numbers["pad_to"] or 0) > exports.MAX_PADDING:
+        raise Refusal(f"Rows are padded to at most {exports.MAX_PADDING:,} tokens; pad_to asks for more.")
     return Wanted(
         format=params.get("format", "") or "own_jsonl", strategy=params.get("strategy", ""),
         force=bool(params.get("force")) or params.get("faulty") == "force",
@@ -151,7 +150,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     # The whole file first, because a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
-        exporting.write_run(run, filter_trajectories(run, options.filters), options, file)
+        exports.write_run(run, filter_trajectories(run, options.filters), options, file)
     except Refusal as refusal:
         file.close()
         sentence = worded(str(refusal), refusal.remedy, WORDS)
@@ -166,7 +165,7 @@ def export(request: HttpRequest, run: Run) -> Any:
 def file_name(run: Run, wanted: Wanted) -> str:
     strategy = f"_{wanted.strategy}" if wanted.strategy else ""
     part = "_part" if wanted.only else ""
-    return f"run_{run.code}_{wanted.format}{strategy}{part}{exporting.suffix_of(wanted.format)}"
+    return f"run_{run.code}_{wanted.format}{strategy}{part}{exports.suffix_of(wanted.format)}"
 
 
 @writes_run
@@ -180,7 +179,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, STILL_WORKS, 409)
     if fits_a_request(run, options) and not wants_json(request):
         return redirect(_address(run, options, request.POST, reader_of(request)))
-    job, send = ask_job(run, exporting.KIND.slug, options.as_options(), request.user)
+    job, send = ask_job(run, exports.KIND.slug, options.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
         return _told(request, run, sentence, 200 if job.options == options.as_options() else 409, job)
@@ -211,7 +210,7 @@ def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
 @reads_run
 def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     """The file of an export, until it expires."""
-    stored_job = find_job(run.code, job, exporting.KIND.slug)
+    stored_job = find_job(run.code, job, exports.KIND.slug)
     if stored_job is None:
         raise Http404(f"This run has no export with the code {job}.")
     file = offered_file(stored_job, run)
@@ -229,7 +228,7 @@ def offered_file(job: Job, run: Run) -> FileResponse | None:
     if not is_offered(job):
         return None
     try:
-        file = files.open_file(exporting.key_of(job))
+        file = files.open_file(exports.key_of(job))
     except FileNotFoundError:
         return None
     activity_log.record(Action.DOWNLOADED, run, detail=f"job {job.code}")

@@ -25,15 +25,15 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.imports.ids_of_parts import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of, rare_collections, rule_of
 from rollouts.jobs.imports.uploads import file_of
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, beat_job
 from rollouts.store.models import Job, Run, new_code
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.runs.import_writes import PROVISIONAL, beat_import, begin_parts, drop_range, imported
+from rollouts.store.runs.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
 from rollouts.store.runs.rejections import MAX_REJECTIONS
-from rollouts.store.runs.run_writes import choose_tokenizer, start_run
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import choose_tokenizer, find_run, start_run
 from rollouts.store.text import storable_text
+from rollouts.store.trajectories.trajectories import taken_ids
 
 PART_BYTES = 8 << 20
 """Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker.
@@ -234,8 +234,7 @@ class _Piece(FileImport):
         """Place in the batch -> id and group, for ids that another part has stored."""
         taken: set[str] = set()
         for ids in batched([one.external_id for one in batch], MAX_NAME):
-            found = self.run.trajectories.filter(external_id__in=ids)
-            taken.update(found.values_list("external_id", flat=True))
+            taken |= taken_ids(self.run, ids)
         return {n: (one.external_id, one.group) for n, one in enumerate(batch) if one.external_id in taken}
 
     def found(self, piece: Mapping[str, Any]) -> dict[str, Any]:

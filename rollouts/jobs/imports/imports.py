@@ -25,28 +25,30 @@ from rollouts.jobs.diagnosis import diagnosis_for, gap_json
 from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 from rollouts.jobs.sending import send, send_shards
 from rollouts.store import models
+from rollouts.store.chat_templates.tokenizers import byte_table_of, tokenizer_named
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
-from rollouts.store.jobs.shards import hand_on_shards, open_shards
+from rollouts.store.jobs.shards import hand_on_shards, open_shards, unfinished_shards
 from rollouts.store.models import Job
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.people.tokenizers import byte_table_of
-from rollouts.store.runs import run_writes
-from rollouts.store.runs.import_writes import (
+from rollouts.store.runs import runs
+from rollouts.store.runs.imports import (
     begin_parts,
     drop_incomplete,
     end_import,
+    failed_import_of,
     imported,
     note_imported,
     reject_file,
+    set_bytes_total,
 )
-from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.runs.run_writes import choose_tokenizer, end_run, reopen_run, start_run
-from rollouts.store.runs.runs import find_run
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.runs.rejections import add_rejections, list_rejections
+from rollouts.store.runs.runs import choose_tokenizer, delete_run, end_run, find_run, reopen_run, start_run
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import drop_arrays, encode_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectories.trajectories import taken_ids
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
@@ -105,13 +107,12 @@ def ask_for_uploads(
 ) -> Job:
     """Keep uploaded files. Returns the job that reads them into a new run. A failure leaves neither run nor files."""
     try:
-        run.bytes_total = sum(upload.size or 0 for upload in uploads)
         kept = keep_files(uploads, run)
-        run.save(update_fields=["bytes_total"])
+        set_bytes_total(run, sum(upload.size or 0 for upload in uploads))
         return ask(run, kept, format_name, use_recorded_tokenizer, training_step)
     except BaseException:
         drop_uploads(run.code)
-        run.delete()
+        delete_run(run)
         raise
 
 
@@ -172,10 +173,10 @@ def left_of(run: models.Run) -> Job | None:
     """
     if run.status != models.Run.Status.FAILED:
         return None
-    job = run.jobs.filter(kind="import", status=Job.Status.FAILED).order_by("-pk").first()
+    job = failed_import_of(run)
     if job is None:
         return None
-    files, shards = job.options["files"], list(job.shards.exclude(status=Job.Status.DONE))
+    files, shards = job.options["files"], unfinished_shards(job)
     numbers = {piece["file"] for shard in shards for piece in shard.options["pieces"]}
     left = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
     return job if left and all(map(is_there, left)) else None
@@ -233,7 +234,7 @@ def import_files(
     with transaction.atomic():
         alive()
         start_run(run)
-        models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
+        set_bytes_total(run, sum(sizes))
     try:
         for n, file in enumerate(files):
             if n >= imported(run)["files"]:
@@ -246,7 +247,7 @@ def import_files(
         end(models.Run.Status.CANCELLED, "")
     else:
         _end(run, end)
-    run.refresh_from_db()
+    reload(run)
 
 
 def _read_file(
@@ -289,7 +290,7 @@ def size_of(file: Path | Source) -> int:
 
 
 def _end(run: models.Run, end: Callable[[str, str], object]) -> None:
-    run.refresh_from_db()
+    reload(run)
     if imported(run)["next_index"]:
         end(models.Run.Status.DONE, "")
     else:
@@ -298,8 +299,8 @@ def _end(run: models.Run, end: Callable[[str, str], object]) -> None:
 
 def nothing_imported(run: models.Run) -> str:
     """Why no file of a run held a trajectory, as sentences."""
-    first = run.rejections.order_by("pk").first()
-    reason = f" {first.reason}" if first else " The files hold no trajectories."
+    first = list_rejections(run, 1)
+    reason = f" {first[0].reason}" if first else " The files hold no trajectories."
     more = f" ({run.n_rejected:,} rejections in all.)" if run.n_rejected > 1 else ""
     return f"Nothing was imported.{reason}{more}"
 
@@ -349,7 +350,7 @@ class FileImport:
     def tell(self, n_bytes: int) -> None:
         """Write how many bytes are read. Raises what stops the import."""
         self.alive()
-        if run_writes.beat(self.run, bytes_done=n_bytes):
+        if runs.beat(self.run, bytes_done=n_bytes):
             raise ImportCancelled
 
     def _save(self, batch: list[Trajectory]) -> None:
@@ -382,8 +383,7 @@ class FileImport:
 
     def named(self, batch: list[Trajectory]) -> list[Trajectory]:
         """Files of one run may use the same ids. If an id is taken, it and its group get the file's name in front."""
-        wanted = [one.external_id for one in batch]
-        taken = set(self.run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
+        taken = taken_ids(self.run, [trajectory.external_id for trajectory in batch])
         if not taken:
             return batch
         renamed = []
@@ -392,9 +392,7 @@ class FileImport:
                 name, group = f"{self.source.name}:{one.external_id}", f"{self.source.name}:{one.group}"
                 one = replace(one, external_id=name[-200:], group=one.group and group[-200:])
             renamed.append(one)
-        again = [one.external_id for one in renamed]
-        twice = set(self.run.trajectories.filter(external_id__in=again).values_list("external_id", flat=True))
-        kept, seen = [], twice
+        kept, seen = [], taken_ids(self.run, [trajectory.external_id for trajectory in renamed])
         for one in renamed:
             if one.external_id in seen:
                 add_rejections(

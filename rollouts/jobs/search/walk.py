@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import QuerySet
 
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
@@ -21,16 +21,25 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.buffer import of_row, of_trajectories
 from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternTooSlow
 from rollouts.jobs.search.questions import SearchQuestion
-from rollouts.store.models import Run, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
+from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
+from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
-from rollouts.store.people.tokenizers import byte_table, byte_table_of
 from rollouts.store.trajectories.rows import row_window
-from rollouts.store.trajectory_filters import filter_trajectories
+from rollouts.store.trajectories.search_queries import (
+    BODIES,
+    findings_among,
+    metadata_with,
+    newest_first,
+    rows_of_steps,
+    searched_runs,
+    sum_of_trajectories,
+    tokenizer_files,
+    trajectories_from,
+)
 
 BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19
 """Trajectories, and about how many tokens, that are read at once."""
-RUNS_AT_ONCE = 50
 MAX_CHARACTERS = 2000
 """Characters of a result; a longer one ends in an ellipsis."""
 CURSOR = "places"
@@ -105,13 +114,12 @@ def search(
     ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
     :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
     """
-    runs = access.limit(Run.objects.all())
-    runs = runs.filter(pk=run.pk) if run is not None else runs.filter(project__code=project) if project else runs
+    runs = searched_runs(access, run, project)
     held = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
     place = _Place(*held) if held else None
     if place is None and isinstance(question.pattern, IdsPattern):
         _check_texts(question.pattern, runs)
-    total = place.total if place is not None else runs.aggregate(n=Sum("n_trajectories"))["n"] or 0
+    total = place.total if place is not None else sum_of_trajectories(runs)
     part = SearchedPart(total=total)
     _Walk(question, part, limit, time.monotonic() + seconds).go(runs, place)
     return part
@@ -120,8 +128,7 @@ def search(
 def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
     if not pattern.names_texts:
         return
-    used = Tokenizer.objects.filter(pk__in=runs.exclude(tokenizer=None).values("tokenizer"))
-    tables = [table for key in used.values_list("files_sha256", flat=True).distinct() if (table := _table(key))]
+    tables = [table for key in tokenizer_files(runs) if (table := _table(key))]
     if text := pattern.unknown(tables):
         raise Refusal(no_token(text))
 
@@ -163,21 +170,12 @@ class _Walk:
     def go(self, runs: QuerySet[Run], place: _Place | None) -> None:
         """Search the runs from a place on."""
         done = place.done if place else 0
-        for run in self._runs(runs, place):
+        for run in newest_first(runs, *place[:2]) if place else newest_first(runs):
             here = place if place is not None and place.run == run.pk else None
             if not self._search_run(run, here.number if here else 0, here.at if here else 0, done):
                 return
             done += run.n_trajectories
             self.part.done = done
-
-    def _runs(self, runs: QuerySet[Run], place: _Place | None) -> Iterator[Run]:
-        found = runs.select_related("project", "tokenizer").order_by("-created_at", "-id")
-        if place is not None:
-            found = found.filter(Q(created_at__lt=place.created_at) | Q(created_at=place.created_at, pk__lte=place.run))
-        while held := list(found[:RUNS_AT_ONCE]):
-            yield from held
-            last = held[-1]
-            found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
 
     def _search_run(self, run: Run, index: int, at: int, done: int) -> bool:
         """Search the trajectories of a run from ``index`` on. False = the part has ended."""
@@ -187,13 +185,10 @@ class _Walk:
             if run.n_tokens and not index:
                 self.part.notes.append(f"“{run.name}” has no tokenizer that can be read; only ids are found in it.")
             return self._in_time(run, run.n_trajectories, done)
-        found = filter_trajectories(run, self.question.filters).order_by("index")
-        columns = ("pk", "index", "code", "external_id", "n_tokens")
-        while held := [
-            _Looked(*one) for one in found.filter(index__gte=index).values_list(*columns)[:BATCH_TRAJECTORIES]
-        ]:
-            at = at if held[0].number == index else 0
-            for batch in batched(held, BATCH_TOKENS, lambda one: one.n_tokens):
+        while lines := trajectories_from(run, self.question.filters, index, BATCH_TRAJECTORIES):
+            part = [_Looked(*line) for line in lines]
+            at = at if part[0].number == index else 0
+            for batch in batched(part, BATCH_TOKENS, lambda looked: looked.n_tokens):
                 if not self._search_batch(run, table, batch, at, done):
                     return False
                 at, index = 0, batch[-1].number + 1
@@ -253,77 +248,48 @@ class _Walk:
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, Found | None]]:
         by_key = {one.pk: one for one in batch}
-        filters = self.question.filters
-        of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
-        wanted = {name: value for name, value in of_finding.items() if value not in ("", None)}
-        held = list(
-            StoredFinding.objects.filter(run=run, trajectory__in=list(by_key), **wanted)
-            .defer("expected_ids", "actual_ids", "places")
-            .order_by("trajectory_id", "step_index", "row_index", "start", "pk")
-        )
-        rows = _rows_of([one for one in held if one.row_index is None and one.step_index is not None])
+        findings = findings_among(run, list(by_key), self.question.filters)
+        rows = rows_of_steps([one for one in findings if one.row_index is None and one.step_index is not None])
         n_of: dict[int, int] = {}
-        for one in sorted(held, key=lambda one: by_key[one.trajectory_id].number):
-            looked = by_key[one.trajectory_id]
+        for finding in sorted(findings, key=lambda finding: by_key[finding.trajectory_id].number):
+            looked = by_key[finding.trajectory_id]
             n_of[looked.pk] = n_of.get(looked.pk, 0) + 1
             if looked is batch[0] and n_of[looked.pk] <= at:
                 continue
-            row = rows.get((one.trajectory_id, one.step_index), one.row_index)
+            row = rows.get((finding.trajectory_id, finding.step_index), finding.row_index)
             yield looked, n_of[looked.pk], Found(
-                run, looked.code, looked.external_id, looked.number, row, one.step_index, one.start, one.stop,
-                one.evidence[:MAX_CHARACTERS], kind=one.kind,
+                run, looked.code, looked.external_id, looked.number, row, finding.step_index, finding.start,
+                finding.stop, finding.evidence[:MAX_CHARACTERS], kind=finding.kind,
             )
 
     def _metadata(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, Found | None]]:
         text, as_json = self.question.text, self.question.as_json
-        named = Q(code=text)
-        for column in _NAMES:
-            named |= Q(**{f"{column}__icontains": text})
-        for column in _BODIES:
-            named |= Q(**{f"{column}__body__icontains": as_json})
-        by_key = {one.pk: one for one in batch}
-        found = StoredTrajectory.objects.filter(named, pk__in=list(by_key)).order_by("index")
-        columns = (*_NAMES, *(f"{column}__body" for column in _BODIES))
-        for key, *values in found.values_list("pk", *columns):
+        by_key = {looked.pk: looked for looked in batch}
+        for key, values in metadata_with(list(by_key), text, as_json):
             looked = by_key[key]
             if at and looked is batch[0]:
                 continue
-            field, before, said, after = _where(dict(zip((*_NAMES, *_BODIES), values, strict=True)), text, as_json)
+            field, before, match, after = _where(values, text, as_json)
             yield looked, 1, Found(
-                run, looked.code, looked.external_id, looked.number, None, None, None, None, said,
+                run, looked.code, looked.external_id, looked.number, None, None, None, None, match,
                 f"{field}: {before}", after,
             )
 
 
-_NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")
-"""Columns of a trajectory that are metadata."""
-_BODIES = ("extra", "task")
-"""Stored JSON of a trajectory."""
 _AROUND = 80
 
 
 def _where(values: dict[str, Any], text: str, as_json: str) -> tuple[str, str, str, str]:
     """The field that holds the text, and the text with what stands around it."""
     for name, value in values.items():
-        wanted = as_json if name in _BODIES else text
+        wanted = as_json if name in BODIES else text
         at = (value or "").lower().find(wanted.lower())
         if at >= 0:
             end = at + len(wanted)
             return name, value[max(at - _AROUND, 0) : at], value[at:end], value[end : end + _AROUND]
     return "external_id", "", str(values["external_id"]), ""
-
-
-def _rows_of(findings: Sequence[StoredFinding]) -> dict[tuple[int, int | None], int]:
-    """(trajectory, step) -> the row of the step. One query; none without findings."""
-    keys = {one.trajectory_id for one in findings}
-    if not keys:
-        return {}
-    steps = StoredStep.objects.filter(trajectory__in=keys, index__in={one.step_index for one in findings})
-    return {
-        (trajectory, index): row for trajectory, index, row in steps.values_list("trajectory", "index", "row_index")
-    }
 
 
 def _text(table: ByteTable | None, ids: Ids) -> str:

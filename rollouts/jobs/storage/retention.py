@@ -13,13 +13,12 @@ from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from rollouts.jobs import run_control
-from rollouts.store.models import ACTIVE, Job, Project, Run, ShareLink, StoredTrajectory, TokenSegment
+from rollouts.store.models import ACTIVE, Project, Run
 from rollouts.store.people.activity_log import Actor, acting
+from rollouts.store.runs.retention import runs_by_change, segment_bytes, with_change
 
 log = logging.getLogger(__name__)
 
@@ -72,17 +71,10 @@ class RetentionPlan:
 def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
     """What goes under these limits. Two queries; nothing is changed."""
     now = now or timezone.now()
-    runs = Run.objects.all() if limits.project is None else Run.objects.filter(project=limits.project)
-    in_segments = (
-        TokenSegment.objects.filter(run__in=runs, replaced_at=None)
-        .values_list("run")
-        .annotate(n=Sum("n_bytes"))
-        .order_by()
-    )
-    sizes = dict(in_segments)
+    sizes = segment_bytes(limits.project)
     made = RetentionPlan()
-    kept = _described(runs).order_by("changed_at", "pk").iterator(1000)
-    found = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in kept]
+    runs = runs_by_change(limits.project).iterator(1000)
+    found = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs]
     made.n_bytes = made.n_bytes_left = sum(n for _, n in found)
     for run, n_bytes in found:
         reason = _reason(run, made.n_bytes_left, limits, now)
@@ -98,7 +90,7 @@ def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
 
 def delete(leaving: Leaving) -> bool:
     """Delete a run with everything that belongs to it, unless somebody has begun to use it. Returns whether it went."""
-    run = _described(Run.objects.filter(pk=leaving.run.pk)).first()
+    run = with_change(leaving.run)
     if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
         return False
     run_control.delete(run, leaving.reason)
@@ -113,23 +105,6 @@ def sweep() -> None:
     with acting(lambda: Actor("retention")):
         for leaving in plan(limits).leaving[:MAX_RUNS_PER_SWEEP]:
             delete(leaving)
-
-
-def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
-    """Runs with ``changed_at``, and with what keeps them."""
-    newest = StoredTrajectory.objects.filter(run=OuterRef("pk")).order_by("-index").values("created_at")[:1]
-    now, jobs = timezone.now(), Job.objects.filter(run=OuterRef("pk"))
-    live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=now)
-    return runs.annotate(
-        changed_at=Greatest(
-            F("created_at"), Coalesce(F("finished_at"), F("created_at")), Coalesce(Subquery(newest), F("created_at"))
-        ),
-        is_shared=Exists(live.filter(run=OuterRef("pk"))) | Exists(live.filter(trajectory__run=OuterRef("pk"))),
-        has_work=Exists(jobs.filter(status__in=ACTIVE))
-        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE))
-        | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
-        has_file=Exists(jobs.filter(kind="export", status=Job.Status.DONE, expires_at__gt=now)),
-    )
 
 
 def _reason(run: Any, n_bytes: int, limits: KeepLimits, now: datetime) -> str:

@@ -14,9 +14,8 @@ from django.core.management.base import CommandError
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, Written, is_rows, write_run
 from rollouts.management import TerminalCommand
-from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.people.activity_log import record
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import run_and_trajectories
 
 
 class Command(TerminalCommand):
@@ -61,20 +60,12 @@ class Command(TerminalCommand):
         self.stdout.write(f"{written.n:,} {what} written to {target}.")
 
     def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> Written:
-        run, records = _find(code)
+        found = run_and_trajectories(code)
+        if found is None:
+            raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
+        run, records = found
         written = write_run(run, records, wanted, file, tell=self.stderr.write)
         record(KIND.activity, run, detail=wanted.format)
         if written.left_out:
             self.stderr.write(written.left_out)
         return written
-
-
-def _find(code: str) -> tuple[Run, Any]:
-    run = find_run(templates=True, code=code)
-    if run is not None:
-        return run, run.trajectories.all()
-    one = StoredTrajectory.objects.filter(code=code)
-    run = find_run(templates=True, trajectories__code=code)
-    if run is None:
-        raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-    return run, one

@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
 from rollouts.jobs.loss_weights import RunWeights
 from rollouts.management import TerminalCommand
-from rollouts.store.models import Run
+from rollouts.store.runs.runs import find_run
 
 
 class Command(TerminalCommand):
@@ -25,8 +25,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        found = Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(code=options["run"])
-        run = found.first()
+        run = find_run(templates=True, code=options["run"])
         if run is None:
             raise CommandError(f"There is no run with the code {options['run']!r}.")
         weights = RunWeights(run, options["strategies"])

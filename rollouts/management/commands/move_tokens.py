@@ -15,7 +15,7 @@ from rollouts.jobs.storage.token_moves import move_run
 from rollouts.management import TerminalCommand
 from rollouts.store.files import StorageDown
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import count_active, find_run
 from rollouts.store.token_arrays import STORES
 
 
@@ -38,6 +38,6 @@ class Command(TerminalCommand):
         self.stderr.write("")
         record(Action.MOVED, run, detail=f"to {options['to']}")
         self.stdout.write(f"{n_moved:,} steps and rows of run {run.code} moved to {options['to']}.")
-        growing = run.trajectories.filter(status__in=("queued", "running")).count()
+        growing = count_active(run)
         if growing:
             self.stdout.write(f"{growing:,} trajectories still grow. Give the command again when the run has ended.")

@@ -20,8 +20,8 @@ from rollouts.jobs.replays import replay_context, replays
 from rollouts.management import TerminalCommand
 from rollouts.management.files import read_chat_template
 from rollouts.store import models
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer, tokenizer_named
+from rollouts.store.runs.runs import run_and_trajectories
 
 
 class Command(TerminalCommand):
@@ -51,15 +51,11 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps(result))
 
     def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.StoredTrajectory, Any]]]:
-        runs = models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
-        run = runs.filter(code=code).first()
-        if run is not None:
-            return run, replay_context.loaded_trajectories(run.trajectories.order_by("index"))
-        one = models.StoredTrajectory.objects.filter(code=code)
-        record = one.first()
-        if record is None:
+        found = run_and_trajectories(code)
+        if found is None:
             raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
-        return runs.get(pk=record.run_id), replay_context.loaded_trajectories(one)
+        run, trajectories = found
+        return run, replay_context.loaded_trajectories(trajectories)
 
 
 def _replayed(
@@ -124,7 +120,7 @@ def _line(record: models.StoredTrajectory, made: StrategyResult) -> str:
     if made.refused:
         return f"{record.code}  {made.slug:<17} refused: {made.refused}"
     where = made.differs_at
-    place = "as recorded" if where is None else f"differs at step {where.step}, token {where.offset}"
+    place = "as recorded" if where is None else f"differs at step {where[0]}, token {where[1]}"
     frozen = f" (frozen up to step {made.frozen_steps}, where history was rewritten)" if made.frozen_steps else ""
     return (
         f"{record.code}  {made.slug:<17} {len(made.rows)} rows, {made.trained_tokens} trained, {made.lost_tokens} lost "
