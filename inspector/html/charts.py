@@ -16,6 +16,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
+from rollout_inspector.streams.figures import percent, share
 from rollouts.store.runs.runs import RunSummary
 
 
@@ -61,7 +62,7 @@ class ShareBar(Bar):
 
     @property
     def percent(self) -> str:
-        return f"{100 * _share(self.trajectories, self.of):.1f} %"
+        return percent(share(self.trajectories, self.of), 1)
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,6 @@ def _text(value: float) -> str:
     return f"{value:.2f}"
 
 
-def _share(n: int, of: int) -> float:
-    return n / of if of else 0.0
-
-
 def histogram(summary: RunSummary) -> dict[str, Any] | None:
     """The geometry of a run's reward bins; None when no trajectory has a reward."""
     bins = summary.reward_bins
@@ -149,7 +146,7 @@ def histogram(summary: RunSummary) -> dict[str, Any] | None:
 
 def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
     """A column for each (label, trajectories, of, url)."""
-    columns = SHARES.columns([_share(n, of) for _, n, of, _ in entries])
+    columns = SHARES.columns([share(n, of) for _, n, of, _ in entries])
     every = -(-LABEL_ROOM * len(entries) // SHARES.width)
     return [
         ShareBar(*box, *entry, has_label=place % max(every, 1) == 0)
@@ -159,7 +156,7 @@ def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
 
 def highest_share(bars: Sequence[ShareBar]) -> str:
     """The share of the tallest bar, which is the top of the axis, as text."""
-    return max(bars, key=lambda bar: _share(bar.trajectories, bar.of)).percent if bars else ""
+    return max(bars, key=lambda bar: share(bar.trajectories, bar.of)).percent if bars else ""
 
 
 def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
@@ -203,7 +200,7 @@ def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
                 else f"turns {pending[0].number}-{pending[-1].number}"
             )
             width = _text(max((b - a) * scale, 0.8))
-            kind, trained = kinds.most_common(1)[0][0], _share(sum(part.n_trained for part in pending), b - a)
+            kind, trained = kinds.most_common(1)[0][0], share(sum(part.n_trained for part in pending), b - a)
             pieces.append(TokenBar(_text(a * scale), "6", width, "10", a, b, label, kind=kind, trained=trained))
             pending = []
     return pieces

@@ -20,7 +20,7 @@ from inspector.runs.filters import ListQuery
 from inspector.runs.group_page import group_url
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
-from inspector.runs.pages import RunValues, TrajectoryLine, per_call
+from inspector.runs.pages import RunValues, TrajectoryLine
 from inspector.runs.values import (
     finding_choices,
     findings_sentences,
@@ -31,6 +31,7 @@ from inspector.runs.values import (
 from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, from_columns, whole_number
 from rollout_inspector.diagnose.checks import all_clear
+from rollout_inspector.streams.figures import rows_per_call
 from rollouts.jobs import run_control
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
@@ -177,7 +178,7 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
             url=f"/trajectories/{item.code}{query}",
             kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
-            rows_per_call=per_call(item.n_rows, item.n_steps),
+            rows_per_call=rows_per_call(item.n_rows, item.n_steps),
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             comments=None if said is None else said.get(item.pk, CommentCount()).n,
             open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,

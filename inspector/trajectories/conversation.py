@@ -16,6 +16,7 @@ from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.turns import FindingItem
 from rollout_inspector.streams.dropped_text import unheld_tokens
+from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.message_view import Media, Said, media_of, media_parts
 from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
@@ -283,7 +284,7 @@ class ChatPainter:
             return None
         n = stop - start
         row = self.follows.get(summary.row)
-        trained = "" if row is None else "all trained" if sampled and index in row.steps else "not trained"
+        trained = "" if row is None else trained_words(n if sampled and index in row.steps else 0, n)
         places_in_row = [
             (item, self._url(item.row if item.row is not None else summary.row, *item.places[0]))
             for item in self.findings
@@ -313,8 +314,8 @@ class ChatPainter:
         place = place_in_row(self.whole.steps, trained_row, index, start, stop)
         if place is None:
             return None
-        n, of = int(trained_row.loss_mask[place[0] : place[1]].sum()), place[1] - place[0]
-        return row.index, *place, "all trained" if n == of > 0 else f"{n:,} trained" if n else "not trained"
+        n = int(trained_row.loss_mask[place[0] : place[1]].sum())
+        return row.index, *place, trained_words(n, max(place[1] - place[0], stop - start))
 
     @staticmethod
     def _is_of(item: FindingItem, index: int, row: RowSummary | None, start: int, stop: int) -> bool:

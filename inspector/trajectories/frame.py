@@ -16,6 +16,7 @@ from inspector.server.health import PATIENCE_SECONDS, has_worker
 from inspector.trajectories.neighbours import find_siblings, no_siblings
 from inspector.web.access import reader_of
 from inspector.web.twins import Page
+from rollout_inspector.streams.figures import trained_as_sampled, trained_otherwise
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.runs.runs import group_stats
@@ -214,8 +215,8 @@ def _trained_note(trajectory: StoredTrajectory) -> tuple[str, str]:
     """How many sampled tokens the rows train as they were sampled, how many others they train, and its tone."""
     if trajectory.n_lost is None or is_active(trajectory):
         return "", ""
-    n_kept = trajectory.n_sampled - trajectory.n_lost
-    others = trajectory.n_trained - n_kept
+    n_kept = trained_as_sampled(trajectory.n_sampled, trajectory.n_lost)
+    others = trained_otherwise(trajectory.n_trained, trajectory.n_sampled, trajectory.n_lost)
     note = f"{n_kept:,} of {trajectory.n_sampled:,} sampled" + (f", and {others:,} not as sampled" if others else "")
     return note, "bad" if trajectory.n_lost or others else ""
 

@@ -67,7 +67,7 @@ def length_mismatch(row: Row) -> RowFault | None:
 
 def mask_overrun(row: Row, has_other_roles: bool) -> RowFault | None:
     """The mask is 1 on a whole row that has other roles, or is 1 nowhere."""
-    n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
+    n, trained = len(row.ids), row.n_trained
     if n and trained == n and has_other_roles:
         return RowFault("mask_overrun", 0, n, f"All {n} tokens of the row are under the gradient.", wrong=n)
     if n and not trained and not _left_out(row):
@@ -110,7 +110,7 @@ def shift_fault(row: Row, right: Mask, what: str, lag: int) -> RowFault:
         int(places[0]),
         int(places[-1]) + 1,
         f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
-        wrong=int(np.count_nonzero(row.loss_mask)),
+        wrong=row.n_trained,
     )
 
 
@@ -159,7 +159,7 @@ def logprob_invalid(row: Row) -> RowFault | None:
             place,
             place + 1,
             f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
-            f"{int(np.count_nonzero(row.loss_mask))} trained tokens have an impossible value.",
+            f"{row.n_trained} trained tokens have an impossible value.",
             wrong=int(bad.sum()),
         )
     trained = values[row.loss_mask]

@@ -16,6 +16,7 @@ from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.turns import RoleShare, Turn, mask_table, worst_finding
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
+from rollout_inspector.streams.figures import trained_as_sampled
 from rollout_inspector.streams.trajectory import Origin, Row, Step
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
@@ -246,7 +247,7 @@ def _kept(tokens: Tokens, compared: TrainedTokens | None) -> tuple[int, int]:
     """How many sampled tokens the row trains as they were sampled, and how many it would train."""
     if compared is not None and compared.n_lost is not None:
         n_sampled = sum(len(times) for times in compared.times)
-        return n_sampled - compared.n_lost, n_sampled
+        return trained_as_sampled(n_sampled, compared.n_lost), n_sampled
     sampled = tokens.origin == Origin.SAMPLED
     return int((tokens.loss_mask & sampled).sum()), int(sampled.sum())
 

@@ -12,6 +12,7 @@ from inspector.html.tokens import Block, Marks, TokenPainter, Tokens, foreign_to
 from inspector.trajectories.place import WINDOW, PagePlace, View
 from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.turns import Turn
+from rollout_inspector.streams.figures import trained_words
 
 RUNS_BYTES = 2_000_000
 """The most HTML of one response of the run view. The browser fetches the rest as the reader scrolls."""
@@ -49,8 +50,7 @@ class TurnSection:
         n = self.turn.n_trained
         if n is None:
             return ""
-        words = "all trained" if n and n == self.turn.n_tokens else f"{n:,} trained" if n else "not trained"
-        return words + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
+        return trained_words(n, self.turn.n_tokens) + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
 
     @property
     def findings_text(self) -> str:
