@@ -16,7 +16,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
-from rollout_inspector.streams.figures import percent, share
+from rollout_inspector.streams.figures import percent_of, share
 from rollouts.store.runs.runs import RunSummary
 
 
@@ -62,7 +62,7 @@ class ShareBar(Bar):
 
     @property
     def percent(self) -> str:
-        return percent(share(self.trajectories, self.of), 1)
+        return percent_of(share(self.trajectories, self.of), 1)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind
-from rollout_inspector.streams.figures import percent
+from rollout_inspector.streams.figures import percent_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.people.gallery import KEY
@@ -184,7 +184,7 @@ def plural(count: Any, noun: str) -> str:
     return f"{amount:,} {singular if amount == 1 else many or singular + 's'}"
 
 
-register.filter("percent_of", percent)
+register.filter_function(percent_of)
 
 
 @register.simple_tag(takes_context=True)

@@ -15,7 +15,7 @@ from inspector.runs.pages import CostPage, KindLine, RunValues
 from inspector.runs.strategies import strategies_of
 from inspector.web.access import reads_run
 from inspector.web.twins import page
-from rollout_inspector.streams.figures import percent, share
+from rollout_inspector.streams.figures import percent_of, share
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
@@ -69,9 +69,9 @@ def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> Ki
         **asdict(one),
         title=finding_title(one.kind),
         share=share(one.trajectories, total),
-        percent=percent(one.trajectories, total),
-        lost_percent=percent(one.trained_tokens_lost or None, sampled),
-        wrong_percent=percent(one.trained_tokens_wrong or None, sampled),
+        percent=percent_of(one.trajectories, total),
+        lost_percent=percent_of(one.trained_tokens_lost or None, sampled),
+        wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
         url=f"{here}?finding={one.kind}",
         muted=muted,
     )

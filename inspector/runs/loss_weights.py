@@ -131,7 +131,7 @@ def percent(share: float | None) -> str:
     """A share in words; a dash where it is not known."""
     if share is None:
         return "–"
-    return "0 %" if not share else "< 0.1 %" if share < 0.001 else figures.percent(share, 1)
+    return "0 %" if not share else "< 0.1 %" if share < 0.001 else figures.percent_of(share, 1)
 
 
 def _strategy(line: dict[str, Any], index: int, mean: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from inspector.runs.jobs import JobLine
-from rollout_inspector.streams.figures import percent, share, trained_as_sampled
+from rollout_inspector.streams.figures import percent_of, share, trained_as_sampled
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.replays import run_replays
 from rollouts.store.jobs.activity import is_active
@@ -75,7 +75,7 @@ def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]
         "is_own": one["strategy"] == run.strategy,
         "replayed": replayed,
         "trained_share": share(kept, one["sampled"]),
-        "percent": percent(kept, one["sampled"]),
+        "percent": percent_of(kept, one["sampled"]),
         "times": times,
         "times_words": "" if times is None else f"×{times:.2f}",
         "why": [{"sentence": sentence, "trajectories": n} for sentence, n in one["why"].items()],

@@ -13,7 +13,7 @@ from django.utils import timezone
 from inspector.html.inspector_tags import plural
 from inspector.runs.filters import ListQuery
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from rollout_inspector.streams.figures import percent
+from rollout_inspector.streams.figures import percent_of
 from rollouts.jobs.sending import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.job_lists import latest_jobs
@@ -189,7 +189,7 @@ def finding_choices(summary: RunSummary, wanted: ListQuery, muted: Collection[st
         severities = summary.finding_severities.get(kind, {})
         n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
         one_row = summary.finding_one_row.get(kind, 0)
-        notes = [f"{plural(n, 'trajectory,trajectories')}, {percent(n, total)}"] if 0 < n <= total else []
+        notes = [f"{plural(n, 'trajectory,trajectories')}, {percent_of(n, total)}"] if 0 < n <= total else []
         if len(severities) > 1:
             notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
         if tokens is None:

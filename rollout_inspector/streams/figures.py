@@ -33,7 +33,7 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def percent(part: float | None, whole: float) -> str:
+def percent_of(part: float | None, whole: float) -> str:
     """:func:`share` in words: ``34.9 %``. Empty where one of both is not known or there is nothing to share."""
     return f"{100 * share(part, whole):.1f} %" if part is not None and whole else ""
 

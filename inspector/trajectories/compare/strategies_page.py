@@ -33,7 +33,7 @@ from inspector.web.access import may_write
 from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
 from rollout_inspector.refusal import worded
-from rollout_inspector.streams.figures import percent
+from rollout_inspector.streams.figures import percent_of
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
@@ -173,7 +173,7 @@ def _line(
         **one,
         "name": one["strategy"].replace("_", " "),
         "is_own": one["strategy"] == trajectory.run.strategy,
-        "share": percent(one["trained_share"], 1),
+        "share": percent_of(one["trained_share"], 1),
         "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
         "place_url": url,
         "is_right": one["strategy"] == params.get("right"),
