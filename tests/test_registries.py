@@ -54,9 +54,10 @@ from rollouts.store.runs.run_writes import create_run, end_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.people import make_member, the_default_project
+from tests.samples.product import HOUSES
 from tests.web.trajectory_samples import Maker
 
-DIAGNOSE = ROOT / "rollouts" / "tito" / "diagnose"
+DIAGNOSE = ROOT / "rollout_inspector" / "diagnose"
 
 
 @pytest.fixture
@@ -297,14 +298,16 @@ KNOWN_NAMES = {
     ("tools/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
-OTHER_NAMES = ("tools/gpu_proof/", "rollouts/management/", "rollout_inspector/text/chat_templates/")
+OTHER_NAMES = (
+    "tools/gpu_proof/", "tools/management/", "rollouts/management/", "rollout_inspector/text/chat_templates/",
+)
 """Where a name is also that of a package or of a probe."""
 
 
 def test_no_engine_and_no_strategy_is_known_by_its_name_outside_its_registry() -> None:
     names = {*ENGINES, *STRATEGIES}
     found = set()
-    for path in [*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")]:
+    for path in [path for folder in (*HOUSES, "tools") for path in ROOT.glob(f"{folder}/**/*.py")]:
         place = path.relative_to(ROOT).as_posix()
         if not place.startswith(REGISTRIES + OTHER_NAMES):
             tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.snippets import contrast, counted
 from rollout_inspector.text.chat_templates.jinja_source.scan import line_text
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.chat_templates.probes.report import CheckReport
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 MAX_CHANGES = 40
 """Changes of one template that are tried alone."""

@@ -103,7 +103,7 @@ class TestToolDelta:
         assert text == f"\n<|im_start|>user\n{responses}<|im_end|>\n<|im_start|>assistant\n"
 
     def test_a_template_that_rewrites_the_past_is_refused_before_sampling(self, context: Make) -> None:
-        with pytest.raises(StrategyRefused, match=r"not prefix-preserving.*--repair"):
+        with pytest.raises(StrategyRefused, match=r"not prefix-preserving.*repair the template"):
             started("tool_delta", context("qwen3"), TOOLS)
         # One line of the template mends it.
         _, prompt = started("tool_delta", context("qwen3", "qwen3--seed-one-line-fix"), TOOLS)

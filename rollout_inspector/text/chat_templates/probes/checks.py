@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
@@ -34,7 +34,7 @@ from rollout_inspector.text.chat_templates.probes.report import (
     verdicts,
     what_changed,
 )
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 
 TITO_POST = "tool_append"
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Message
@@ -14,7 +15,6 @@ from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOO
 from rollout_inspector.text.chat_templates.probes.question import CheckFunction, Question
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 
 def default_system(cache: RenderCache) -> Check:

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Message
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 Tool = Mapping[str, Any]
 CALC, SEARCH = "calc", "search"

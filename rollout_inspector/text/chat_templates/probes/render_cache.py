@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rollout_inspector.streams.interfaces import Codec
+from rollout_inspector.streams.interfaces import Codec, Conversation
 from rollout_inspector.streams.trajectory import NO_IDS, Message
 from rollout_inspector.text.chat_templates.probes.compare import CharacterCodec, RenderSide
 from rollout_inspector.text.chat_templates.probes.message_shape import TOOLS, MessageShape, Tool, user
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 CONTROL_SHAPE = re.compile(r"<[|｜/]?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|</s>|<s>")
 """What a control token looks like, if no tokenizer lists its control tokens."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.snippets import contrast, quoted
 from rollout_inspector.text.chat_templates.jinja_source.scan import deciding_condition, line_text
 from rollout_inspector.text.chat_templates.probes.compare import (
@@ -16,7 +17,6 @@ from rollout_inspector.text.chat_templates.probes.compare import (
     RenderComparison,
     RenderSide,
 )
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 
 class Purpose(StrEnum):

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.checks import all_probes, tito_post_probe
 from rollout_inspector.text.chat_templates.probes.compare import common_length
@@ -13,7 +14,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import Probe, ma
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache, key_of
 from rollout_inspector.text.chat_templates.probes.report import conversation_dict
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 CANARIES = 12
 """Conversations that must not change and are rendered first, before the rest of them."""

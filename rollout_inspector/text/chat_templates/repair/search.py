@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.text.chat_templates.jinja_source.edits import edits
 from rollout_inspector.text.chat_templates.jinja_source.scan import FAR, suspects
 from rollout_inspector.text.chat_templates.probes.checks import all_checks, check, make_render_cache
@@ -22,7 +22,7 @@ from rollout_inspector.text.chat_templates.probes.message_shape import candidate
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
 from rollout_inspector.text.chat_templates.repair.regression_set import Changed, RegressionSet
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 
 MAX_CANDIDATES = 400
 """Changed templates that one search tries. A count finds the same on a busy machine; a clock would not."""
