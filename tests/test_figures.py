@@ -128,6 +128,7 @@ def test_a_number_that_the_table_lacks_would_be_found() -> None:
 
 TWICE = (
     ("rows per call", "rows / steps", ""),
+    ("ended", r"finished \+ failed", ""),
     ("reward, mean", "rewards? / rewards?", ""),
     ("reward, mean", r"reward_sum / \w+", ""),
     ("reward, mean", "Avg reward", ""),
@@ -222,6 +223,7 @@ def test_no_second_function_computes_a_figure() -> None:
 def test_a_second_function_would_be_found() -> None:
     for source in (
         "def f(run): return run.n_rows / run.n_steps",
+        "def f(run): return run.n_finished + run.n_failed",
         "def f(run): return run.reward_sum / run.n_rewards",
         "def f(rewards): return sum(rewards) / len(rewards)",
         "def f(found): return found.aggregate(mean=Avg('reward'))",

@@ -37,7 +37,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         run=RunValues.of(run),
         finding=kind,
         totals={**asdict(found.totals), "foreign": found.totals.foreign},
-        kinds=[_kind(one, total, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
+        kinds=[_kind(one, run.n_ended, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
         by_step=[{"step": step, "trajectories": n} for step, n in found.spread.by_step],
         steps_beyond=found.spread.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
