@@ -54,7 +54,7 @@ from rollouts.store.runs.run_writes import create_run, end_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.people import make_member, the_default_project
-from tests.samples.product import HOUSES
+from tests.samples.product import source_files
 from tests.web.trajectory_samples import Maker
 
 DIAGNOSE = ROOT / "rollout_inspector" / "diagnose"
@@ -262,7 +262,7 @@ def ran(text: str) -> None:
 
 
 def test_every_kind_has_a_rule_and_every_rule_a_kind() -> None:
-    sources = {path.name: path.read_text(encoding="utf-8") for path in DIAGNOSE.glob("*.py")}
+    sources = {path.name: path.read_text(encoding="utf-8") for path in DIAGNOSE.rglob("*.py")}
     rules = "".join(text for name, text in sources.items() if name != "kinds.py")
     assert [slug for slug in KINDS if f'"{slug}"' not in rules] == []
     named = set(re.findall(r'\b(?:Verdict|RowFault)\(\s*"(\w+)"', rules))
@@ -295,7 +295,7 @@ KNOWN_NAMES = {
     ("inspector/runs/launches/launch_views.py", "retokenize"),
     ("tools/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
     ("rollouts/gallery/training_runs.py", "retokenize"),
-    ("tools/grpo.py", "tool_delta"),  # the default of a training
+    ("tools/demo_policy/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
 OTHER_NAMES = (
@@ -307,7 +307,7 @@ OTHER_NAMES = (
 def test_no_engine_and_no_strategy_is_known_by_its_name_outside_its_registry() -> None:
     names = {*ENGINES, *STRATEGIES}
     found = set()
-    for path in [path for folder in (*HOUSES, "tools") for path in ROOT.glob(f"{folder}/**/*.py")]:
+    for path in source_files():
         place = path.relative_to(ROOT).as_posix()
         if not place.startswith(REGISTRIES + OTHER_NAMES):
             tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from rollout_inspector.diagnose import examine
 from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollouts.sampling.demo_policy import MODEL_DIR
-from tools.grpo import GrpoSettings, GrpoStep, train
+from tools.demo_policy.grpo import GrpoSettings, GrpoStep, train
 
 FEW = {"groups": 2, "group_size": 3, "temperature": 1.2, "rate": 1e-3, "threads": 1, "max_tokens": 64}
 

@@ -1,10 +1,16 @@
 """The source of the product."""
 
 from functools import cache
+from pathlib import Path
 
 from tests.conftest import ROOT
 
 HOUSES = ("rollout_inspector", "rollouts", "inspector")
+
+
+def source_files() -> list[Path]:
+    """The files of the product and of the tools."""
+    return [path for folder in (*HOUSES, "tools") for path in ROOT.glob(f"{folder}/**/*.py")]
 
 
 @cache

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_inspector.streams.canonical import canonical_check, canonical_check_batch
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.tokenizers import LoadedTokenizer, load
-from tests.tito.model_setups import tokenizer_folder
+from tests.samples.model_setups import tokenizer_folder
 from tests.tokenizers.oracles import encode_plain
 
 KINDS = ("bytes", "pieces")

@@ -10,9 +10,9 @@ from rollout_inspector.diagnose import KINDS, Diagnosis, Finding, Severity, exam
 from rollout_inspector.diagnose.checks import CHECKS, Outcome, all_clear, check_of, totals
 from rollout_inspector.streams.interfaces import Renderer, RenderFailed
 from rollout_inspector.streams.trajectory import Ids, Trajectory
-from tests.tito.model_setups import model_setup
-from tests.tito.plant import PLANTERS
-from tests.tito.plant_training_rows import alone, clean_row
+from tests.samples.model_setups import model_setup
+from tests.samples.planted.plant import PLANTERS
+from tests.samples.planted.plant_training_rows import alone, clean_row
 
 S = model_setup("stable")
 TRAJECTORY, ROW = clean_row(S)

@@ -11,10 +11,10 @@ from rollout_inspector.diagnose.thinking import lone_block
 from rollout_inspector.streams.trajectory import Ids, Message, Row, Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import renderer
 from tests.samples.diagnosis import problem
-from tests.tito.model_setups import STABLE, model_setup
-from tests.tito.plant import PLANTERS, ModelSetup, planted
-from tests.tito.plant_delta import DECOMPOSED, OBSERVATIONS
-from tests.tito.plant_setup import split_token
+from tests.samples.model_setups import STABLE, model_setup
+from tests.samples.planted.plant import PLANTERS, ModelSetup, planted
+from tests.samples.planted.plant_delta import DECOMPOSED, OBSERVATIONS
+from tests.samples.planted.plant_setup import split_token
 from tests.tokenizers.oracles import encode_plain
 
 PLAIN_TURNS = """\

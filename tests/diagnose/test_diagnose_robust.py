@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rollout_inspector.diagnose import KINDS, diagnose
 from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
-from tests.tito.model_setups import model_setup
+from tests.samples.model_setups import model_setup
 
 S = model_setup("stable")
 SIZE = S.codec.vocab_size

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_inspector.streams.trajectory import Trajectory
-from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, planter
+from tests.samples.planted.plant_setup import CannotPlant, Case, ModelSetup, planter
 
 
 @planter

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_inspector.streams.trajectory import Trajectory, ids_array
-from tests.tito.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token
+from tests.samples.planted.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token
 
 
 @planter

@@ -13,8 +13,8 @@ from rollout_inspector.diagnose.gap.report import gap_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
-from tests.tito import gap_runs
-from tests.tito.gap_runs import PLANTED, PROMPT, Made, ToyRun, tokens_of
+from tests.samples import gap_runs
+from tests.samples.gap_runs import PLANTED, PROMPT, Made, ToyRun, tokens_of
 
 SEEDS = range(4)
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 
-from tests.tito.plant_setup import CITIES, TOOLS, TOPICS, ModelSetup
+from tests.samples.planted.plant_setup import CITIES, TOOLS, TOPICS, ModelSetup
 
 CHAT = """\
 {%- macro think(m, last) -%}

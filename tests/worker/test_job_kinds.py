@@ -54,8 +54,8 @@ from tests.people import make_member
 from tests.samples.chat_templates import BROKEN
 from tests.samples.deaths import die_after
 from tests.samples.formats import GYM, changed, jsonl
+from tests.samples.shard_work import change_kind
 from tests.samples.training_steps import save, store_steps, world
-from tests.tasks.shard_work import change_kind
 from tests.web.samples import stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 

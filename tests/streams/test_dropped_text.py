@@ -12,7 +12,7 @@ from rollout_inspector.diagnose import Finding, Severity, examine
 from rollout_inspector.streams.dropped_text import Stretch, holds_all, unheld, unheld_tokens
 from rollout_inspector.streams.message_view import reply_in, texts_of
 from rollout_inspector.streams.trajectory import Message, Step, Trajectory, ids_array
-from tests.tito.model_setups import model_setup
+from tests.samples.model_setups import model_setup
 
 S = model_setup("stable")
 CALL = {"function": {"name": "add", "arguments": {"a": 1}}}

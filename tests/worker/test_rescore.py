@@ -33,7 +33,7 @@ from rollouts.store.runs.run_writes import create_run, delete_run, end_run
 from rollouts.store.trajectories.columns import columns_of, load_compared
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import jobs
-from tests.tasks.shard_work import change_kind
+from tests.samples.shard_work import change_kind
 
 pytestmark = pytest.mark.django_db
 LONG = 40

@@ -19,8 +19,8 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from tests.counting import growth
 from tests.samples.lanes import compacted
-from tests.tito.model_setups import model_setup
-from tests.tito.plant import PLANTERS, ModelSetup
+from tests.samples.model_setups import model_setup
+from tests.samples.planted.plant import PLANTERS, ModelSetup
 
 
 @dataclass(frozen=True)

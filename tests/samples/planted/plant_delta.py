@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.tito.plant_setup import (
+from tests.samples.planted.plant_setup import (
     CITIES,
     CannotPlant,
     Case,

@@ -9,7 +9,7 @@ import numpy as np
 
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Trajectory
-from tests.tito.plant_setup import PLANTERS, CannotPlant, Case, ModelSetup, planter
+from tests.samples.planted.plant_setup import PLANTERS, CannotPlant, Case, ModelSetup, planter
 
 
 def clean_row(s: ModelSetup) -> tuple[Trajectory, Row]:

@@ -14,6 +14,7 @@ from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
+from tests.samples.planted.plant_training_rows import all_moved, to_the_end
 from tests.samples.row_faults import (
     HEAD,
     LINE,
@@ -34,7 +35,6 @@ from tests.samples.row_faults import (
     steps,
     with_logprob,
 )
-from tests.tito.plant_training_rows import all_moved, to_the_end
 
 
 def found(*rows: Row, steps: tuple[Step, ...] = (), template: bool = True, **fields: Any) -> list[Finding]:

@@ -31,8 +31,8 @@ from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import jobs
 from tests.samples.deaths import die_after
 from tests.samples.formats import GYM, changed, jsonl
+from tests.samples.shard_work import do_all, share_by, waiting
 from tests.storage.build import chain
-from tests.tasks.shard_work import do_all, share_by, waiting
 from tests.web.samples import finding, stored_run, trajectory
 from tests.web.trajectory_samples import Maker
 

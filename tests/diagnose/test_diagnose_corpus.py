@@ -15,7 +15,7 @@ from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.diagnosis import PAIRS, problem
-from tests.tito.plant import PLANTERS, ModelSetup, planted
+from tests.samples.planted.plant import PLANTERS, ModelSetup, planted
 
 TEMPLATES = {"qwen3-fixed": ("qwen3", "qwen3--seed-one-line-fix")}
 

@@ -11,8 +11,8 @@ from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies.replay import repaid_tokens
 from rollout_inspector.streams.trajectory import Ids, Step, Trajectory, ids_array
 from tests.samples.diagnosis import OPTIONS, SETUPS, problem
-from tests.tito.model_setups import model_setup
-from tests.tito.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
+from tests.samples.model_setups import model_setup
+from tests.samples.planted.plant import PLANTERS, CannotPlant, Case, ModelSetup, planted, with_lead
 
 MILD = {"duplicate_call"}
 
