@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from tests.conftest import ROOT
-from tests.samples.product import HOUSES, modules
+from tests.samples.product import HOUSES, modules, package_of
 
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.refusal",)),
@@ -45,11 +45,6 @@ PURE = {
     "rollout_inspector.diagnose": {"numpy", "rollout_inspector"},
 }
 """Packages that import only themselves, the standard library and these."""
-
-
-def package_of(module: str) -> str:
-    """The first two parts of a dotted name."""
-    return ".".join(module.split(".")[:2])
 
 
 def imports(module: str, source: str) -> Iterator[str]:

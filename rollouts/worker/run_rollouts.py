@@ -161,12 +161,12 @@ class _Work:
         )
         try:
             if named := str(model.options.get("tool_call_parser", "")):
-                way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+                way: Way = tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}", ""
             else:
                 way = way_of(tokenizer, context.renderer)
         except EngineError as error:
             return BatchEnd(error=str(error))
-        run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
+        run.settings |= {"tool_calls": way[1], "tool_calls_note": way[2]}
         try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
@@ -175,7 +175,7 @@ class _Work:
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
-                    parser(tokenizer.hf, tokenizer.stop_ids, way.read),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way[0]),
                     limits,
                     Callbacks(
                         prefetcher.more,
@@ -232,7 +232,7 @@ class _Work:
     def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
         if refused is None:
             return ()
-        from rollout_inspector.diagnose.refused import finding_of_refusal
+        from rollout_inspector.diagnose.template_refusal import finding_of_refusal
 
         self.refused = True
         return (finding_of_refusal(self.context.codec, refused),)

@@ -87,7 +87,7 @@ def test_a_cache_that_is_kept_is_stale_on_prompts_that_come_again() -> None:
     collector = GapCollector()
     for one in (one for step in made for one in step.trajectories):
         collector.add(one, enumerate(one.rows))
-    found = [cause.cause for cause in causes_of(collector.done()).causes]
+    found = [cause.cause for cause in causes_of(collector.done())[0]]
     assert "stale_cache" in found, [step.gap for step in made]
 
 

@@ -20,7 +20,7 @@ SEEDS = range(4)
 
 
 def named(rows: list[Made]) -> tuple[str, ...]:
-    return tuple(one.cause for one in causes_of(tokens_of(rows)).causes)
+    return tuple(one.cause for one in causes_of(tokens_of(rows))[0])
 
 
 def test_every_cause_is_planted() -> None:
@@ -63,9 +63,9 @@ def test_two_causes_in_one_run_are_both_named() -> None:
 
 def test_the_first_step_that_shows_it_is_named_long_before_the_last() -> None:
     run = ToyRun(5, steps=30, groups=1)
-    (found,) = causes_of(tokens_of(run.rows(lambda step: min(step, 12)))).causes
+    (found,) = causes_of(tokens_of(run.rows(lambda step: min(step, 12))))[0]
     assert found.cause == "weights_not_delivered" and found.from_step in (13, 14)
-    early = causes_of(tokens_of([made for made in run.rows(lambda step: min(step, 12)) if made.step <= 20])).causes
+    early = causes_of(tokens_of([made for made in run.rows(lambda step: min(step, 12)) if made.step <= 20]))[0]
     assert [one.cause for one in early] == ["weights_not_delivered"]
 
 
@@ -75,30 +75,30 @@ def test_growth_of_a_policy_that_is_delivered_late_but_delivered_is_not_called_l
 
 
 def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
-    found = causes_of(tokens_of(gap_runs.without_steps(gap_runs.unexplained(1))))
-    assert [one.cause for one in found.causes] == ["unexplained"]
-    assert found.undecided["weights_not_delivered"] == "No training step and no policy version is recorded."
-    assert set(found.undecided) == {
+    causes, undecided = causes_of(tokens_of(gap_runs.without_steps(gap_runs.unexplained(1))))
+    assert [one.cause for one in causes] == ["unexplained"]
+    assert undecided["weights_not_delivered"] == "No training step and no policy version is recorded."
+    assert set(undecided) == {
         "row_retokenized", "routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"
     }
-    assert found.undecided["row_retokenized"].startswith("No row has engine calls")
-    assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1))).undecided
+    assert undecided["row_retokenized"].startswith("No row has engine calls")
+    assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1)))[1]
 
 
 def test_what_another_cause_hides_is_undecided() -> None:
-    found = causes_of(tokens_of(gap_runs.temperature(0)))
-    assert [one.cause for one in found.causes] == ["temperature"]
+    causes, undecided = causes_of(tokens_of(gap_runs.temperature(0)))
+    assert [one.cause for one in causes] == ["temperature"]
     for name in ("stale_cache", "weights_not_delivered"):
-        assert "“Temperature on one side” lies over all tokens and hides it" in found.undecided[name]
+        assert "“Temperature on one side” lies over all tokens and hides it" in undecided[name]
 
 
 def test_repeats_that_a_model_makes_by_nature_accuse_no_row() -> None:
     rows = gap_runs.unexplained(0)
     for n, made in enumerate(rows):
         made.routing = 0.1 + 0.01 * (n % 4)
-    found = causes_of(tokens_of(rows))
-    assert [one.cause for one in found.causes] == ["unexplained"]
-    assert "none shows the gap without" in found.undecided["routing_repeated"]
+    causes, undecided = causes_of(tokens_of(rows))
+    assert [one.cause for one in causes] == ["unexplained"]
+    assert "none shows the gap without" in undecided["routing_repeated"]
     for made in rows:
         made.routing = 0.9
     assert named(rows) == ("routing_repeated",)
@@ -120,7 +120,7 @@ def test_policy_versions_stand_for_training_steps() -> None:
     rows = gap_runs.weights_not_delivered(0)
     for made in rows:
         made.versions = (f"step-{made.step}",) * gap_runs.TURNS
-    found = causes_of(tokens_of(gap_runs.without_steps(rows))).causes
+    found = causes_of(tokens_of(gap_runs.without_steps(rows)))[0]
     assert [(one.cause, one.from_step) for one in found] == [("weights_not_delivered", None)]
 
 

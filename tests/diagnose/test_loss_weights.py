@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces, WeightSums, moved
-from rollout_inspector.diagnose.loss_weights.of_rows import (
+from rollout_inspector.diagnose.loss_weights.row_weights import (
     common_advantage,
     loss_inputs,
     row_weights,

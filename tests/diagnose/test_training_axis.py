@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
-from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences, missing_steps
+from rollout_inspector.diagnose.training_axis import axis_sentences, missing_steps
+
+
+@dataclass(frozen=True)
+class AxisStep:
+    training_step: int
+    first: int | None
+    last: int | None
 
 
 def axis(*places: tuple[int, int, int]) -> list[AxisStep]:

@@ -23,3 +23,8 @@ def modules() -> dict[str, str]:
             continue
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
     return found
+
+
+def package_of(module: str) -> str:
+    """The first two parts of a dotted name."""
+    return ".".join(module.split(".")[:2])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_inspector.streams.align import AlignedGroup, Fold, align_ids, align_same_bytes, fold
+from rollout_inspector.streams.align import AlignedGroup, align_ids, align_same_bytes, fold
 from rollout_inspector.streams.row_places import place_in_row, sampled_instead
 from rollout_inspector.streams.trajectory import Row, Step, ids_array
 
@@ -85,13 +85,12 @@ def test_folding_keeps_context_where_a_difference_is() -> None:
     groups = [AlignedGroup(0, 50, 0, 50, True), AlignedGroup(50, 51, 50, 53, False), AlignedGroup(51, 60, 53, 62, True)]
     folded = fold(groups, context=4)
     assert folded == [
-        Fold(0, 46, 0, 46),
+        AlignedGroup(0, 46, 0, 46, True, is_folded=True),
         AlignedGroup(46, 50, 46, 50, True),
         groups[1],
         AlignedGroup(51, 55, 53, 57, True),
-        Fold(55, 60, 57, 62),
+        AlignedGroup(55, 60, 57, 62, True, is_folded=True),
     ]
-    assert isinstance(folded[0], Fold) and folded[0].n_tokens == 46
     assert fold(groups, context=50) == groups
     assert fold(groups, context=4, least=46) == groups
     assert fold(groups, context=4, least=45) == [*folded[:3], groups[2]]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from rollout_inspector.streams import alternatives
-from rollout_inspector.streams.alternatives import Alternatives
 from rollout_inspector.streams.trajectory import Step, ids_array
 
 LOGITS = arrays(np.float64, (3, 12), elements=st.floats(-30, 30))
@@ -22,21 +21,21 @@ def test_the_bound_is_below_the_entropy_and_meets_it_with_all_tokens(logits: np.
     entropy = -(np.exp(logprobs) * logprobs).sum(1)
     order = np.argsort(-logprobs, axis=1)
     ordered = np.take_along_axis(logprobs, order, 1).astype(np.float32)
-    bound = alternatives.entropy_at_least(Alternatives(order[:, :k].astype(np.int32), ordered[:, :k]))
+    bound = alternatives.entropy_at_least((order[:, :k].astype(np.int32), ordered[:, :k]))
     assert (bound <= entropy + 1e-4).all()
     if k == 12:
         np.testing.assert_allclose(bound, entropy, atol=1e-4)
-    behind = alternatives.behind_likeliest(Alternatives(order[:, :k].astype(np.int32), ordered[:, :k]), ordered[:, 4])
+    behind = alternatives.behind_likeliest((order[:, :k].astype(np.int32), ordered[:, :k]), ordered[:, 4])
     np.testing.assert_allclose(behind, ordered[:, 0] - ordered[:, 4], atol=1e-6)
 
 
 def test_the_bound_counts_the_mass_that_is_left() -> None:
     half = np.log(np.array([[0.5, 0.25]], dtype=np.float32))
     # The quarter that is left may be one more token: then the distribution is (1/2, 1/4, 1/4).
-    assert alternatives.entropy_at_least(Alternatives(np.zeros((1, 2), np.int32), half))[0] == pytest.approx(1.0397208)
+    assert alternatives.entropy_at_least((np.zeros((1, 2), np.int32), half))[0] == pytest.approx(1.0397208)
     # A place that is not filled says that there is no other token.
     cut = np.array([[np.log(0.5), np.log(0.5), -np.inf], [-np.inf] * 3], dtype=np.float32)
-    bound = alternatives.entropy_at_least(Alternatives(np.zeros((2, 3), np.int32), cut))
+    bound = alternatives.entropy_at_least((np.zeros((2, 3), np.int32), cut))
     assert bound[0] == pytest.approx(np.log(2)) and np.isnan(bound[1])
 
 
@@ -45,7 +44,7 @@ def test_entries_in_any_order_become_flat_arrays() -> None:
     assert ids.tolist() == [3, 7, 0, 0, 9, 0] and ids.dtype == np.int32 and logprobs.dtype == np.float32
     assert logprobs.tolist() == [-0.5, -2.0, -np.inf, -np.inf, np.float32(-0.1), -np.inf]
     found = alternatives.unpacked(ids, logprobs, 3)
-    assert found is not None and found.ids.shape == (3, 2)
+    assert found is not None and found[0].shape == (3, 2)
     behind = alternatives.behind_likeliest(found, np.array([-2.0, -1.0, -0.1], np.float32))
     assert behind[0] == 1.5 and np.isnan(behind[1]) and behind[2] == 0
     assert alternatives.packed([[], []]) is None and alternatives.unpacked(ids, logprobs, 4) is None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import Finding, Severity, examine
-from rollout_inspector.streams.dropped_text import Stretch, holds_all, unheld, unheld_tokens
+from rollout_inspector.streams.dropped_text import holds_all, unheld, unheld_tokens
 from rollout_inspector.streams.message_view import reply_in, texts_of
 from rollout_inspector.streams.trajectory import Message, Step, Trajectory, ids_array
 from tests.samples.model_setups import model_setup
@@ -51,10 +51,10 @@ def test_a_stretch_has_its_tokens_although_control_tokens_and_split_characters_s
         [*S.codec.encode("<|open|>é held"), *S.codec.encode("€")[:1], *S.codec.encode(" one two three four")]
     )
     special = np.isin(ids, sorted(S.codec.special_ids))
-    (found,) = unheld_tokens(ids, special, S.codec.joined_bytes, "é held")
-    assert found.text == "one two three four" and found.stop == len(ids)
-    assert S.codec.decode(ids[found.start : found.stop]).strip() == found.text
-    assert unheld_tokens(ids[:0], special[:0], S.codec.joined_bytes, "") == list[Stretch]()
+    ((text, start, stop),) = unheld_tokens(ids, special, S.codec.joined_bytes, "é held")
+    assert text == "one two three four" and stop == len(ids)
+    assert S.codec.decode(ids[start:stop]).strip() == text
+    assert unheld_tokens(ids[:0], special[:0], S.codec.joined_bytes, "") == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from rollout_inspector.streams.roles import RoleTurn, role_turns
+from rollout_inspector.streams.roles import role_turns
 
 
 def stream(text: str) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
@@ -19,7 +19,7 @@ def stream(text: str) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
 def turns(text: str) -> list[tuple[str, str]]:
     ids, special, pieces = stream(text)
     found = role_turns(ids, special, lambda some: [pieces[i] for i in some])
-    return [(turn.role, b"".join(pieces[turn.start : turn.stop]).decode()) for turn in found]
+    return [(role, b"".join(pieces[start:stop]).decode()) for start, stop, role in found]
 
 
 CHATML = "<|im_start|>system\nBe kind<|im_end|>\n<|im_start|>user\nuser here<|im_end|>\n<|im_start|>assistant\nyes"
@@ -69,5 +69,5 @@ def test_text_before_the_first_header_is_the_prompt() -> None:
 def test_a_stream_without_tokens() -> None:
     assert role_turns(np.zeros(0, np.int32), np.zeros(0, np.bool_), lambda ids: []) == []
     assert role_turns(np.zeros(1, np.int32), np.ones(1, np.bool_), lambda ids: [b"<|user|>"]) == [
-        RoleTurn(0, 1, "user")
+        (0, 1, "user")
     ]

@@ -125,9 +125,9 @@ def test_a_scored_column_is_compared_like_sampler_and_trainer(owner: _Direct) ->
     # A file that brings the trainer's side alone is compared with the engine as its sampler.
     (value,) = load_compared([run.trajectories.get(external_id="rows")], column.name, "trainer_logprobs")
     pairs = pairs_of(value.rows[0])
-    assert pairs is not None and pairs.offsets.tolist() == [2, 3, 4, 5]
-    assert pairs.sampler.tolist() == pytest.approx([-1 / 3, -1 / 4, -1 / 5, -1 / 6])
-    assert pairs.trainer.tolist() == pytest.approx([-1.6, -1.4, -1.2, -1.0])
+    assert pairs is not None and pairs[0].tolist() == [2, 3, 4, 5]
+    assert pairs[1].tolist() == pytest.approx([-1 / 3, -1 / 4, -1 / 5, -1 / 6])
+    assert pairs[2].tolist() == pytest.approx([-1.6, -1.4, -1.2, -1.0])
     assert np.isnan(value.rows[0].logprobs[0])  # type: ignore[index]
 
 

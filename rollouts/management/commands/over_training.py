@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences
+from rollout_inspector.diagnose.training_axis import axis_sentences
 from rollouts.management import TerminalCommand
 from rollouts.store.runs.runs import find_run
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
@@ -36,7 +36,7 @@ class Command(TerminalCommand):
         for kind, step in found.began.items():
             if kind != NOT_DECIDABLE:  # no fault
                 self.stdout.write(f"{kind} begins at training step {step:,}.")
-        for sentence in axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]):
+        for sentence in axis_sentences(found.steps):
             self.stdout.write(sentence)
 
 

@@ -124,7 +124,7 @@ def _line(record: models.StoredTrajectory, made: StrategyResult) -> str:
     if made.refused:
         return f"{record.code}  {made.slug:<17} refused: {made.refused}"
     where = made.differs_at
-    place = "as recorded" if where is None else f"differs at step {where.step}, token {where.offset}"
+    place = "as recorded" if where is None else f"differs at step {where[0]}, token {where[1]}"
     frozen = f" (frozen up to step {made.frozen_steps}, where history was rewritten)" if made.frozen_steps else ""
     return (
         f"{record.code}  {made.slug:<17} {len(made.rows)} rows, {made.trained_tokens} trained, {made.lost_tokens} lost "

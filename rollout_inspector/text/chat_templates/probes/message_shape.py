@@ -27,10 +27,7 @@ def _schema(name: str, argument: str, description: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-TOOLS: tuple[Tool, ...] = (
-    _schema(CALC, "expr", "Evaluate an expression"),
-    _schema(SEARCH, "q", "Search the web"),
-)
+TOOLS: tuple[Tool, ...] = (_schema(CALC, "expr", "Evaluate an expression"), _schema(SEARCH, "q", "Search the web"))
 
 
 def user(text: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, trainer_column
-from rollout_inspector.diagnose.loss_weights.rules import MAX_LOG_RATIO, Flags, LossRule, Values
+from rollout_inspector.diagnose.loss_weights.rules import MAX_LOG_RATIO, LossRule, RowWeights, Values
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import Floats, Row
 
@@ -32,26 +32,10 @@ class LossInputs:
     """A trainer's column holds the advantages."""
 
 
-@dataclass(frozen=True, eq=False)
-class RowWeights:
-    """The weights of the trained tokens of a row under a rule, before the mean. Arrays are ``[n]``."""
-
-    values: Values
-    """Advantage times factor; NaN = not decidable."""
-    clipped: Flags
-    masked: Flags
-
-    @property
-    def known(self) -> Flags:
-        """The tokens whose weight is decidable."""
-        found: Flags = np.isfinite(self.values)
-        return found
-
-
 def advantage_column(row: Row) -> str:
     """The name of the advantages in a row; empty = it has none of the length of its ids."""
-    named = [name for name in row.columns if "advantage" in name and len(row.columns[name]) == len(row.ids)]
-    return ADVANTAGES if ADVANTAGES in named else min(named, default="")
+    names = [name for name in row.columns if "advantage" in name and len(row.columns[name]) == len(row.ids)]
+    return ADVANTAGES if ADVANTAGES in names else min(names, default="")
 
 
 def loss_inputs(row: Row, advantage: float | None = None) -> LossInputs | None:
@@ -80,8 +64,8 @@ def loss_inputs(row: Row, advantage: float | None = None) -> LossInputs | None:
 
 
 def _known(values: Floats, offsets: NDArray[np.int64]) -> Values:
-    found = values[offsets].astype(np.float64)
-    return np.where(np.isfinite(found), found, np.nan)
+    column = values[offsets].astype(np.float64)
+    return np.where(np.isfinite(column), column, np.nan)
 
 
 def row_weights(inputs: LossInputs, rule: LossRule) -> RowWeights:
@@ -92,12 +76,12 @@ def row_weights(inputs: LossInputs, rule: LossRule) -> RowWeights:
         use = np.isfinite(inputs.log_ratios)
         use = np.full(n, use.all()) if rule.of_row else use
     # The ratio of a row is that of all its trained tokens, whether or not each of them has an advantage.
-    found = rule.weigh(inputs.log_ratios[use], np.nan_to_num(inputs.advantages[use]))
+    weighed = rule.weigh(inputs.log_ratios[use], np.nan_to_num(inputs.advantages[use]))
     values, clipped, masked = np.full(n, np.nan), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    values[use] = found.factors * inputs.advantages[use]
-    clipped[use], masked[use] = found.clipped, found.masked
-    known = np.isfinite(values)
-    return RowWeights(values, clipped & known, masked & known)
+    values[use] = weighed.values * inputs.advantages[use]
+    clipped[use], masked[use] = weighed.clipped, weighed.masked
+    is_known = np.isfinite(values)
+    return RowWeights(values, clipped & is_known, masked & is_known)
 
 
 def missing_words(lacks: Sequence[str]) -> str:
@@ -112,12 +96,12 @@ def missing_words(lacks: Sequence[str]) -> str:
 
 def common_advantage(rows: Sequence[Row]) -> float | None:
     """The advantage that all trained tokens of the rows have in their columns; None = there is no such number."""
-    found = []
+    advantages = []
     for row in rows:
         column = advantage_column(row)
         if column and len(row.loss_mask) == len(row.ids):
-            found.append(row.columns[column][row.loss_mask])
-    values = np.concatenate(found) if found else np.zeros(0, dtype=np.float32)
+            advantages.append(row.columns[column][row.loss_mask])
+    values = np.concatenate(advantages) if advantages else np.zeros(0, dtype=np.float32)
     if not len(values) or not np.isfinite(values).all() or float(np.ptp(values)) > 1e-6:
         return None
     return float(values[0])
@@ -130,7 +114,7 @@ def with_columns_of(row: Row, stored: Sequence[Row], with_advantages: bool) -> R
     trainer read the same. Behind the first other id it is not known, because nobody made that forward pass.
     ``with_advantages``: the same for the advantages.
     """
-    shared = [common_prefix(row.ids, one.ids) for one in stored]
+    shared = [common_prefix(row.ids, other.ids) for other in stored]
     best = max(range(len(stored)), key=lambda n: shared[n], default=None)
     if best is None or not shared[best]:
         return row

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import bounded
 from rollout_inspector.diagnose.thinking import lone_block
-from rollout_inspector.diagnose.verdict import bounded
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.strategies.protocol import TemplateRewrites
 
@@ -25,15 +25,7 @@ def finding_of_refusal(codec: Codec, refused: TemplateRewrites) -> Finding:
     toggled = [body for pair in ((before, after), (after, before)) if (body := lone_block(*pair)) is not None]
     kind = "empty_think_toggled" if toggled and not toggled[0].strip() else "template_not_append_only"
     return Finding(
-        Axis.STREAM,
-        kind,
-        Severity.ERROR,
-        start=refused.shared,
-        stop=len(refused.shorter),
-        expected_ids=bounded(shorter),
-        actual_ids=bounded(longer),
-        expected_text=codec.decode(bounded(shorter)),
-        actual_text=codec.decode(bounded(longer)),
-        evidence=str(refused),
-        remedy=REMEDY,
+        Axis.STREAM, kind, Severity.ERROR, start=refused.shared, stop=len(refused.shorter),
+        expected_ids=bounded(shorter), actual_ids=bounded(longer), expected_text=codec.decode(bounded(shorter)),
+        actual_text=codec.decode(bounded(longer)), evidence=str(refused), remedy=REMEDY,
     )

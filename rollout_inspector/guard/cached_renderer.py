@@ -15,7 +15,7 @@ MAX_KEY_CHARACTERS = 2_000
 T = TypeVar("T")
 
 
-class KnownRenders:
+class CachedRenderer:
     """Implements :class:`rollout_inspector.streams.interfaces.Renderer`. Several threads may use it at once."""
 
     def __init__(self, renderer: Renderer) -> None:
@@ -36,9 +36,9 @@ class KnownRenders:
         key = "" if is_long else render.__name__ + json.dumps(conversation, default=repr)
         if not key or len(key) > MAX_KEY_CHARACTERS:
             return render(conversation)
-        found: T | None = self._known.get(key)
-        if found is None:
-            found = render(conversation)
+        rendered: T | None = self._known.get(key)
+        if rendered is None:
+            rendered = render(conversation)
             if len(self._known) < MAX_KNOWN:
-                self._known[key] = found
-        return found
+                self._known[key] = rendered
+        return rendered
