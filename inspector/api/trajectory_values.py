@@ -10,8 +10,9 @@ from typing import Any
 from django.urls import reverse
 
 from inspector.html.inspector_tags import finding_title
-from inspector.runs.pages import TrajectoryLine, per_call
+from inspector.runs.pages import TrajectoryLine
 from inspector.web.twins import Page, from_columns
+from rollout_inspector.streams.figures import rows_per_call
 from rollouts.store.models import StoredFinding, StoredTrajectory
 from rollouts.store.trajectories.trajectory_parts import RowSummary, places_of
 
@@ -92,7 +93,7 @@ class TrajectoryValues(Page):
             trajectory,
             run=run.code,
             url=reverse("trajectory", args=[trajectory.code]),
-            rows_per_call=per_call(trajectory.n_rows, trajectory.n_steps),
+            rows_per_call=rows_per_call(trajectory.n_rows, trajectory.n_steps),
             tokenizer=run.tokenizer.name if run.tokenizer else None,
         )
 

@@ -15,6 +15,7 @@ from inspector.runs.pages import CostPage, KindLine, RunValues
 from inspector.runs.strategies import strategies_of
 from inspector.web.access import reads_run
 from inspector.web.twins import page
+from rollout_inspector.streams.figures import percent_of, share
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
@@ -36,7 +37,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         run=RunValues.of(run),
         finding=kind,
         totals={**asdict(found.totals), "foreign": found.totals.foreign},
-        kinds=[_kind(one, total, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
+        kinds=[_kind(one, run.n_ended, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
         by_step=[{"step": step, "trajectories": n} for step, n in found.by_step],
         steps_beyond=found.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
@@ -67,10 +68,10 @@ def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> Ki
     return KindLine(
         **asdict(one),
         title=finding_title(one.kind),
-        share=one.trajectories / total if total else 0.0,
-        percent=f"{100 * one.trajectories / total:.1f} %" if total else "",
-        lost_percent=_percent(one.trained_tokens_lost, sampled),
-        wrong_percent=_percent(one.trained_tokens_wrong, sampled),
+        share=share(one.trajectories, total),
+        percent=percent_of(one.trajectories, total),
+        lost_percent=percent_of(one.trained_tokens_lost or None, sampled),
+        wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
         url=f"{here}?finding={one.kind}",
         muted=muted,
     )
@@ -101,10 +102,6 @@ def _totals_text(totals: TrainedTotals) -> str:
     lost = f"They lose {totals.lost:,} of {plural(totals.sampled, 'sampled token')}"
     others = f", and train {plural(totals.foreign, 'token')} not as sampled" if totals.foreign else ""
     return f"{trained} {lost}{others}."
-
-
-def _percent(tokens: int | None, sampled: int) -> str:
-    return f"{100 * tokens / sampled:.1f} %" if tokens and sampled else ""
 
 
 def _slices(total: int, along: list[int]) -> list[tuple[int, int, int, int]]:

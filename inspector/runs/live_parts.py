@@ -20,7 +20,7 @@ from inspector.runs.filters import ListQuery
 from inspector.runs.group_page import group_url
 from inspector.runs.launches.template_refusal import refusal
 from inspector.runs.muted import muted_values
-from inspector.runs.pages import RunValues, TrajectoryLine, per_call
+from inspector.runs.pages import RunValues, TrajectoryLine
 from inspector.runs.values import (
     finding_choices,
     findings_sentences,
@@ -31,6 +31,7 @@ from inspector.runs.values import (
 from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, from_columns, whole_number
 from rollout_inspector.diagnose.checks import all_clear
+from rollout_inspector.streams.figures import rows_per_call
 from rollouts.jobs import run_control
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory
@@ -97,7 +98,7 @@ def progress_mark(part: dict[str, Any]) -> str:
 def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
     """Findings by kind, rewards, and why trajectories ended."""
     summary = summary_of(run)
-    kinds = finding_choices(summary, wanted, muted_in(run))
+    kinds = finding_choices(summary, wanted, run.n_ended, muted_in(run))
     return {
         "summary": summary,
         "chart": histogram(summary),
@@ -182,7 +183,7 @@ def list_part(
             url=f"/trajectories/{item.code}{query}",
             kinds=kinds.get(item.pk, {}),
             group_url=group_url(run.code, item.group) if item.group else "",
-            rows_per_call=per_call(item.n_rows, item.n_steps),
+            rows_per_call=rows_per_call(item.n_rows, item.n_steps),
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
             comments=None if comments is None else comments.get(item.pk, (0, 0))[0],
             open_comments=None if comments is None else comments.get(item.pk, (0, 0))[1],
