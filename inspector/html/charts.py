@@ -16,6 +16,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
+from rollout_inspector.streams.figures import percent_of, share
 from rollouts.store.runs.run_summary import RunSummary
 
 
@@ -50,7 +51,7 @@ class Bar:
 
     @property
     def percent(self) -> str:
-        return f"{100 * _share(self.trajectories, self.of):.1f} %"
+        return percent_of(share(self.trajectories, self.of), 1)
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,6 @@ def _text(value: float) -> str:
     return f"{value:.2f}"
 
 
-def _share(n: int, of: int) -> float:
-    return n / of if of else 0.0
-
-
 def histogram(summary: RunSummary) -> dict[str, Any] | None:
     """The geometry of a run's reward bins; None when no trajectory has a reward."""
     bins = summary.reward_bins
@@ -125,7 +122,7 @@ def histogram(summary: RunSummary) -> dict[str, Any] | None:
 
 def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[Bar]:
     """A column for each (label, trajectories, of, url)."""
-    columns = SHARES.columns([_share(n, of) for _, n, of, _ in entries])
+    columns = SHARES.columns([share(n, of) for _, n, of, _ in entries])
     every = -(-LABEL_ROOM * len(entries) // SHARES.width)
     return [
         Bar(*box, n, url, label, of, has_label=place % max(every, 1) == 0)
@@ -135,7 +132,7 @@ def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[Bar]:
 
 def highest_share(bars: Sequence[Bar]) -> str:
     """The share of the tallest bar, which is the top of the axis, as text."""
-    return max(bars, key=lambda bar: _share(bar.trajectories, bar.of)).percent if bars else ""
+    return max(bars, key=lambda bar: share(bar.trajectories, bar.of)).percent if bars else ""
 
 
 def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
@@ -180,7 +177,7 @@ def _drawn_map(
             f'<rect class="map-{escape(kinds.most_common(1)[0][0])}" x="{x}" y="6" width="{width}" height="10"/></a>'
         )
         if n_trained:
-            tall = max(4 * _share(n_trained, stop - a), 1)
+            tall = max(4 * share(n_trained, stop - a), 1)
             trained_path.append(f"M{x} 17h{width}v{tall:.1f}h-{width}z")
         kinds = Counter()
     return mark_safe("".join(links)), "".join(trained_path)

@@ -18,6 +18,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind, title_of
+from rollout_inspector.streams.figures import percent_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.runs.gallery import KEY
@@ -176,10 +177,7 @@ def plural(count: Any, noun: str) -> str:
     return f"{amount:,} {singular if amount == 1 else many or singular + 's'}"
 
 
-@register.filter
-def percent_of(part: int | None, whole: int) -> str:
-    """`34.9 %`: a count as a share of another; empty where one of them is not known."""
-    return f"{100 * part / whole:.1f} %" if part is not None and whole else ""
+register.filter_function(percent_of)
 
 
 @register.simple_tag(takes_context=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from inspector.html.inspector_tags import plural
 from inspector.runs.filters import ListQuery
+from rollout_inspector.streams.figures import percent_of
 from rollouts.store.parameters import SEVERITIES
 from rollouts.store.runs.run_summary import RunSummary
 
@@ -28,20 +29,20 @@ class Choice:
     """Of a kind of finding: the project knows it in this run."""
 
 
-def finding_choices(summary: RunSummary, wanted: ListQuery, muted: Collection[str] = ()) -> list[Choice]:
+def finding_choices(
+    summary: RunSummary, wanted: ListQuery, n_ended: int, muted: Collection[str] = ()
+) -> list[Choice]:
     """Findings by kind: errors, then warnings, then notes, and of each severity the one that costs most first.
 
-    ``muted``: the kinds that are muted in the run, which come last.
+    ``n_ended``: the trajectories that ended. ``muted``: the kinds that are muted in the run, which come last.
     """
     most = max(summary.finding_counts.values(), default=0)
-    # While a run works, or after it was cancelled, trajectories without a diagnosis do not count.
-    total = sum(n for status, n in summary.by_status.items() if status not in ("queued", "running", "cancelled"))
     choices = []
     for kind, count in summary.finding_counts.items():
         severities = summary.finding_severities.get(kind, {})
         n, tokens = summary.finding_trajectories.get(kind, 0), summary.finding_tokens.get(kind, 0)
         one_row = summary.finding_one_row.get(kind, 0)
-        notes = [f"{plural(n, 'trajectory,trajectories')}, {100 * n / total:.1f} %"] if 0 < n <= total else []
+        notes = [f"{plural(n, 'trajectory,trajectories')}, {percent_of(n, n_ended)}"] if 0 < n <= n_ended else []
         if len(severities) > 1:
             notes.append(" and ".join(severity_count(severity, n) for severity, n in severities.items()))
         if tokens is None:

@@ -15,6 +15,7 @@ from inspector.runs.run_values import RunValues
 from inspector.runs.strategies import RunStrategies, strategies_of
 from inspector.web.access import reads_run
 from inspector.web.twins import Page, page
+from rollout_inspector.streams.figures import percent_of, share
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
@@ -79,7 +80,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         finding=kind,
         totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
         kinds=[
-            _kind(kind_cost, total, run.n_sampled, here, kind_cost.kind in muted_in(run))
+            _kind(kind_cost, run.n_ended, run.n_sampled, here, kind_cost.kind in muted_in(run))
             for kind_cost in run_cost.kinds
         ],
         by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step],
@@ -112,10 +113,14 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
 
 def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> KindLine:
     return KindLine(
-        **asdict(one), title=finding_title(one.kind), share=one.trajectories / total if total else 0.0,
-        percent=f"{100 * one.trajectories / total:.1f} %" if total else "",
-        lost_percent=_percent(one.trained_tokens_lost, sampled),
-        wrong_percent=_percent(one.trained_tokens_wrong, sampled), url=f"{here}?finding={one.kind}", muted=muted,
+        **asdict(one),
+        title=finding_title(one.kind),
+        share=share(one.trajectories, total),
+        percent=percent_of(one.trajectories, total),
+        lost_percent=percent_of(one.trained_tokens_lost or None, sampled),
+        wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
+        url=f"{here}?finding={one.kind}",
+        muted=muted,
     )
 
 
@@ -144,10 +149,6 @@ def _totals_text(totals: TrainedTotals) -> str:
     lost = f"They lose {totals.lost:,} of {plural(totals.sampled, 'sampled token')}"
     others = f", and train {plural(totals.foreign, 'token')} not as sampled" if totals.foreign else ""
     return f"{trained} {lost}{others}."
-
-
-def _percent(tokens: int | None, sampled: int) -> str:
-    return f"{100 * tokens / sampled:.1f} %" if tokens and sampled else ""
 
 
 def _slices(total: int, along: list[int]) -> list[tuple[int, int, int, int]]:

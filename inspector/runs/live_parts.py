@@ -93,7 +93,7 @@ def progress_mark(part: dict[str, Any]) -> str:
 def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
     """Findings by kind, rewards, and why trajectories ended."""
     summary = summary_of(run)
-    kinds = finding_choices(summary, wanted, muted_in(run))
+    kinds = finding_choices(summary, wanted, run.n_ended, muted_in(run))
     return {
         "summary": summary,
         "chart": histogram(summary),

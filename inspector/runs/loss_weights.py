@@ -17,6 +17,7 @@ from inspector.runs.jobs.job_values import JobValues
 from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, wants_json
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
+from rollout_inspector.streams import figures
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.loss_weights import MAX_REPLAYED, VERSION, run_key
 from rollouts.store.jobs.activity import is_active
@@ -130,7 +131,7 @@ def percent(share: float | None) -> str:
     """A share in words; a dash where it is not known."""
     if share is None:
         return "–"
-    return "0 %" if not share else "< 0.1 %" if share < 0.001 else f"{100 * share:.1f} %"
+    return "0 %" if not share else "< 0.1 %" if share < 0.001 else figures.percent_of(share, 1)
 
 
 def _strategy(line: dict[str, Any], index: int, mean: str) -> dict[str, Any]:

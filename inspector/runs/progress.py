@@ -123,7 +123,7 @@ def progress(run: Run, running: int = 0, now: datetime | None = None) -> Progres
     """How far a run is. ``running``: the number of its trajectories that are under way."""
     now = now or timezone.now()
     launch = run.kind == Run.Kind.LAUNCH
-    finished = run.n_finished + run.n_failed
+    finished = run.n_ended
     done, total = (finished, run.n_expected) if launch else (run.bytes_done, run.bytes_total)
     end = run.finished_at or now
     elapsed = max((end - run.started_at).total_seconds(), 0.0) if run.started_at else 0.0

@@ -11,6 +11,7 @@ from django.urls import reverse
 from inspector.runs.training.gap_causes import GapCauseValues
 from inspector.web.twins import Page, from_columns
 from rollout_inspector.formats import lacks_of
+from rollout_inspector.streams import figures
 from rollouts.sampling.engines import engine_spec
 from rollouts.store.models import Run
 from rollouts.store.runs.gallery import KEY, TRAINING_KEY
@@ -20,11 +21,6 @@ BOOKKEEPING = (
     "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
 )
 """Settings that only the program needs."""
-
-
-def per_call(n_rows: int, n_steps: int) -> float | None:
-    """Training rows for each engine call, two decimals; None without steps. At best all calls make one row."""
-    return round(n_rows / n_steps, 2) if n_steps else None
 
 
 @dataclass(frozen=True)
@@ -92,11 +88,10 @@ class RunValues(Page):
     def of(cls, run: Run, /, **more: Any) -> Self:
         """The values of a run, and those that a subclass adds."""
         findings = {kind: count for kind, count in sorted(run.finding_counts.items()) if count}
-        reward_mean = run.reward_sum / run.n_rewards if run.n_rewards else None
         url = reverse("run", args=[run.code])
-        rows_per_call = per_call(run.n_rows, run.n_steps)
         return from_columns(
-            cls, run, url=url, reward_mean=reward_mean, rows_per_call=rows_per_call, findings=findings, **more
+            cls, run, url=url, reward_mean=figures.reward_mean(run.reward_sum, run.n_rewards),
+            rows_per_call=figures.rows_per_call(run.n_rows, run.n_steps), findings=findings, **more
         )
 
 

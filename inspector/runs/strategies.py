@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from inspector.runs.jobs.job_values import JobValues
+from rollout_inspector.streams.figures import percent_of, share, trained_as_sampled
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.replays import run_replays
 from rollouts.store.jobs.activity import is_active
@@ -63,7 +64,7 @@ def _why_not(run: Run) -> str:
 def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]:
     """A strategy as a line of the table. Shares count only trajectories that the strategy could replay."""
     replayed = one["trajectories"] - one["refused"]
-    trained = one["sampled"] - one["lost"]
+    trained = trained_as_sampled(one["sampled"], one["lost"])
     times = one["tokens"] / recorded_tokens if recorded_tokens and not one["refused"] else None
     return {
         **one,
@@ -71,8 +72,8 @@ def _line(one: dict[str, Any], recorded_tokens: int, run: Run) -> dict[str, Any]
         "about": about_strategy(one["strategy"]),
         "is_own": one["strategy"] == run.strategy,
         "replayed": replayed,
-        "trained_share": trained / one["sampled"] if one["sampled"] else 0.0,
-        "percent": f"{100 * trained / one['sampled']:.1f} %" if one["sampled"] else "",
+        "trained_share": share(trained, one["sampled"]),
+        "percent": percent_of(trained, one["sampled"]),
         "times": times,
         "times_words": "" if times is None else f"×{times:.2f}",
         "why": [{"sentence": sentence, "trajectories": n} for sentence, n in one["why"].items()],

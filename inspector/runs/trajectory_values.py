@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from django.urls import reverse
 
-from inspector.runs.run_values import per_call
 from inspector.web.twins import Page, from_columns, some_fields
+from rollout_inspector.streams.figures import rows_per_call
 from rollouts.store.models import Run, StoredTrajectory
 
 
@@ -102,7 +102,7 @@ class TrajectoryValues(Page):
         checks = trajectory.checks
         return from_columns(
             cls, trajectory, run=run.code, run_name=run.name, url=reverse("trajectory", args=[trajectory.code]) + query,
-            rows_per_call=per_call(trajectory.n_rows, trajectory.n_steps),
+            rows_per_call=rows_per_call(trajectory.n_rows, trajectory.n_steps),
             not_checked=None if checks is None else sum(isinstance(state, list) for state in checks.values()), **more,
         )
 

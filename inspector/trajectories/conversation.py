@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qs
 
+import numpy as np
 from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
@@ -15,7 +16,9 @@ from inspector.html.text import text_html
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.turns import FindingItem
+from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.dropped_text import unheld_tokens
+from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.message_view import Media, Said, media_of, media_parts
 from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
@@ -153,6 +156,7 @@ class ChatPainter:
         """Step -> the row with arrays of its own that trains it."""
         self.with_arrays = [row.index for row in rows if not row.follows_steps]
         self.whole: Trajectory | None = None
+        self.compared: TrainedTokens | None = None
         """The trajectory with all its arrays, read when a message is looked for in a row of its own."""
         self.findings = reads.read_findings(trajectory, steps, rows) if trajectory.n_findings else []
         self.table, _ = reads.table_of(trajectory.run.tokenizer)
@@ -285,7 +289,7 @@ class ChatPainter:
             return None
         n = stop - start
         row = self.follows.get(summary.row)
-        trained = "" if row is None else "all trained" if sampled and index in row.steps else "not trained"
+        trained = "" if row is None else trained_words(n if sampled and index in row.steps else 0, n)
         places_in_row = [
             (item, self._url(item.row if item.row is not None else summary.row, *item.places[0]))
             for item in self.findings
@@ -311,12 +315,18 @@ class ChatPainter:
             return None
         if self.whole is None:
             (self.whole,) = load_trajectories([self.trajectory])
+            self.compared = trained_tokens(self.whole.steps, self.whole.rows)
         trained_row = self.whole.rows[self.with_arrays.index(row.index)]
         place = place_in_row(self.whole.steps, trained_row, index, start, stop)
         if place is None:
             return None
-        n, of = int(trained_row.loss_mask[place[0] : place[1]].sum()), place[1] - place[0]
-        return row.index, *place, "all trained" if n == of > 0 else f"{n:,} trained" if n else "not trained"
+        sampled_from = self.steps[index].prompt_length
+        if self.compared is None or start < sampled_from:
+            n, of = int(trained_row.loss_mask[place[0] : place[1]].sum()), place[1] - place[0]
+        else:  # as the header counts: sampled tokens that are trained as they were sampled
+            n = int(np.count_nonzero(self.compared.times[index][start - sampled_from : stop - sampled_from]))
+            of = stop - start
+        return row.index, *place, trained_words(n, of)
 
     @staticmethod
     def _is_of(item: FindingItem, index: int, row: RowSummary | None, start: int, stop: int) -> bool:

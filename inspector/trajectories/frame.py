@@ -18,6 +18,7 @@ from inspector.web.access import reader_of
 from inspector.web.remedies import WORDS
 from inspector.web.twins import Page
 from rollout_inspector.refusal import Refusal, worded
+from rollout_inspector.streams.figures import trained_as_sampled, trained_otherwise
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.trajectories.groups import group_stats
@@ -247,8 +248,8 @@ def _trained_note(trajectory: StoredTrajectory) -> tuple[str, str]:
     """How many sampled tokens the rows train as they were sampled, how many others they train, and its tone."""
     if trajectory.n_lost is None or is_active(trajectory):
         return "", ""
-    n_kept = trajectory.n_sampled - trajectory.n_lost
-    others = trajectory.n_trained - n_kept
+    n_kept = trained_as_sampled(trajectory.n_sampled, trajectory.n_lost)
+    others = trained_otherwise(trajectory.n_trained, trajectory.n_sampled, trajectory.n_lost)
     note = f"{n_kept:,} of {trajectory.n_sampled:,} sampled" + (f", and {others:,} not as sampled" if others else "")
     return note, "bad" if trajectory.n_lost or others else ""
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from rollout_inspector.streams.figures import share
+
 MIN_TRAJECTORIES = 8
 """A step with fewer trajectories is checked by no share of them: one of two would be half."""
 MIN_GROUPS = 4
@@ -108,14 +110,14 @@ def value_of(figure: AlarmFigure, kind: str, step: AlarmStep) -> float | None:
     if figure is AlarmFigure.GAP:
         return step.gap if step.gap is not None and math.isfinite(step.gap) else None
     if figure is AlarmFigure.SAME_REWARD:
-        return step.same_reward / step.groups if step.groups >= MIN_GROUPS else None
+        return share(step.same_reward, step.groups) if step.groups >= MIN_GROUPS else None
     if step.trajectories < MIN_TRAJECTORIES:
         return None
     if figure is AlarmFigure.FINDING:
-        return step.findings.get(kind, 0) / step.trajectories
+        return share(step.findings.get(kind, 0), step.trajectories)
     if figure is AlarmFigure.TRUNCATED:
-        return None if step.truncated is None else step.truncated / step.trajectories
-    return step.broken / step.trajectories
+        return None if step.truncated is None else share(step.truncated, step.trajectories)
+    return share(step.broken, step.trajectories)
 
 
 def limit_words(figure: AlarmFigure, limit: float) -> str:
@@ -150,9 +152,9 @@ def _how_long(found: Raised) -> str:
     return f"{found.n_steps:,} steps are above it, the last one is {found.last_step:,}."
 
 
-def percent(share: float) -> str:
+def percent(part: float) -> str:
     """A share as a percentage with at most one decimal, or with as many as it needs to be no zero."""
-    amount = share * 100
+    amount = part * 100
     text = f"{amount:.1f}".rstrip("0").rstrip(".")
     return f"{text if text != '0' or not amount else f'{amount:.2g}'} %"
 

@@ -47,7 +47,7 @@ def length_mismatch(row: Row) -> Fault | None:
 
 def mask_overrun(row: Row, has_other_roles: bool) -> Fault | None:
     """The mask is 1 on a whole row that has other roles, or is 1 nowhere."""
-    n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
+    n, trained = len(row.ids), row.n_trained
     if n and trained == n and has_other_roles:
         return Fault("mask_overrun", f"All {n} tokens of the row are under the gradient.", 0, n, wrong=n)
     if n and not trained and not _left_out(row):
@@ -89,7 +89,7 @@ def shift_fault(row: Row, right: Mask, what: str, lag: int) -> Fault:
         "columns_shifted",
         f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
         int(places[0]), int(places[-1]) + 1,
-        wrong=int(np.count_nonzero(row.loss_mask)),
+        wrong=row.n_trained,
     )
 
 
@@ -136,7 +136,7 @@ def logprob_invalid(row: Row) -> Fault | None:
         return Fault(
             "logprob_invalid",
             f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
-            f"{int(np.count_nonzero(row.loss_mask))} trained tokens have an impossible value.",
+            f"{row.n_trained} trained tokens have an impossible value.",
             place, place + 1,
             wrong=int(bad.sum()),
         )

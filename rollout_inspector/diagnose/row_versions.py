@@ -30,7 +30,7 @@ def trained_versions(row: Row) -> list[str]:
     What is recorded is as long as the row or as its trained tokens; in another length, or without a mask for each
     token, it tells nothing. Empty = not recorded.
     """
-    n, n_trained = len(row.ids), int(row.loss_mask.sum())
+    n, n_trained = len(row.ids), row.n_trained
     if len(row.loss_mask) != n:
         return []
     for key in (RUN_LENGTHS, OF_TOKENS):

@@ -16,6 +16,7 @@ from rollout_inspector.diagnose.finding import Finding, Severity
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule
+from rollout_inspector.streams.figures import share
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import tokenizers
@@ -102,7 +103,7 @@ class CheckedFiles:
     def rate(self, kind: str) -> float:
         """The share of trajectories that have a finding of a kind, 0 to 1."""
         count = self.kinds.get(kind)
-        return 0.0 if count is None or not self.n_trajectories else count.n_trajectories / self.n_trajectories
+        return 0.0 if count is None else share(count.n_trajectories, self.n_trajectories)
 
     def refuse(self, file: str, line: int | None, reason: str) -> None:
         """Count what was not read."""

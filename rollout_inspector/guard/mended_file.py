@@ -74,7 +74,7 @@ class Figures:
         self.trajectories += 1
         self.rows += len(rows)
         self.sampled_tokens += sum(len(step.completion_ids) for step in trajectory.steps)
-        self.trained_tokens += sum(int(np.count_nonzero(row.loss_mask)) for row in rows)
+        self.trained_tokens += sum(row.n_trained for row in rows)
 
     def take_kinds(self, checked: CheckedFiles) -> None:
         self.kinds = {kind: count.n_trajectories for kind, count in checked.sorted_kinds()}

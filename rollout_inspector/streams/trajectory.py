@@ -147,6 +147,11 @@ class Row:
     """The steps whose completions the row trains, in order. Empty for a row that came without steps."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
+    @property
+    def n_trained(self) -> int:
+        """Tokens under the loss mask."""
+        return int(np.count_nonzero(self.loss_mask))
+
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
@@ -168,6 +173,13 @@ class Trajectory:
     training_step: int | None = None
     """The step of the trainer that it was sampled for, from 0; None = not recorded."""
     extra: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def n_sampled(self) -> int:
+        """Tokens of the completions. Rows alone say nothing of it: their trained tokens stand for them."""
+        if self.steps:
+            return sum(len(step.completion_ids) for step in self.steps)
+        return sum(row.n_trained for row in self.rows)
 
     @property
     def n_ids(self) -> int:

@@ -180,9 +180,10 @@ def test_a_run_that_holds_nothing_and_a_finding_that_it_has_not(web: Client) -> 
 def test_the_share_of_a_finding_is_of_those_that_were_judged(web: Client) -> None:
     run = stored_run(4, findings=[[finding()], [], [], []])
     assert "1 trajectory, 25.0 %" in web.get(f"/runs/{run.code}").content.decode()
-    Run.objects.filter(pk=run.pk).update(status="running")
+    Run.objects.filter(pk=run.pk).update(status="running", n_finished=2)
     run.trajectories.filter(index__gt=1).update(status="queued")
     assert "1 trajectory, 50.0 %" in web.get(f"/runs/{run.code}").content.decode()
+    assert [line["share"] for line in web.get(f"/runs/{run.code}/cost.json").json()["kinds"]] == [0.5]
 
 
 def test_the_list_of_runs_names_one_cause_and_counts_the_others(web: Client) -> None:

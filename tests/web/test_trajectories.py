@@ -511,6 +511,7 @@ def test_a_broken_step_is_compared_with_its_parents_stream(make, reader):
     assert sites[0]["left_start"] == found[0].start
     assert sites[0]["left_ids"] == found[0].expected_ids.tolist()
     assert report["comparison"]["n_sites"] == 1
+    assert f"it lacks {report['comparison']['left_changed']} of " in report["verdict"]
 
 
 def test_a_sampled_stream_stands_beside_its_re_tokenization(make, reader):

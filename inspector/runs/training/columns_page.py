@@ -60,9 +60,8 @@ class ColumnGap:
     @classmethod
     def of(cls, found: GapFigures) -> ColumnGap:
         """The figures as the page shows them."""
-        mean = found.total / found.tokens if found.tokens else None
         return cls(
-            found.tokens, found.mean_abs, mean, found.size_quantile(0.99), found.largest, found.mean_k3,
+            found.tokens, found.mean_abs, found.mean, found.size_quantile(0.99), found.largest, found.mean_k3,
             effective_share(found),
         )
 

@@ -19,6 +19,7 @@ from inspector.runs.run_values import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.streams.figures import percent_of
 from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import latest_jobs
@@ -94,7 +95,7 @@ def _cause(one: Mapping[str, Any], here: str) -> dict[str, Any]:
 
 
 def _line(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {**one, "percent": f"{100 * one['share']:.1f} %"}
+    return {**one, "percent": percent_of(one["share"], 1)}
 
 
 def _token(one: Mapping[str, Any]) -> dict[str, Any]:

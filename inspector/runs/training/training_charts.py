@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from inspector.html.inspector_tags import finding_title
+from rollout_inspector.streams.figures import share
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, FiguresLine
 
 MAX_KINDS = 6
@@ -100,7 +101,7 @@ def value_at(line: FiguresLine, path: str) -> float | None:
     if value is None or not bottom:
         return value  # type: ignore[no-any-return]
     of = getattr(line, bottom)
-    return value / of if of else None
+    return share(value, of) if of else None
 
 
 def spaced(n: int) -> list[int]:

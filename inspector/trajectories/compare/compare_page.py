@@ -304,10 +304,10 @@ def _against_prompt(
             f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
         )
     else:
-        lost = step.parent_length - step.shared_length
         verdict = (
             f"The prompt of step {step.index} leaves the stream of step {step.parent} at token {step.shared_length:,}: "
-            f"{lost:,} of {step.parent_length:,} tokens differ from what was sampled."
+            f"it lacks {comparison.left_changed:,} of {step.parent_length:,} tokens, and "
+            f"{comparison.right_changed:,} stand in their place."
         )
     return comparison, PairWords(
         title=f"Step {step.index}: expected against read",

@@ -30,6 +30,7 @@ from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
+from rollout_inspector.streams.figures import percent_of
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import replays
@@ -139,7 +140,7 @@ def _line(
         **figure,
         "name": figure["strategy"].replace("_", " "),
         "is_own": figure["strategy"] == trajectory.run.strategy,
-        "share": f"{100 * figure['trained_share']:.1f} %",
+        "share": percent_of(figure["trained_share"], 1),
         "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
         "place_url": url,
         "is_right": figure["strategy"] == params.get("right"),

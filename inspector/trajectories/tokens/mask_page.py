@@ -15,6 +15,7 @@ from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.turns import Turn, mask_table, worst_finding
 from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
+from rollout_inspector.streams.figures import trained_as_sampled
 from rollout_inspector.streams.trajectory import Origin, Row, Step
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
@@ -232,7 +233,7 @@ def _kept(tokens: Tokens, compared: TrainedTokens | None) -> tuple[int, int]:
     """How many sampled tokens the row trains as they were sampled, and how many it would train."""
     if compared is not None and compared.n_lost is not None:
         n_sampled = sum(len(times) for times in compared.times)
-        return n_sampled - compared.n_lost, n_sampled
+        return trained_as_sampled(n_sampled, compared.n_lost), n_sampled
     sampled = tokens.origin == Origin.SAMPLED
     return int((tokens.loss_mask & sampled).sum()), int(sampled.sum())
 

@@ -13,6 +13,7 @@ from inspector.trajectories.tokens.turns import FindingItem, Turn, header_spans,
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.kinds import title_of
+from rollout_inspector.streams.figures import lost_or_wrong
 from rollout_inspector.streams.roles import RoleTurn, role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Origin
@@ -75,7 +76,7 @@ def read_findings(
                     finding.prompt_tokens_repaid, finding.lost_in_one_row),
                 finding.expected_text, finding.actual_text, finding.missing,
                 tuple((start, max(stop, start + 1)) for start, stop in parts.places_of(finding)),
-                trained_tokens=(finding.trained_tokens_lost or 0) + (finding.trained_tokens_wrong or 0),
+                trained_tokens=lost_or_wrong(finding.trained_tokens_lost, finding.trained_tokens_wrong),
                 muted=finding.kind in muted,
             )
         )

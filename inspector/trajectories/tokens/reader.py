@@ -28,6 +28,7 @@ from inspector.trajectories.tokens.tokens_page import check_lines
 from inspector.trajectories.tokens.turns import Turn, worst_finding
 from rollout_inspector.diagnose.checks import all_clear, totals
 from rollout_inspector.formats import lacks_of
+from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.lanes import Lane
 from rollout_inspector.streams.trajectory import Floats, Origin
 from rollouts.store.jobs.activity import is_active
@@ -70,7 +71,7 @@ class TurnSection:
         n = self.turn.n_trained
         if n is None:
             return ""
-        words = "all trained" if n and n == self.turn.n_tokens else f"{n:,} trained" if n else "not trained"
+        words = trained_words(n, self.turn.n_tokens)
         return words + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
 
     @property

@@ -99,6 +99,11 @@ class GapFigures:
         )
 
     @property
+    def mean(self) -> float | None:
+        """Of d."""
+        return self.total / self.tokens if self.tokens else None
+
+    @property
     def mean_abs(self) -> float | None:
         return self.total_abs / self.tokens if self.tokens else None
 
@@ -131,6 +136,13 @@ class GapFigures:
             if total >= target:
                 return middle_of(bucket, lowest, highest)
         return highest
+
+    def values(self) -> dict[str, float | int | None]:
+        """What pages, twins and commands show of them."""
+        return {
+            "tokens": self.tokens, "mean_abs": self.mean_abs, "k3": self.mean_k3, "median": self.size_quantile(0.5),
+            "p99": self.size_quantile(0.99), "largest": self.largest, "ess": effective_share(self),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that :meth:`from_json` reads. Buckets stand as one flat list."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.causes import causes_of
-from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 
@@ -36,19 +36,13 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
     n = figures.tokens
     causes, undecided = causes_of(tokens) if n else ([], {})
     return {
-        "tokens": n,
+        **figures.values(),
         "rows": len(tokens.rows),
         "rows_without": tokens.rows_without,
         "columns": dict(tokens.columns),
-        "mean_abs": figures.mean_abs,
-        "k1": -figures.total / n if n else None,
+        "k1": None if figures.mean is None else -figures.mean,
         "k2": figures.total_square / 2 / n if n else None,
-        "k3": figures.mean_k3,
         "ratio": (figures.k3 + figures.total) / n + 1 if n else None,
-        "median": figures.size_quantile(0.5),
-        "p99": figures.size_quantile(0.99),
-        "largest": figures.largest,
-        "ess": effective_share(figures),
         "causes": [
             {"cause": cause.cause, "evidence": cause.evidence, "from_step": cause.from_step, "tokens": cause.tokens,
              "example": _token(tokens, cause.worst)}

@@ -7,10 +7,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
-import numpy as np
-
 from rollout_inspector.streams.align import trained_tokens
 from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.figures import share, trained_as_sampled
 from rollout_inspector.streams.interfaces import Conversation, Foresees, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.recorded_renders import UNKNOWN_DATE
@@ -53,7 +52,7 @@ class StrategyResult:
     @property
     def trained_share(self) -> float:
         """The share of sampled tokens that is still under the gradient as sampled, from 0 to 1."""
-        return (self.sampled_tokens - self.lost_tokens) / self.sampled_tokens if self.sampled_tokens else 0.0
+        return share(trained_as_sampled(self.sampled_tokens, self.lost_tokens), self.sampled_tokens)
 
 
 New = Callable[[Context], Strategy]
@@ -189,7 +188,7 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
     except (StrategyRefused, RenderFailed) as error:
         return StrategyResult(strategy.slug, refused=str(error))
     return StrategyResult(
-        strategy.slug, tuple(rows), trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
+        strategy.slug, tuple(rows), trained_tokens=sum(row.n_trained for row in rows),
         lost_tokens=_lost_tokens(steps, rows), prompt_tokens_repaid=repaid_tokens(rows),
         sampled_tokens=conversation.n_sampled, frozen_steps=frozen, differs_at=differs or _last_differs(steps, rows),
     )

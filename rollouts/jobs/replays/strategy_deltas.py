@@ -63,7 +63,7 @@ def strategy_deltas(
                     {
                         "messages": [replies[index] for index in row.step_indices],
                         "tokens": len(row.ids),
-                        "trained": int(row.loss_mask.sum()),
+                        "trained": row.n_trained,
                     }
                     for row in strategy.rows()
                 ]

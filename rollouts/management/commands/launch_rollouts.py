@@ -20,6 +20,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from rollout_inspector.diagnose.full_render import COMPARE
+from rollout_inspector.streams.figures import reward_mean
 from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
@@ -130,6 +131,7 @@ class Command(TerminalCommand):
 
     def _print(self, run: Run, as_json: bool) -> None:
         rewards = rewards_of(run)
+        mean = reward_mean(sum(rewards), len(rewards))
         result = {
             "run": run.code,
             "status": run.status,
@@ -139,7 +141,7 @@ class Command(TerminalCommand):
             "tokens": run.n_tokens,
             "sampled": run.n_sampled,
             "rewards": {
-                "mean": sum(rewards) / len(rewards) if rewards else None,
+                "mean": mean,
                 "min": min(rewards, default=None),
                 "max": max(rewards, default=None),
                 "n": len(rewards),
@@ -155,10 +157,10 @@ class Command(TerminalCommand):
         if as_json:
             self.stdout.write(json.dumps(result))
             return
-        mean = "no reward yet" if not rewards else f"mean reward {sum(rewards) / len(rewards):.3f}"
+        score = "no reward yet" if mean is None else f"mean reward {mean:.3f}"
         self.stdout.write(
             f"Run {run.code} is {run.status}: {run.n_finished} of {run.n_expected} trajectories, "
-            f"{run.n_failed} failed, {run.n_sampled} tokens sampled, {mean}."
+            f"{run.n_failed} failed, {run.n_sampled} tokens sampled, {score}."
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
+from rollout_inspector.streams.figures import percent_of
 from rollouts.jobs.loss_weights import RunWeights
 from rollouts.management import TerminalCommand
 from rollouts.store.runs.runs import find_run
@@ -65,4 +66,4 @@ class Command(TerminalCommand):
 
 
 def _percent(share: float | None) -> str:
-    return "not decidable" if share is None else f"{100 * share:.1f} %"
+    return percent_of(share, 1) or "not decidable"

@@ -92,6 +92,11 @@ class Run(models.Model):
             models.Index(fields=["created_at", "id"], condition=Q(status__in=("queued", "running")), name="run_active"),
         ]
 
+    @property
+    def n_ended(self) -> int:
+        """Trajectories that are done or failed, so that they are diagnosed: shares of findings are of these."""
+        return self.n_finished + self.n_failed
+
     def __str__(self) -> str:
         return f"{self.name} ({self.code})"
 

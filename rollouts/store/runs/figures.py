@@ -13,8 +13,16 @@ from django.db.models import Count, F, IntegerField, Max, Q, QuerySet, Sum, Valu
 from django.db.models.functions import Cast, Floor
 
 from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.streams.figures import lost_or_wrong, trained_otherwise
 from rollouts.store.models import Run, RunFigures, StoredFinding, StoredTrajectory
-from rollouts.store.runs.run_summary import NOT_INFO, RunSummary, run_summary, summary_from
+from rollouts.store.runs.run_summary import (
+    NOT_INFO,
+    RunSummary,
+    cost_sum,
+    count_severities,
+    run_summary,
+    summary_from,
+)
 
 VERSION = 5
 """Goes up when the rules of counting change."""
@@ -46,7 +54,7 @@ class KindCost:
     @property
     def tokens(self) -> int:
         """Tokens lost and wrong, as far as they are known."""
-        return (self.trained_tokens_lost or 0) + (self.trained_tokens_wrong or 0)
+        return lost_or_wrong(self.trained_tokens_lost, self.trained_tokens_wrong)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class TrainedTotals:
     @property
     def foreign(self) -> int | None:
         """Trained, and not sampled as they stand or trained once more."""
-        return None if self.lost is None else self.trained - (self.sampled - self.lost)
+        return None if self.lost is None else trained_otherwise(self.trained, self.sampled, self.lost)
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,7 @@ def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
                 counts[figures.run_id] = summary_in(figures.body).severities
     small = [run.pk for run in diagnosed if run.pk not in large]
     if small:
-        trajectories = StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity="")
-        for run, severity, n in trajectories.values_list("run", "worst_severity").annotate(n=Count("pk")):
-            counts.setdefault(run, {})[severity] = n
+        counts |= count_severities(StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity=""))
     return {
         run: {severity.value: of_run[severity] for severity in Severity if of_run.get(severity)}
         for run, of_run in counts.items()
@@ -167,10 +173,10 @@ def run_kinds(run: Run) -> list[KindCost]:
         .annotate(
             findings=Count("pk"),
             trajectories=Count("trajectory", distinct=True),
-            prompt_tokens_repaid=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0),
-            lost_in_one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
+            prompt_tokens_repaid=cost_sum("prompt_tokens_repaid"),
+            lost_in_one_row=cost_sum("lost_in_one_row"),
             **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
-            **{f"sum_{name}": Sum(name, filter=NOT_INFO, default=0) for name in _UNSURE},
+            **{f"sum_{name}": cost_sum(name) for name in _UNSURE},
             **{f"unknown_{name}": Count("pk", filter=NOT_INFO & Q(**{name: None})) for name in _UNSURE},
         )
         .order_by("-trajectories", "kind")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Max, Min, OuterRef, Q, Subquery, Sum
+from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
 
 from rollout_inspector.streams.batches import batched
 from rollouts.store.models import PolicyVersionFigures, Run, StoredFinding, StoredStep, StoredTrajectory
-from rollouts.store.runs.run_summary import NOT_INFO
+from rollouts.store.runs.run_summary import cost_sum
 from rollouts.store.runs.training_steps import PARAMETERS, TRUNCATED, FiguresLine, figures_by
 
 MAX_VERSIONS = 5_000
@@ -73,7 +73,7 @@ def count_policy_versions(
     kinds: dict[str, dict[str, int]] = defaultdict(dict)
     repaid: dict[str, int] = defaultdict(int)
     lines: Any = findings.values_list("policy", "kind").annotate(
-        n=Count("trajectory", distinct=True), again=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0)
+        n=Count("trajectory", distinct=True), again=cost_sum("prompt_tokens_repaid")
     )
     for version, kind, n, again in lines:
         kinds[version][kind] = n

@@ -12,6 +12,7 @@ from django.db.models.functions import Cast, Floor, Least
 
 from rollout_inspector.diagnose.checks import CheckTotal, totals
 from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.streams.figures import lost_or_wrong, reward_mean
 from rollouts.store import models
 
 N_BINS = 20
@@ -96,35 +97,53 @@ def check_totals(found: QuerySet[models.StoredTrajectory]) -> tuple[dict[str, in
     return dict(sorted(statuses.items())), totals(done), sum(n for checks, n in done if checks is None)
 
 
+def cost_sum(column: str) -> Sum:
+    """What findings cost, summed over a query of findings; ``column``: a field of :class:`Cost`."""
+    return Sum(column, filter=NOT_INFO, default=0)
+
+
+def count_severities(trajectories: QuerySet[models.StoredTrajectory]) -> dict[int, dict[str, int]]:
+    """Key of a run -> worst severity (empty = no finding) -> the number of its trajectories that have it. One query."""
+    counts: dict[int, dict[str, int]] = {}
+    rows = trajectories.values_list("run", "worst_severity").annotate(n=Count("pk"))
+    for run, severity, n in rows.order_by("run", "worst_severity"):
+        counts.setdefault(run, {})[severity] = n
+    return counts
+
+
 def run_summary(run: models.Run) -> RunSummary:
     """Counts, reward histogram, findings by kind, stop reasons, checks. Six queries."""
     trajectories = models.StoredTrajectory.objects.filter(run=run)
     statuses, checks, unknown = check_totals(trajectories)
     reward = trajectories.aggregate(
         n=Count("reward"),
-        mean=Avg("reward"),
+        total=Sum("reward", default=0.0),
         low=Min("reward"),
         high=Max("reward"),
         square=Avg(F("reward") * F("reward")),
     )
     # Not Django's StdDev, which raises an error on SQLite when no trajectory has a reward.
-    spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] * reward["mean"], 0.0))
+    mean = reward_mean(reward["total"], reward["n"])
+    spread = None if mean is None else math.sqrt(max(reward["square"] - mean * mean, 0.0))
     stops = dict(trajectories.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
-    severities = dict(trajectories.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
     kinds = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(
         n=Count("pk"),
         trajectories=Count("trajectory", distinct=True),
-        tokens=Sum(F("trained_tokens_lost") + F("trained_tokens_wrong"), filter=NOT_INFO, default=0),
+        lost=cost_sum("trained_tokens_lost"),
+        wrong=cost_sum("trained_tokens_wrong"),
         unknown=Count("pk", filter=NOT_INFO & COST_UNKNOWN),
-        one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
+        one_row=cost_sum("lost_in_one_row"),
         **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
     ).order_by("-n", "kind")
     rows = list(kinds)
-    costs = {kind: (None if unknown else tokens, one_row) for kind, _, _, tokens, unknown, one_row, *_ in rows}
+    costs = {
+        kind: (None if unknown else lost_or_wrong(lost, wrong), one_row)
+        for kind, _, _, lost, wrong, unknown, one_row, *_ in rows
+    }
     return RunSummary(
         by_status=statuses,
         n_rewards=reward["n"],
-        reward_mean=reward["mean"],
+        reward_mean=mean,
         reward_min=reward["low"],
         reward_max=reward["high"],
         reward_std=spread,
@@ -134,11 +153,11 @@ def run_summary(run: models.Run) -> RunSummary:
         finding_trajectories={kind: n for kind, _, n, *_ in rows},
         finding_severities={
             kind: {severity.value: n for severity, n in zip(Severity, counts, strict=True) if n}
-            for kind, _, _, _, _, _, *counts in rows
+            for kind, _, _, _, _, _, _, *counts in rows
         },
         finding_tokens={kind: tokens for kind, (tokens, _) in costs.items()},
         finding_one_row={kind: one_row for kind, (_, one_row) in costs.items()},
-        severities=severities,
+        severities=count_severities(trajectories).get(run.pk, {}),
         checks=checks,
         checks_unknown=unknown,
     )

@@ -11,13 +11,14 @@ from django.db import transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from rollout_inspector.diagnose.finding import Severity
-from rollout_inspector.diagnose.gap.figures import GapFigures, added, effective_share
+from rollout_inspector.diagnose.gap.figures import GapFigures, added
 from rollout_inspector.formats.training_step import MAX_STEP
 from rollout_inspector.streams.batches import batched
+from rollout_inspector.streams.figures import reward_mean, rows_per_call, share
 from rollouts.store.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
 from rollouts.store.models.training_steps import CountedFigures
 from rollouts.store.runs.alarms import take_alarms
-from rollouts.store.runs.run_summary import NOT_INFO
+from rollouts.store.runs.run_summary import cost_sum
 
 PARAMETERS = 500
 """Training steps that one query names."""
@@ -92,7 +93,7 @@ def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str
     kinds: dict[int, dict[str, int]] = defaultdict(dict)
     repaid: dict[int, int] = defaultdict(int)
     lines = findings.values_list("trajectory__training_step", "kind").annotate(
-        n=Count("trajectory", distinct=True), again=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0)
+        n=Count("trajectory", distinct=True), again=cost_sum("prompt_tokens_repaid")
     )
     for step, kind, n, again in lines:
         kinds[step][kind] = n
@@ -135,11 +136,7 @@ def _gaps(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, GapFigures]:
 
 def gap_value(gap: GapFigures) -> dict[str, float | int | None]:
     """The figures of a gap as pages and commands show them."""
-    return {
-        "tokens": gap.tokens, "mean_abs": gap.mean_abs, "k3": gap.mean_k3, "median": gap.size_quantile(0.5),
-        "p99": gap.size_quantile(0.99), "largest": gap.largest, "low": gap.quantile(0.01), "high": gap.quantile(0.99),
-        "ess": effective_share(gap),
-    }
+    return {**gap.values(), "low": gap.quantile(0.01), "high": gap.quantile(0.99)}
 
 
 def has_training_steps(run: Run) -> bool:
@@ -213,13 +210,13 @@ class FiguresLine:
             "trajectories": n,
             "broken": held.n_broken,
             "findings": held.finding_counts,
-            "tokens_per_trajectory": held.n_tokens / n if n else 0.0,
+            "tokens_per_trajectory": share(held.n_tokens, n),
             "sampled": held.n_sampled,
             "lost": held.n_lost,
             "repaid": held.n_repaid if n_steps else None,
-            "rows_per_call": held.n_rows / n_steps if n_steps else None,
+            "rows_per_call": rows_per_call(held.n_rows, n_steps),
             "truncated": held.n_truncated,
-            "reward_mean": held.reward_sum / n_rewards if n_rewards else None,
+            "reward_mean": reward_mean(held.reward_sum, n_rewards),
             "groups": held.n_groups,
             "same_reward": held.n_same_reward,
             "gap": held.gap,

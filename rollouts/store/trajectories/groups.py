@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from django.db.models import Avg, Count, Max, Min
+from django.db.models import Count, Max, Min, Sum
 
 from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.streams.figures import reward_mean
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
 from rollouts.store import models
 from rollouts.store.models import Run, StoredRow, StoredStep, StoredTrajectory
@@ -156,9 +157,9 @@ class GroupStats:
 
 def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
     """The rewards of some groups of a run. One query."""
-    rows = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
-        "group"
-    ).annotate(
-        n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")
+    trajectories = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group])
+    rows = trajectories.values_list("group").annotate(
+        n=Count("pk"), n_rewards=Count("reward"), total=Sum("reward", default=0.0), low=Min("reward"),
+        high=Max("reward"),
     )
-    return {group: GroupStats(*values) for group, *values in rows}
+    return {group: GroupStats(n, scored, reward_mean(total, scored), *ends) for group, n, scored, total, *ends in rows}

@@ -56,14 +56,8 @@ def differing(run: models.Run, known: Sequence[Trajectory]) -> list[str]:
         for trajectory in known
         if trajectory.external_id in by_name
         and by_name[trajectory.external_id]
-        != [len(trajectory.steps), _n_sampled(trajectory), trajectory.reward, trajectory.training_step]
+        != [len(trajectory.steps), trajectory.n_sampled, trajectory.reward, trajectory.training_step]
     ]
-
-
-def _n_sampled(trajectory: Trajectory) -> int:
-    if trajectory.steps:
-        return sum(len(step.completion_ids) for step in trajectory.steps)
-    return sum(int(row.loss_mask.sum()) for row in trajectory.rows)
 
 
 def note_push(run: models.Run, format_name: str) -> None:

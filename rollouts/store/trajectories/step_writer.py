@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-
 from rollout_inspector.streams import alternatives
 from rollout_inspector.streams.align import trained_tokens
 from rollout_inspector.streams.coding import BODIES, COLUMNS, REQUEST_FIELDS, StepField
@@ -169,7 +167,7 @@ class StepWriter:
             trajectory_id=record.pk,
             index=index,
             n_tokens=len(row.ids),
-            n_trained=int(np.count_nonzero(row.loss_mask)),
+            n_trained=row.n_trained,
             step_indices=list(row.step_indices),
             extra_id=self.contents.add_unless_empty(row.extra),
         )
