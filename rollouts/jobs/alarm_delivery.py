@@ -42,8 +42,8 @@ MAX_RETRY_SECONDS = 6 * 3600.0
 
 def send_due() -> None:
     """Check runs whose limits were changed, and send a job for each project whose webhook is to be told of an alarm."""
-    for held in projects_to_check():
-        take_alarms_again(held, runs_to_check(held.project).iterator(100))
+    for alarms in projects_to_check():
+        take_alarms_again(alarms, runs_to_check(alarms.project).iterator(100))
     due = waiting_alarms(timezone.now()).select_related("run").order_by("run__project", "raised_at", "pk")
     first: dict[int | None, Run] = {}
     for alarm in due[:1000]:
@@ -61,21 +61,21 @@ def send_due() -> None:
 def do_job(job: Job, beat: Beat) -> None:
     """Tell a project's webhook of the alarms of a run. The first one that is not taken ends the job with a sentence."""
     run = job.run
-    held = alarms_of_project(run.project) if run is not None else None
+    alarms = alarms_of_project(run.project) if run is not None else None
     if run is None:
         raise JobLost
-    due = [] if held is None else list(waiting_alarms(timezone.now()).filter(run=run)[:MAX_AT_ONCE])
+    due = [] if alarms is None else list(waiting_alarms(timezone.now()).filter(run=run)[:MAX_AT_ONCE])
     for n, alarm in enumerate(due):
         beat(n_done=n, n_total=len(due))
-        assert held is not None
-        sentence = deliver(alarm, run, held)
+        assert alarms is not None
+        sentence = deliver(alarm, run, alarms)
         now = timezone.now()
         if sentence:
             log.warning("alarm not delivered run=%s alarm=%s: %s", run.code, alarm.code, sentence)
-            note_undelivered(alarm, held, sentence, now + pause_after(held.n_failures + 1))
+            note_undelivered(alarm, alarms, sentence, now + pause_after(alarms.n_failures + 1))
             end_job(job, Job.Status.FAILED, sentence)
             return
-        note_delivered(alarm, held, now)
+        note_delivered(alarm, alarms, now)
     end_job(job, Job.Status.DONE)
 
 
@@ -103,8 +103,8 @@ def deliver(alarm: Alarm, run: Run, held: ProjectAlarms) -> str:
 def signed(body: bytes, now: datetime, key: str) -> dict[str, str]:
     """The headers that prove who sent a body: HMAC-SHA256 over the seconds since 1970, a full stop, and the body."""
     seconds = str(int(now.timestamp()))
-    made = hmac.new(key.encode(), seconds.encode() + b"." + body, hashlib.sha256)
-    return {"X-Inspector-Timestamp": seconds, "X-Inspector-Signature": f"sha256={made.hexdigest()}"}
+    signature = hmac.new(key.encode(), seconds.encode() + b"." + body, hashlib.sha256)
+    return {"X-Inspector-Timestamp": seconds, "X-Inspector-Signature": f"sha256={signature.hexdigest()}"}
 
 
 def message(alarm: Alarm, run: Run) -> dict[str, Any]:
@@ -132,11 +132,11 @@ def sentence_of(alarm: Alarm) -> str:
     """What an alarm says; empty for a figure that only a newer version knows."""
     if alarm.figure not in set(AlarmFigure):
         return ""
-    found = Raised(
+    raised = Raised(
         alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst, alarm.baseline
     )
     title = KINDS[alarm.kind].title if alarm.kind in KINDS else alarm.kind
-    return alarm_sentence(AlarmFigure(alarm.figure), title, alarm.limit, found)
+    return alarm_sentence(AlarmFigure(alarm.figure), title, alarm.limit, raised)
 
 
 async def _post(address: str, body: bytes, headers: dict[str, str]) -> str:

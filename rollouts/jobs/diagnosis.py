@@ -95,9 +95,10 @@ def diagnosis_for(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         from rollout_inspector.diagnose import examine
 
         codec, find = codec_of(run), renderer_for(run)
-        found = examine(trajectory, codec, find, run.rows_chat_template_id or "")
+        diagnosis = examine(trajectory, codec, find, run.rows_chat_template_id or "")
         return replace(
-            found, findings=(*found.findings, *_at_the_end(trajectory, run, codec, find(""), found.findings))
+            diagnosis,
+            findings=(*diagnosis.findings, *_at_the_end(trajectory, run, codec, find(""), diagnosis.findings)),
         )
     except Exception as error:
         if is_outage(error):
@@ -122,8 +123,8 @@ def _at_the_end(
     strategy = STRATEGIES.get(run.strategy)
     if strategy is not None and strategy.continues_message:
         return []
-    found = compare_with_render(trajectory, codec, renderer, run.settings.get("compare", "off"), known)
-    return [] if found is None else [found]
+    finding = compare_with_render(trajectory, codec, renderer, run.settings.get("compare", "off"), known)
+    return [] if finding is None else [finding]
 
 
 def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator[list[models.StoredTrajectory]]:
@@ -140,10 +141,10 @@ def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator
 
 def _bounded(records: list[models.StoredTrajectory]) -> list[models.StoredTrajectory]:
     """The first records, as many as hold at most ``BATCH_TOKENS`` tokens together; at least one."""
-    held = 0
+    n_tokens = 0
     for n, record in enumerate(records):
-        held += record.n_tokens
-        if n and held > BATCH_TOKENS:
+        n_tokens += record.n_tokens
+        if n and n_tokens > BATCH_TOKENS:
             return records[:n]
     return records
 
@@ -154,10 +155,10 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
         values = list(load_trajectories(batch))
         if (table := byte_table_of(run)) is not None:
             fill_origins(batch, values, table)
-        found = [diagnosis_for(value, run) for value in values]
+        diagnoses = [diagnosis_for(value, run) for value in values]
         for record, value in zip(batch, values, strict=True):
             record.n_lost = trained_tokens(value.steps, value.rows).n_lost
-        _store(run, batch, found)
+        _store(run, batch, diagnoses)
     except Exception as error:
         if is_outage(error):
             raise
@@ -170,10 +171,10 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
 
 
 def _store(run: models.Run, batch: Sequence[models.StoredTrajectory], found: Sequence[Diagnosis]) -> None:
-    for record, one in zip(batch, found, strict=True):
-        record.checks, record.gap = one.checks, gap_json(one)
-    replace_findings(run, [(record, one.findings) for record, one in zip(batch, found, strict=True)])
-    keep_retokenized(run, [(record.pk, one.again) for record, one in zip(batch, found, strict=True)])
+    for record, diagnosis in zip(batch, found, strict=True):
+        record.checks, record.gap = diagnosis.checks, gap_json(diagnosis)
+    replace_findings(run, [(record, diagnosis.findings) for record, diagnosis in zip(batch, found, strict=True)])
+    keep_retokenized(run, [(record.pk, diagnosis.again) for record, diagnosis in zip(batch, found, strict=True)])
 
 
 def gap_json(found: Diagnosis) -> dict[str, Any] | None:
@@ -239,7 +240,7 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
 
 def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
     """End a job that could not be done. What it was at gets a finding, so that it does not keep the others waiting."""
-    run, rest = _run_of(job), None
+    run, next_job = _run_of(job), None
     with transaction.atomic():
         if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy):
             return
@@ -253,9 +254,9 @@ def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
             note_pushed_diagnosed(run, batch[-1].pk)
             note_uncounted(run, before)
         if not job.error and _pushed(run).exists():
-            rest, _ = ask_job(run, PUSHED.slug, user=job.created_by)
-    if rest is not None:
-        send(rest)
+            next_job, _ = ask_job(run, PUSHED.slug, user=job.created_by)
+    if next_job is not None:
+        send(next_job)
 
 
 def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:
@@ -264,8 +265,8 @@ def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:
 
 
 def _run_of(job: Job) -> models.Run:
-    found = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
-    run = found.filter(jobs=job.whole_id or job.pk).first()
+    runs = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
+    run = runs.filter(jobs=job.whole_id or job.pk).first()
     if run is None:
         raise JobLost
     return run

@@ -65,8 +65,8 @@ def why_no_columns(run: Run, sampler: str = "", trainer: str = "") -> str:
     names = [column.name for column in columns_of(run)]
     for name in (sampler or SAMPLER, trainer):
         if name and name not in names:
-            held = ", ".join(names) or "none"
-            return f"The run has no column of log-probabilities named {name[:80]!r}. It has: {held}."
+            listed = ", ".join(names) or "none"
+            return f"The run has no column of log-probabilities named {name[:80]!r}. It has: {listed}."
     return "" if trainer else "Name the column that stands for the trainer, too."
 
 
@@ -95,10 +95,10 @@ def read_gap(
     keys = list(records.values_list("pk", "n_tokens"))[::every]
     done = 0
     for batch in batched(keys, BATCH_TOKENS, lambda one: max(one[1] or 0, BATCH_TOKENS // 200)):
-        held = StoredTrajectory.objects.in_bulk([key for key, _ in batch])
-        found = [held[key] for key, _ in batch if key in held]
-        kinds = _kinds(found)
-        for record, value in zip(found, load_compared(found, sampler or SAMPLER, trainer), strict=True):
+        by_key = StoredTrajectory.objects.in_bulk([key for key, _ in batch])
+        trajectories = [by_key[key] for key, _ in batch if key in by_key]
+        kinds = _kinds(trajectories)
+        for record, value in zip(trajectories, load_compared(trajectories, sampler or SAMPLER, trainer), strict=True):
             collector.add(value, enumerate(value.rows), record.code, kinds[record.pk])
         done += len(batch)
         say(done, len(keys))
@@ -126,11 +126,11 @@ def do_job(job: Job, beat: Beat) -> None:
     run = Run.objects.select_related("tokenizer").filter(jobs=job).first()
     if run is None:
         raise JobLost
-    named = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
-    if sentence := why_no_columns(run, **named):
+    columns = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
+    if sentence := why_no_columns(run, **columns):
         raise Refusal(sentence)
     beat(n_done=0, n_total=run.n_finished)
-    report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
+    report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **columns)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
     run.jobs.filter(kind=KIND.slug, pk__lt=job.pk).delete()
@@ -172,7 +172,9 @@ def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:
 def _kinds(found: Sequence[StoredTrajectory]) -> dict[int, dict[int, set[str]]]:
     """Key of a trajectory -> index of a row -> the kinds of its findings."""
     kinds: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    of = StoredFinding.objects.filter(trajectory__in=[one.pk for one in found], row_index__isnull=False).order_by()
+    of = StoredFinding.objects.filter(
+        trajectory__in=[trajectory.pk for trajectory in found], row_index__isnull=False
+    ).order_by()
     for key, row, kind in of.values_list("trajectory", "row_index", "kind"):
         assert row is not None
         kinds[key][row].add(kind)
@@ -181,10 +183,10 @@ def _kinds(found: Sequence[StoredTrajectory]) -> dict[int, dict[int, set[str]]]:
 
 def _add_text(report: dict[str, Any], codec: LoadedTokenizer) -> None:
     """The text of each token that the report names, at most 40 characters."""
-    named = [*report["ids"], *report["worst"], *(cause["example"] for cause in report["causes"])]
-    pieces = codec.token_bytes(np.array([one["id"] for one in named], np.int32))
-    for one, piece in zip(named, pieces, strict=True):
-        one["text"] = storable_text(piece.decode("utf-8", "replace"))[:40]
+    tokens = [*report["ids"], *report["worst"], *(cause["example"] for cause in report["causes"])]
+    pieces = codec.token_bytes(np.array([token["id"] for token in tokens], np.int32))
+    for token, piece in zip(tokens, pieces, strict=True):
+        token["text"] = storable_text(piece.decode("utf-8", "replace"))[:40]
 
 
 KIND = JobKind(

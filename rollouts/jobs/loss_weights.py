@@ -99,14 +99,14 @@ class RunWeights:
         pending: list[_Counted] = []
 
         def values() -> Iterator[Trajectory]:
-            for one in self._recorded():
-                pending.append(one)
-                yield complete_replies(one.value, loaded, context)
+            for trajectory in self._recorded():
+                pending.append(trajectory)
+                yield complete_replies(trajectory.value, loaded, context)
 
         strategies = [STRATEGIES[slug] for slug in self._strategies]
         with closing(replay_many(values(), strategies, context)) as replayed:
-            for n, made in enumerate(replayed, start=1):
-                self._add_strategies(pending.pop(0), made)
+            for n, results in enumerate(replayed, start=1):
+                self._add_strategies(pending.pop(0), results)
                 yield n
 
     def _recorded(self) -> Iterator[_Counted]:
@@ -116,10 +116,10 @@ class RunWeights:
                 rows = value.rows or tuple(merged_rows(value.steps))
                 self.columns.update(filter(None, (trainer_column(row) for row in rows)))
                 placed = []
-                for one in findings[record.pk]:
-                    self.severities.setdefault(one.kind, one.severity)
-                    places = tuple(places_of(one))
-                    placed.append(FindingPlaces(one.kind, one.row_index, one.step_index, places))
+                for finding in findings[record.pk]:
+                    self.severities.setdefault(finding.kind, finding.severity)
+                    places = tuple(places_of(finding))
+                    placed.append(FindingPlaces(finding.kind, finding.row_index, finding.step_index, places))
                 advantage = self._advantages.get(record.pk)
                 weights = self.sums.add(value, rows, advantage, placed)
                 yield _Counted(value, rows, advantage, placed, weights)
@@ -176,12 +176,14 @@ class _Counted:
 
 def _findings(batch: Sequence[StoredTrajectory]) -> dict[int, list[StoredFinding]]:
     """Key of a trajectory -> its findings. One query."""
-    found: dict[int, list[StoredFinding]] = defaultdict(list)
-    held = models.StoredFinding.objects.filter(trajectory__in=[one.pk for one in batch]).exclude(kind=NOT_COUNTED)
-    wanted = ("trajectory_id", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
-    for one in held.order_by("pk").only(*wanted):
-        found[one.trajectory_id].append(one)
-    return found
+    by_trajectory: dict[int, list[StoredFinding]] = defaultdict(list)
+    findings = models.StoredFinding.objects.filter(trajectory__in=[record.pk for record in batch]).exclude(
+        kind=NOT_COUNTED
+    )
+    columns = ("trajectory_id", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
+    for record in findings.order_by("pk").only(*columns):
+        by_trajectory[record.trajectory_id].append(record)
+    return by_trajectory
 
 
 def _line(slug: str, of: _OfStrategy) -> dict[str, Any]:
@@ -189,18 +191,18 @@ def _line(slug: str, of: _OfStrategy) -> dict[str, Any]:
 
     These have a decidable weight for each of their tokens, as recorded and under the strategy.
     """
-    found = of.sums.report([IN_TRAJECTORY])
-    del found["steps"]  # those of the run
-    for n, line in enumerate(found["rules"]):
+    report = of.sums.report([IN_TRAJECTORY])
+    del report["steps"]  # those of the run
+    for n, line in enumerate(report["rules"]):
         pairs = [
             (before, after)
             for before, after in zip(of.before, of.after, strict=True)
             if before.known[n] == before.tokens and after.known[n] == after.tokens
         ]
         line["compared"] = len(pairs)
-        before, after = [one for one, _ in pairs], [one for _, one in pairs]
+        before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         line["moved"] = {mean: moved(before, after, mean)[n] for mean in MEANS}
-    return {"strategy": slug, "refused": of.refused, "why": dict(of.why.most_common(MAX_REASONS)), **found}
+    return {"strategy": slug, "refused": of.refused, "why": dict(of.why.most_common(MAX_REASONS)), **report}
 
 
 def do_job(job: Job, beat: Beat) -> None:

@@ -62,33 +62,39 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
     """The audit of a step's reply, and whether a worker has to be sent for it. One that has ended is made again."""
     key = key_of(trajectory)
     with transaction.atomic():
-        made, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
-        made.job, is_new = ask_job(made, KIND.slug, user=user)
+        comparison, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
+        comparison.job, is_new = ask_job(comparison, KIND.slug, user=user)
         if is_new:
-            made.key, made.report = key, None
-            made.save(update_fields=["key", "report"])
-    return made, is_new
+            comparison.key, comparison.report = key, None
+            comparison.save(update_fields=["key", "report"])
+    return comparison, is_new
 
 
 def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
     """The stored audit of a step's reply if it is not stale or a worker is making it now; else None. One query."""
-    made = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
-    return made if made is not None and (made.key == key_of(trajectory) or is_active(made.job)) else None
+    comparison = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
+    return (
+        comparison
+        if comparison is not None and (comparison.key == key_of(trajectory) or is_active(comparison.job))
+        else None
+    )
 
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the reply of a job's audit with every parser, and store what each one read."""
-    made = ParserAudit.objects.get(job=job)
+    comparison = ParserAudit.objects.get(job=job)
     record = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
-        pk=made.trajectory_id
+        pk=comparison.trajectory_id
     )
     beat(progress="the parsers are started")
-    made.key = key_of(record)
-    (made.report,) = audit_steps(record, [made.step_index], lambda said: beat.now_and_then(progress=said[:200]))
+    comparison.key = key_of(record)
+    (comparison.report,) = audit_steps(
+        record, [comparison.step_index], lambda said: beat.now_and_then(progress=said[:200])
+    )
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        made.save(update_fields=["key", "report"])
+        comparison.save(update_fields=["key", "report"])
 
 
 def missing(trajectory: StoredTrajectory) -> Refusal | None:
@@ -151,10 +157,12 @@ def _audited(
         [("template", TEMPLATE, reading)] if (reading := _by_template(record, codec, step, notes)) is not None else []
     )
     if parsers is not None:
-        for kind, name, found in parsers.read_all(completion.text, tools, say):
-            calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in found.get("calls", ()))
-            error = storable_text(without_paths(found.get("error", "")))
-            read.append((kind, name, ParserReading(found.get("content", ""), found.get("reasoning", ""), calls, error)))
+        for kind, name, answer in parsers.read_all(completion.text, tools, say):
+            calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in answer.get("calls", ()))
+            error = storable_text(without_paths(answer.get("error", "")))
+            read.append(
+                (kind, name, ParserReading(answer.get("content", ""), answer.get("reasoning", ""), calls, error))
+            )
     say("what they read is looked for in the tokens")
     start = len(step.prompt_ids)
     return {
@@ -166,7 +174,9 @@ def _audited(
         "message_of": "" if message is None else "reply" if step.reply is not None else "next request",
         "message": None if stored is None else _told(stored, audit(completion, stored), start),
         "readings": _grouped(completion, read, stored, start),
-        "unusable": [{"kind": kind, "parser": name, "reason": one.error} for kind, name, one in read if one.error],
+        "unusable": [
+            {"kind": kind, "parser": name, "reason": reading.error} for kind, name, reading in read if reading.error
+        ],
         "notes": notes,
     }
 
@@ -199,18 +209,21 @@ def _grouped(
 ) -> list[dict[str, Any]]:
     """The readings, equal ones together: those that agree with the stored message first, then by number of parsers."""
     groups: dict[tuple[bool, str], list[tuple[str, str, ParserReading]]] = {}
-    for one in read:
-        if not one[2].error:
-            groups.setdefault((one[0] == "reasoning", one[2].key), []).append(one)
-    found = []
+    for kind, name, reading in read:
+        if not reading.error:
+            groups.setdefault((kind == "reasoning", reading.key), []).append((kind, name, reading))
+    groups_json = []
     for (is_reasoning, _), members in groups.items():
         reading = members[0][2]
         differs = None if stored is None else differences(reading, stored, is_reasoning)
-        told = _told(reading, audit(completion, reading), start)
+        reading_json = _told(reading, audit(completion, reading), start)
         kind = "reasoning" if is_reasoning else "tool"
-        found.append({"kind": kind, "parsers": [name for _, name, _ in members], "differs": differs, **told})
+        groups_json.append(
+            {"kind": kind, "parsers": [name for _, name, _ in members], "differs": differs, **reading_json}
+        )
     return sorted(
-        found, key=lambda one: (one["kind"] == "reasoning", bool(one["differs"]), one["n_lost"], -len(one["parsers"]))
+        groups_json,
+        key=lambda one: (one["kind"] == "reasoning", bool(one["differs"]), one["n_lost"], -len(one["parsers"])),
     )
 
 
@@ -241,16 +254,20 @@ def _told(reading: ParserReading, found: ReadingAudit, start: int) -> dict[str, 
         return [[start + a, start + b] for a, b in spans]
 
     pieces: list[Mapping[str, Any]] = [
-        {"kind": one.kind, "text": _clipped(one.text), "characters": len(one.text), "tokens": places(one.spans)}
-        | ({"arguments": _clipped(as_text(one.arguments))} if one.kind == "call" else {})
-        for one in found.pieces
+        {"kind": piece.kind, "text": _clipped(piece.text), "characters": len(piece.text), "tokens": places(piece.spans)}
+        | ({"arguments": _clipped(as_text(piece.arguments))} if piece.kind == "call" else {})
+        for piece in found.pieces
     ]
     return {
         "pieces": pieces[: KEPT_CALLS + 2],
         "n_calls": len(reading.calls),
         "lost": [
-            {"text": _clipped(one.text), "characters": len(one.text), "tokens": [start + one.start, start + one.stop]}
-            for one in found.lost
+            {
+                "text": _clipped(lost.text),
+                "characters": len(lost.text),
+                "tokens": [start + lost.start, start + lost.stop],
+            }
+            for lost in found.lost
         ],
         "n_lost": found.n_lost,
         "added": [_clipped(text) for text in found.added],

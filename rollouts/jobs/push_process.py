@@ -101,8 +101,8 @@ def answer(asked: PushedBody) -> PushAnswer:
         if not is_outage(error):
             raise
         return PushAnswer(507 if is_disk_full(error) else 503, {"error": f"{said_of(error)} Push again later."})
-    said = {name: value for name, value in asdict(pushed).items() if value is not None}
-    return PushAnswer(413 if pushed.is_too_large else 400 if pushed.error else 200, said)
+    body = {name: value for name, value in asdict(pushed).items() if value is not None}
+    return PushAnswer(413 if pushed.is_too_large else 400 if pushed.error else 200, body)
 
 
 def _deleted(asked: PushedBody) -> PushAnswer:
@@ -130,10 +130,10 @@ class PushProcess:
             if not child.pipe.poll(ANSWER_SECONDS):
                 self.close()
                 return PushAnswer(503, {"error": f"The push was not stored within {ANSWER_SECONDS:g} s. Push again."})
-            found = json.loads(child.pipe.recv_bytes())
-            if found.pop("is_last"):
+            reply = json.loads(child.pipe.recv_bytes())
+            if reply.pop("is_last"):
                 self.close()
-            return PushAnswer(**found)
+            return PushAnswer(**reply)
         except (EOFError, OSError, ProcessEnded) as error:
             log.warning("the push process ended run=%s", asked.run, exc_info=error)
             self.close()
@@ -189,15 +189,15 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):
         connection.settings_dict.update(json.loads(pipe.recv_bytes()))
         while pipe.poll(IDLE_SECONDS):
-            asked = PushedBody(**json.loads(pipe.recv_bytes()))
+            body = PushedBody(**json.loads(pipe.recv_bytes()))
             try:
-                found = answer(asked)
+                result = answer(body)
             except Exception:
-                log.exception("push not stored run=%s", asked.run)
-                found = PushAnswer(500, {"error": "The push could not be stored. The log of the web server says why."})
+                log.exception("push not stored run=%s", body.run)
+                result = PushAnswer(500, {"error": "The push could not be stored. The log of the web server says why."})
             connection.close()
             is_last = _most_memory() - most > KEPT_BYTES
-            pipe.send_bytes(json.dumps(asdict(found) | {"is_last": is_last}).encode())
+            pipe.send_bytes(json.dumps(asdict(result) | {"is_last": is_last}).encode())
 
 
 def _most_memory() -> int:

@@ -57,7 +57,7 @@ class Pushed:
         add_rejections(run, "pushed", rejected)
         self.n_rejected += len(rejected)
         room = MAX_LISTED - len(self.rejected)
-        self.rejected += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
+        self.rejected += [{"line": line.line, "reason": line.reason} for line in rejected[:room]]
 
 
 def take_push(run: Run, source: Source, format_name: str, prefix: str, training_step: TrainingStepRule = ANY) -> Pushed:
@@ -77,13 +77,13 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
     others: list[str] = []
     try:
         for batch in batched(items, BATCH_TOKENS, _weight):
-            named = [one if isinstance(one, Rejected) else _named(one, prefix) for one in batch]
-            trajectories = [one for one in named if isinstance(one, Trajectory)]
-            stored, known = add_new_trajectories(run, trajectories, table)
+            items_in_run = [item if isinstance(item, Rejected) else _named(item, prefix) for item in batch]
+            trajectories = [item for item in items_in_run if isinstance(item, Trajectory)]
+            stored, stored_before = add_new_trajectories(run, trajectories, table)
             pushed.trajectories += len(stored)
-            pushed.known += len(known)
-            others += differing(run, known) if known else []
-            pushed.reject(run, [one for one in named if isinstance(one, Rejected)])
+            pushed.known += len(stored_before)
+            others += differing(run, stored_before) if stored_before else []
+            pushed.reject(run, [item for item in items_in_run if isinstance(item, Rejected)])
             limits.current().check_rejected(pushed.n_rejected)
     except FileRefused as error:
         pushed.reject(run, [Rejected(None, str(error))])

@@ -55,13 +55,13 @@ def ask(run: Run, model: str, engine: str = "", user: Any = None, temperature: f
     served, engine = chosen(model, engine)
     if problem := temperature_problem(engine, temperature):
         raise Refusal(problem)
-    wanted: dict[str, Any] = {"model": served.name, "engine": engine}
+    options: dict[str, Any] = {"model": served.name, "engine": engine}
     if temperature != 1:
-        wanted["temperature"] = temperature
+        options["temperature"] = temperature
     if not run.n_finished:
         raise Refusal("This run has no finished trajectory, so there is nothing to score.")
-    job, is_new = ask_job(run, KIND.slug, wanted, user)
-    if not is_new and job.options != wanted:
+    job, is_new = ask_job(run, KIND.slug, options, user)
+    if not is_new and job.options != options:
         raise Refusal(
             f"This run is being scored with {job.options['model']} on {job.options['engine']}. Wait until that has "
             "ended, or cancel it."
@@ -109,9 +109,9 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     left_out: list[str] = []
     try:
         for batch in _batches(not_scored(column, finished)):
-            found = [one for one in scorer.scored(batch, left_out) if one is not None]
+            scores = [score for score in scorer.scored(batch, left_out) if score is not None]
             beat()  # what a lost worker has scored is not stored
-            keep_scores(column, found)
+            keep_scores(column, scores)
             n_done += len(batch)
             beat(n_done=n_done)
     except ScoredColumn.DoesNotExist:
@@ -153,7 +153,7 @@ class _Scoring:
 
     def scored(self, batch: Sequence[StoredTrajectory], left_out: list[str]) -> Iterator[Scored | None]:
         """The scores of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
-        kept: list[tuple[StoredTrajectory, Trajectory]] = []
+        fitting: list[tuple[StoredTrajectory, Trajectory]] = []
         for record, value in zip(batch, load_compared(batch), strict=True):
             problem = ""
             for row in value.rows:
@@ -163,9 +163,9 @@ class _Scoring:
                 left_out.append(f"Trajectory {record.code} was left out. {problem}")
                 yield None
             else:
-                kept.append((record, value))
-        values = iter(self._scores([row.ids for _, value in kept for row in value.rows]))
-        for record, value in kept:
+                fitting.append((record, value))
+        values = iter(self._scores([row.ids for _, value in fitting for row in value.rows]))
+        for record, value in fitting:
             yield record.pk, value.rows, [next(values) for _ in value.rows]
 
     def _check_vocabulary(self, record: StoredTrajectory, row: Row) -> None:
@@ -177,23 +177,25 @@ class _Scoring:
                 f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to {n - 1}: "
                 f"it has another vocabulary. {other}"
             )
-        known = row.ids[row.ids < len(self.differs)]
-        found = known[self.differs[known]]
-        if len(found) and self.names is not None:
-            mine, theirs = (tokenizer.token_bytes(found[:1])[0].decode(errors="replace") for tokenizer in self.names)
+        common = row.ids[row.ids < len(self.differs)]
+        differing = common[self.differs[common]]
+        if len(differing) and self.names is not None:
+            mine, theirs = (
+                tokenizer.token_bytes(differing[:1])[0].decode(errors="replace") for tokenizer in self.names
+            )
             raise Refusal(
-                f"Trajectory {record.code} holds the id {int(found[0])}, which is {mine!r} in the run's tokenizer and "
-                f"{theirs!r} in the model's: it has another vocabulary. {other}"
+                f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
+                f"and {theirs!r} in the model's: it has another vocabulary. {other}"
             )
 
     def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
-        found: list[Floats] = []
+        scores: list[Floats] = []
         try:
             for part in batched(streams, CALL_TOKENS, len):
-                found += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
+                scores += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
         except EngineError as error:
             raise _failure(error) from error
-        return found
+        return scores
 
 
 def _batches(records: QuerySet[StoredTrajectory]) -> Iterator[Sequence[StoredTrajectory]]:
@@ -231,8 +233,8 @@ def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokeniz
         return none, None, [without_paths(f"The vocabularies of run and model were not compared: {error}")]
     if pair[0].sha256 == pair[1].sha256:
         return none, pair, []
-    ids = np.arange(max(one.vocab_size for one in pair), dtype=np.int32)
-    mine, theirs = (one.token_bytes(ids) for one in pair)
+    ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
+    mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
     return np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, []
 
 

@@ -25,8 +25,8 @@ def cancel(run: Run) -> None:
     if (job := _import_of(run)) is not None:
         if not is_silent(job) and (stopped := stop_shards(job)) is not None:
             send_task(DO_JOB, stopped.pk)  # its worker puts complete files together; the clock sends it, too
-        elif not (is_cut(job) and not is_silent(job)) and (held := take_job(job.pk)) is not None:
-            import_join.cancel(held)
+        elif not (is_cut(job) and not is_silent(job)) and (taken_job := take_job(job.pk)) is not None:
+            import_join.cancel(taken_job)
     run.refresh_from_db()
 
 

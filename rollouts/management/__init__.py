@@ -22,8 +22,8 @@ class _Terminal(OutputWrapper):
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
         start = "\r" if msg.startswith("\r") else ""
-        shown = "".join(char if char in "\n\t" else one_line(char) for char in msg[len(start) :])
-        super().write(start + shown, style_func, ending)
+        visible = "".join(char if char in "\n\t" else one_line(char) for char in msg[len(start) :])
+        super().write(start + visible, style_func, ending)
 
 
 class TerminalCommand(BaseCommand):

@@ -22,8 +22,8 @@ def project_named(name: str) -> Project:
     """The project with that name or code; empty = the default one. Raises :class:`CommandError`."""
     if not name:
         return project_or_default()
-    found = find_project_named(name)
-    if found is None:
+    project = find_project_named(name)
+    if project is None:
         names = ", ".join(Project.objects.order_by("name").values_list("name", flat=True)[:10])
         raise CommandError(f"There is no project {name!r}. There are: {names}.")
-    return found
+    return project

@@ -102,13 +102,13 @@ def _work_on(run: Run) -> bool:
     except Exception as error:
         log.exception("run left run=%s", run.code)
         end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
-    held = list(work.leased.values())
+    leased = list(work.leased.values())
     if shutting_down.is_set():
-        hand_back(run.pk, held)
+        hand_back(run.pk, leased)
         return work.refused
     if end.error:
         _left.add(run.pk)
-        try_again(partial(release_trajectories, held))
+        try_again(partial(release_trajectories, leased))
     try_again(partial(settle, run.pk, end.error))
     return work.refused
 
@@ -160,8 +160,8 @@ class _Work:
             sampling, settings.max_turns, settings.environment_seconds, live_trajectories(model, run.engine)
         )
         try:
-            if named := str(model.options.get("tool_call_parser", "")):
-                way = Way(tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}")
+            if parser_name := str(model.options.get("tool_call_parser", "")):
+                way = Way(tool_call_reader(parser_name, tokenizer.hf), f"vLLM's parser {parser_name}")
             else:
                 way = way_of(tokenizer, context.renderer)
         except EngineError as error:
@@ -258,7 +258,8 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
     renderers = [renderer(tokenizer, template.text, run.created_at.isoformat()) for template in _templates(run)]
     prompts, *rows = (
-        Context(tokenizer, one, tokenizer.stop_ids, bridge=bridges_of(tokenizer, one)) for one in renderers
+        Context(tokenizer, renderer_of_template, tokenizer.stop_ids, bridge=bridges_of(tokenizer, renderer_of_template))
+        for renderer_of_template in renderers
     )
     return replace(prompts, rows=rows[0]) if rows else prompts
 

@@ -71,20 +71,20 @@ def adopt_orphans(models: Collection[str]) -> list[Run]:
     now = timezone.now()
     quiet = Q(heartbeat_at=None) | Q(heartbeat_at__lt=now - timedelta(seconds=QUIET_SECONDS))
     its = StoredTrajectory.objects.filter(run=OuterRef("pk"))
-    held = Exists(its.filter(status=StoredTrajectory.Status.RUNNING, lease_until__gte=now))
+    is_leased = Exists(its.filter(status=StoredTrajectory.Status.RUNNING, lease_until__gte=now))
     free = Exists(its.filter(status=StoredTrajectory.Status.QUEUED) | its.filter(lease_until__lt=now))
     long_ago = now - timedelta(seconds=LOST_SECONDS)
     unheard = Q(created_at__lt=long_ago) & (Q(heartbeat_at=None) | Q(heartbeat_at__lt=long_ago))
     candidates = Run.objects.filter(
-        Q(status=Run.Status.RUNNING) & quiet & (free | ~held) | Q(status=Run.Status.QUEUED) & unheard,
+        Q(status=Run.Status.RUNNING) & quiet & (free | ~is_leased) | Q(status=Run.Status.QUEUED) & unheard,
         kind=Run.Kind.LAUNCH,
         model__in=list(models),
     )
     adopted = []
     for run in candidates.order_by(F("created_at")):
         # The caller that changes the heartbeat gets the run.
-        seen = Run.objects.filter(pk=run.pk, status=run.status, heartbeat_at=run.heartbeat_at)
-        if seen.update(heartbeat_at=now):
+        unchanged = Run.objects.filter(pk=run.pk, status=run.status, heartbeat_at=run.heartbeat_at)
+        if unchanged.update(heartbeat_at=now):
             log.warning("run taken over run=%s status=%s last_heartbeat=%s", run.code, run.status, run.heartbeat_at)
             adopted.append(run)
     return adopted

@@ -161,7 +161,7 @@ class StorageClient:
 
 def serve(pipe: Connection) -> None:
     """Store what comes until the pipe closes."""
-    held: RunStorage | None = None
+    storage: RunStorage | None = None
     while True:
         try:
             message = pipe.recv()
@@ -172,13 +172,13 @@ def serve(pipe: Connection) -> None:
             connection.settings_dict.update(message.database)
             continue
         if message is None:
-            held = None
+            storage = None
             connection.close()
             continue
         try:
-            if held is None or held.run_id != message.run:
-                held = RunStorage(message.run)
-            held.write(message)
+            if storage is None or storage.run_id != message.run:
+                storage = RunStorage(message.run)
+            storage.write(message)
             answer: NotStored | None = None
         except Exception as error:
             connection.close()

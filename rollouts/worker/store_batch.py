@@ -29,9 +29,9 @@ class RunStorage:
         """Store a batch. A batch that was stored already changes nothing."""
         save_steps(batch.steps)
         for key, index, step in batch.steps:
-            held = self._steps.setdefault(key, [])
-            if index == len(held):
-                held.append(step)
+            steps = self._steps.setdefault(key, [])
+            if index == len(steps):
+                steps.append(step)
         for end in batch.ends:
             if end.error:
                 fail_trajectory(end)
@@ -50,9 +50,12 @@ class RunStorage:
         """
         records = StoredTrajectory.objects.defer("extra_id").in_bulk([end.key for end in ends])
         ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
-        found = [self._diagnosis(records[end.key], end) for end in ours]
-        told = [replace(end, findings=one.findings, checks=one.checks) for end, one in zip(ours, found, strict=True)]
-        return told, {end.key: one.again for end, one in zip(ours, found, strict=True)}
+        diagnoses = [self._diagnosis(records[end.key], end) for end in ours]
+        diagnosed = [
+            replace(end, findings=diagnosis.findings, checks=diagnosis.checks)
+            for end, diagnosis in zip(ours, diagnoses, strict=True)
+        ]
+        return diagnosed, {end.key: diagnosis.again for end, diagnosis in zip(ours, diagnoses, strict=True)}
 
     def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
         from rollouts.jobs.diagnosis import diagnosis_for

@@ -43,7 +43,7 @@ BATCH = 50
 FILE_AGE = timedelta(days=7)
 """How long the file of an export is offered."""
 MAX_NOTES = 50
-WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
+WRITERS = (*(file_format.name for file_format in FORMATS.values() if file_format.write), *EXPORTS)
 """Names of what can be written: whole trajectories, then rows."""
 
 
@@ -207,8 +207,8 @@ def _write(
     if (target := wanted.target) is None:
         write = FORMATS[wanted.format].write
         assert write is not None
-        named = run.tokenizer.name if run.tokenizer else ""
-        return write((replace(one, tokenizer=one.tokenizer or named) for one in values), file)
+        tokenizer = run.tokenizer.name if run.tokenizer else ""
+        return write((replace(value, tokenizer=value.tokenizer or tokenizer) for value in values), file)
     codec = codec_of(run)
     return exports.write(
         target,
@@ -241,12 +241,12 @@ def _under(
             yield replay_context.complete_replies(value, tokenizer, context)
 
     with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
-        for (made,) in replayed:
+        for (result,) in replayed:
             value = pending.popleft()
-            if not made.refused:
-                yield replace(value, rows=made.rows)
+            if not result.refused:
+                yield replace(value, rows=result.rows)
                 continue
-            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
+            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {result.refused}"
             if leave_out is None:
                 raise Refusal(sentence, Remedy.OTHER_STRATEGY)
             leave_out(sentence)
@@ -254,13 +254,13 @@ def _under(
 
 def cause_of(run: models.Run, value: Trajectory) -> str:
     """The stored finding that explains why a trajectory has several rows, as a sentence; empty = none is stored."""
-    found = (
+    finding = (
         models.StoredFinding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
         .exclude(severity=Severity.INFO)
         .order_by("step_index", "start")
         .first()
     )
-    return "" if found is None else f"Finding {found.kind} at step {found.step_index}: {found.evidence}"
+    return "" if finding is None else f"Finding {finding.kind} at step {finding.step_index}: {finding.evidence}"
 
 
 # -- as a job ----------------------------------------------------------------------------------------------------------
@@ -287,10 +287,10 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     """
     whole = job.whole or job
     assert whole.run is not None
-    draft, wanted = draft_of(job), Wanted(**whole.options)
+    draft, plan = draft_of(job), Wanted(**whole.options)
     records = finished_trajectories(whole.run, *range_of(job))
-    if wanted.only:
-        records = records.filter(pk__in=filter_trajectories(whole.run, wanted.filters).values("pk"))
+    if plan.only:
+        records = records.filter(pk__in=filter_trajectories(whole.run, plan.filters).values("pk"))
     total = records.count()
     beat(n_done=0, n_total=total)
     notes: list[str] = []
@@ -303,9 +303,9 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
     try:
         with draft.open("wb") as file:
-            part = write_part(whole.run, records, wanted, file, tell=notes.append, tick=tick)
+            part = write_part(whole.run, records, plan, file, tell=notes.append, tick=tick)
         if job is whole:
-            sentence_of([part], wanted)  # before a file is put
+            sentence_of([part], plan)  # before a file is put
         size = draft.stat().st_size
         beat(n_done=total)
         files.put(key_of(job) if job is whole else part_of(job), draft, move=True)
@@ -393,15 +393,15 @@ def drop_files() -> None:
 
     Raises :class:`rollouts.store.files.StorageDown`.
     """
-    stored = {one.key.split("/")[1] for one in files.listed("exports/")}  # before asking which of them are needed
+    stored = {file.key.split("/")[1] for file in files.listed("exports/")}  # before asking which of them are needed
     drafts = list(drafts_folder().iterdir())
-    kept = files_in_use()
+    attempts = files_in_use()
     for path in drafts:
-        code, *rest = path.name.split(".")
+        code, *suffixes = path.name.split(".")
         # The draft of an attempt that is over stays behind when its worker is killed.
-        if kept.get(code) != rest[0]:
+        if attempts.get(code) != suffixes[0]:
             path.unlink(missing_ok=True)
-    for code in stored - set(kept):
+    for code in stored - set(attempts):
         files.delete_all(prefix_of(code))
 
 

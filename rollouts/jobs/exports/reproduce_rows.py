@@ -115,8 +115,8 @@ def _of_row(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check]
     elif row.step_indices and (places := sampled_places(trajectory.steps, row)) is not None:
         data["SAMPLED"] = [[start, stop] for start, stop, _ in places]
     check = ROW_SCRIPTS.get(finding.kind)
-    found = check(finding, trajectory, row, data) if check is not None else ([], "")
-    return data, *found
+    checks_and_code = check(finding, trajectory, row, data) if check is not None else ([], "")
+    return data, *checks_and_code
 
 
 Found = tuple[list[Check], str]
@@ -142,16 +142,16 @@ def _lengths(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> 
 
 def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
     """Trained tokens that the policy did not sample."""
-    known = _known(NOT_SAMPLED, data)
-    if known:
-        return [MASKED_HERE, *known], ""
+    not_sampled = _known(NOT_SAMPLED, data)
+    if not_sampled:
+        return [MASKED_HERE, *not_sampled], ""
     outside = ("not HEADER or is_outside_turn(START)", "the stretch begins inside a turn of the assistant")
     header = (
         "not OPENED or any(i < STOP and START < i + len(HEADER) for i in OPENED)",
         "no assistant header stands in this stretch",
     )
-    said = {"observation_trained": outside, "generation_prompt_trained": header}.get(finding.kind)
-    return ([MASKED_HERE, said], TURNS) if said is not None else ([MASKED_HERE], "")
+    check = {"observation_trained": outside, "generation_prompt_trained": header}.get(finding.kind)
+    return ([MASKED_HERE, check], TURNS) if check is not None else ([MASKED_HERE], "")
 
 
 def _separator(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
@@ -302,8 +302,8 @@ def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check
     step = trajectory.steps[index]
     data: Data = {"PROMPT": step.prompt_ids, "COMPLETION": step.completion_ids}
     check = STEP_SCRIPTS.get(finding.kind)
-    found = check(trajectory, index, data) if check is not None else ([], "")
-    return data, *found
+    checks_and_code = check(trajectory, index, data) if check is not None else ([], "")
+    return data, *checks_and_code
 
 
 def _step_routing(trajectory: Trajectory, index: int, data: Data) -> Found:
@@ -363,5 +363,5 @@ def trained_in(trajectory: Trajectory, index: int) -> list[Any]:
 
 
 def _routing_rows(extra: Mapping[str, Any]) -> int | None:
-    found = (routing_rows(extra.get(name)) for name in ROUTING)
-    return next((n for n in found if n is not None), None)
+    counts = (routing_rows(extra.get(name)) for name in ROUTING)
+    return next((n for n in counts if n is not None), None)

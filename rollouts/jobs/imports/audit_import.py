@@ -19,7 +19,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 
 FLAGGED = "flagged.jsonl"
 """The file in the folder of the audit. It stays there, so that a worker can go on with an import that was stopped."""
-_WORST_FIRST = [one.value for one in (Severity.ERROR, Severity.WARNING, Severity.INFO)]
+_WORST_FIRST = [level.value for level in (Severity.ERROR, Severity.WARNING, Severity.INFO)]
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ def flagged_by(folder: Path, kinds: Collection[str], severity: Severity, limit: 
     summary = read_summary(folder)
     unknown = sorted(set(kinds) - set(summary["kinds"]))
     if unknown:
-        known = ", ".join(summary["kinds"]) or "none at all"
-        raise Refusal(f"The audit has no finding of the kind {unknown[0]!r}. It has: {known}.")
-    taken = set(_WORST_FIRST if kinds else _WORST_FIRST[: _WORST_FIRST.index(severity.value) + 1])
+        names = ", ".join(summary["kinds"]) or "none at all"
+        raise Refusal(f"The audit has no finding of the kind {unknown[0]!r}. It has: {names}.")
+    severities = set(_WORST_FIRST if kinds else _WORST_FIRST[: _WORST_FIRST.index(severity.value) + 1])
     worst: dict[tuple[int, int], int] = {}
     try:
         for batch in pq.ParquetFile(folder / FINDINGS).iter_batches(columns=["shard", "place", "kind", "severity"]):
-            for one in batch.to_pylist():
-                if one["severity"] in taken and (not kinds or one["kind"] in kinds):
-                    place, rank = (one["shard"], one["place"]), _WORST_FIRST.index(one["severity"])
+            for finding in batch.to_pylist():
+                if finding["severity"] in severities and (not kinds or finding["kind"] in kinds):
+                    place, rank = (finding["shard"], finding["place"]), _WORST_FIRST.index(finding["severity"])
                     worst[place] = min(rank, worst.get(place, rank))
         settings = AuditSettings(**summary["settings"])
         shards = [AuditShard(tuple(pieces)) for pieces in summary["pieces"]]
@@ -85,7 +85,7 @@ def write_flagged(folder: Path, flagged: FlaggedTrajectories) -> Path:
 
 def _write(flagged: FlaggedTrajectories, file: Any) -> int:
     n = 0
-    for one in flagged.read():
-        file.write(inspector_jsonl.encode(one) + b"\n")
+    for trajectory in flagged.read():
+        file.write(inspector_jsonl.encode(trajectory) + b"\n")
         n += 1
     return n

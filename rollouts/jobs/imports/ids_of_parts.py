@@ -60,8 +60,8 @@ def packed(values: Sequence[int], kind: str) -> str:
 
 def unpacked(text: str, kind: str) -> list[int]:
     """The numbers of :func:`packed`."""
-    found: list[int] = np.frombuffer(b64decode(text), dtype=kind).tolist()
-    return found
+    values: list[int] = np.frombuffer(b64decode(text), dtype=kind).tolist()
+    return values
 
 
 def prefixed(file: str, name: str) -> str:
@@ -76,16 +76,16 @@ def resolve(
 
     ``renamed``: the places of these. ``load`` returns what the files say at places.
     """
-    hashes: NDArray[np.uint64] = np.array([one for part in parts for one in part.hashes], dtype=np.uint64)
+    hashes: NDArray[np.uint64] = np.array([part_hash for part in parts for part_hash in part.hashes], dtype=np.uint64)
     values, counts = np.unique(hashes, return_counts=True)
-    wanted: dict[int, Named] = {}
-    names = Names(wanted)
+    recorded: dict[int, Named] = {}
+    names = Names(recorded)
     more = _places(hashes, values[counts > 1]) | set(renamed)
     while more:
-        wanted |= load(sorted(more))
-        names = _named(parts, wanted)
-        made = [hash_of(name) for place, (name, _) in names.final.items() if name != wanted[place][0]]
-        more = _places(hashes, np.array(made, dtype=np.uint64)) - set(wanted)
+        recorded |= load(sorted(more))
+        names = _named(parts, recorded)
+        new_hashes = [hash_of(name) for place, (name, _) in names.final.items() if name != recorded[place][0]]
+        more = _places(hashes, np.array(new_hashes, dtype=np.uint64)) - set(recorded)
     return names
 
 
@@ -95,7 +95,7 @@ def _places(hashes: NDArray[np.uint64], of: NDArray[np.uint64]) -> set[int]:
 
 def _named(parts: Sequence[NamedPart], wanted: Mapping[int, Named]) -> Names:
     names = Names(dict(wanted))
-    taken: set[str] = set()
+    used_names: set[str] = set()
     in_file: set[tuple[int, str]] = set()
     starts = [0, *accumulate(len(part.hashes) for part in parts)]
     for place, part, line in _located(parts, starts, sorted(wanted)):
@@ -105,12 +105,12 @@ def _named(parts: Sequence[NamedPart], wanted: Mapping[int, Named]) -> Names:
             names.rejected[place] = Rejected(line, reason)
             continue
         in_file.add((part.number, name))
-        if name in taken:
+        if name in used_names:
             name, group = prefixed(part.file, name), group and prefixed(part.file, group)
-        if name in taken:
+        if name in used_names:
             names.rejected[place] = Rejected(None, f"The id {name!r} is in this run already.")
             continue
-        taken.add(name)
+        used_names.add(name)
         names.final[place] = name, group
     return names
 

@@ -106,9 +106,9 @@ def ask_for_uploads(
     """Keep uploaded files. Returns the job that reads them into a new run. A failure leaves neither run nor files."""
     try:
         run.bytes_total = sum(upload.size or 0 for upload in uploads)
-        kept = keep_files(uploads, run)
+        keys = keep_files(uploads, run)
         run.save(update_fields=["bytes_total"])
-        return ask(run, kept, format_name, use_recorded_tokenizer, training_step)
+        return ask(run, keys, format_name, use_recorded_tokenizer, training_step)
     except BaseException:
         drop_uploads(run.code)
         run.delete()
@@ -177,8 +177,8 @@ def left_of(run: models.Run) -> Job | None:
         return None
     files, shards = job.options["files"], list(job.shards.exclude(status=Job.Status.DONE))
     numbers = {piece["file"] for shard in shards for piece in shard.options["pieces"]}
-    left = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
-    return job if left and all(map(is_there, left)) else None
+    remaining = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
+    return job if remaining and all(map(is_there, remaining)) else None
 
 
 def resume(run: models.Run) -> None:
@@ -258,9 +258,9 @@ def _read_file(
     done = imported(run)
     try:
         source = file if isinstance(file, Source) else Source.of_path(file, name)
-        one = FileImport(run, source, before, done["next_index"], use_recorded, alive, training_step)
-        found = one.read(format_name)
-        done |= {"next_index": one.next_index, "formats": sorted({*done["formats"], found})}
+        file_import = FileImport(run, source, before, done["next_index"], use_recorded, alive, training_step)
+        file_format = file_import.read(format_name)
+        done |= {"next_index": file_import.next_index, "formats": sorted({*done["formats"], file_format})}
     except FileRefused as refusal:
         drop_incomplete(run, alive)
         reject_file(run, name, str(refusal), alive)
@@ -323,8 +323,8 @@ class FileImport:
         self.source.on_line = self._tick
         chosen, items = formats.read(self.source, format_name, self.training_step)
         for batch in batches(self.watched(items), self.source):
-            self.reject([one for one in batch if isinstance(one, Rejected)])
-            self._save([one for one in batch if isinstance(one, Trajectory)])
+            self.reject([item for item in batch if isinstance(item, Rejected)])
+            self._save([item for item in batch if isinstance(item, Trajectory)])
             self._tick()
         return chosen.name
 
@@ -357,11 +357,11 @@ class FileImport:
             return
         self._choose_tokenizer(batch)
         batch = self.named(batch)
-        found = []
+        diagnoses = []
         for trajectory in batch:
-            found.append(diagnosis_for(trajectory, self.run))
+            diagnoses.append(diagnosis_for(trajectory, self.run))
             self._tick()
-        self.store(batch, found)
+        self.store(batch, diagnoses)
 
     def store(self, batch: Sequence[Trajectory], found: Sequence[Diagnosis]) -> None:
         """Store trajectories with their diagnoses."""
@@ -370,10 +370,15 @@ class FileImport:
             with transaction.atomic():
                 self.alive()  # in this transaction: a worker that has lost the import stores nothing more
                 records = save_trajectories(
-                    self.run, batch, [one.findings for one in found], self.next_index,
-                    checks=[one.checks for one in found], gaps=[gap_json(one) for one in found], encoded=encoded,
+                    self.run,
+                    batch,
+                    [diagnosis.findings for diagnosis in found],
+                    self.next_index,
+                    checks=[diagnosis.checks for diagnosis in found],
+                    gaps=[gap_json(diagnosis) for diagnosis in found],
+                    encoded=encoded,
                 )
-                again = [(record.pk, one.again) for record, one in zip(records, found, strict=True)]
+                again = [(record.pk, diagnosis.again) for record, diagnosis in zip(records, found, strict=True)]
                 keep_retokenized(self.run, again)
         except (IntegrityError, JobLost):  # it is rolled back; after an outage that is not known
             drop_arrays(encoded)
@@ -382,34 +387,36 @@ class FileImport:
 
     def named(self, batch: list[Trajectory]) -> list[Trajectory]:
         """Files of one run may use the same ids. If an id is taken, it and its group get the file's name in front."""
-        wanted = [one.external_id for one in batch]
-        taken = set(self.run.trajectories.filter(external_id__in=wanted).values_list("external_id", flat=True))
-        if not taken:
+        ids = [trajectory.external_id for trajectory in batch]
+        stored_ids = set(self.run.trajectories.filter(external_id__in=ids).values_list("external_id", flat=True))
+        if not stored_ids:
             return batch
         renamed = []
-        for one in batch:
-            if one.external_id in taken:
-                name, group = f"{self.source.name}:{one.external_id}", f"{self.source.name}:{one.group}"
-                one = replace(one, external_id=name[-200:], group=one.group and group[-200:])
-            renamed.append(one)
-        again = [one.external_id for one in renamed]
+        for trajectory in batch:
+            if trajectory.external_id in stored_ids:
+                name, group = f"{self.source.name}:{trajectory.external_id}", f"{self.source.name}:{trajectory.group}"
+                trajectory = replace(trajectory, external_id=name[-200:], group=trajectory.group and group[-200:])
+            renamed.append(trajectory)
+        again = [trajectory.external_id for trajectory in renamed]
         twice = set(self.run.trajectories.filter(external_id__in=again).values_list("external_id", flat=True))
-        kept, seen = [], twice
-        for one in renamed:
-            if one.external_id in seen:
+        accepted, used_ids = [], twice
+        for trajectory in renamed:
+            if trajectory.external_id in used_ids:
                 add_rejections(
-                    self.run, self.source.name, [Rejected(None, f"The id {one.external_id!r} is in this run already.")]
+                    self.run,
+                    self.source.name,
+                    [Rejected(None, f"The id {trajectory.external_id!r} is in this run already.")],
                 )
                 continue
-            seen.add(one.external_id)
-            kept.append(one)
-        return kept
+            used_ids.add(trajectory.external_id)
+            accepted.append(trajectory)
+        return accepted
 
     def _choose_tokenizer(self, batch: Sequence[Trajectory]) -> None:
         if self.run.tokenizer is None and self.use_recorded:
-            names = {one.tokenizer for one in batch if one.tokenizer}
-            if len(names) == 1 and (found := tokenizer_named(self.run.project_id, names.pop())) is not None:
-                choose_tokenizer(self.run, found)
+            names = {trajectory.tokenizer for trajectory in batch if trajectory.tokenizer}
+            if len(names) == 1 and (tokenizer := tokenizer_named(self.run.project_id, names.pop())) is not None:
+                choose_tokenizer(self.run, tokenizer)
         if self._table is None:
             self._table = byte_table_of(self.run)
 

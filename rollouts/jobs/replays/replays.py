@@ -45,7 +45,7 @@ def missing(trajectory: StoredTrajectory) -> str:
 
 def all_installed() -> bool:
     """Whether no strategy lacks its optional package."""
-    return not any(one.missing() for one in STRATEGIES.values())
+    return not any(strategy.missing() for strategy in STRATEGIES.values())
 
 
 def key_of(trajectory: StoredTrajectory) -> str:
@@ -68,49 +68,49 @@ def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> 
     """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries a failed replay."""
     key = key_of(trajectory)
     with transaction.atomic():
-        made, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
+        replay, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
         if not created and not (
-            is_active(made.job) or made.key != key or (again and made.job.status == Job.Status.FAILED)
+            is_active(replay.job) or replay.key != key or (again and replay.job.status == Job.Status.FAILED)
         ):
-            return made, False
-        made.job, is_new = ask_job(made, KIND.slug, user=user)
+            return replay, False
+        replay.job, is_new = ask_job(replay, KIND.slug, user=user)
         if is_new:
-            made.key, made.report = key, None
-            made.save(update_fields=["key", "report"])
-    return made, is_new
+            replay.key, replay.report = key, None
+            replay.save(update_fields=["key", "report"])
+    return replay, is_new
 
 
 def current(trajectory: StoredTrajectory) -> Replay | None:
     """The stored replay of a trajectory if it is not stale or a worker is making it now; else None."""
-    made = Replay.objects.select_related("job").filter(trajectory=trajectory).first()
-    if made is None or not (made.key == key_of(trajectory) or is_active(made.job)):
+    replay = Replay.objects.select_related("job").filter(trajectory=trajectory).first()
+    if replay is None or not (replay.key == key_of(trajectory) or is_active(replay.job)):
         return None
-    return made
+    return replay
 
 
 def do_job(job: Job, beat: Beat) -> None:
     """Replay every strategy over a trajectory and store figures and rows."""
-    made = Replay.objects.get(job=job)
+    replay = Replay.objects.get(job=job)
     record = StoredTrajectory.objects.select_related(
         "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
-    ).get(pk=made.trajectory_id)
+    ).get(pk=replay.trajectory_id)
     beat()
-    made.key = key_of(record)
-    made.save(update_fields=["key"])
+    replay.key = key_of(record)
+    replay.save(update_fields=["key"])
     try:
         results = _replayed(record)
     except Refusal:
         raise
     except (RenderFailed, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
-    made.report = {"strategies": [figures(result) for result in results]}
-    kept = [_kept(made, result) for result in results if result.rows]
+    replay.report = {"strategies": [figures(result) for result in results]}
+    rows_of_strategies = [_kept(replay, result) for result in results if result.rows]
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        made.rows.all().delete()
-        ReplayRows.objects.bulk_create([rows for rows in kept if rows is not None])
-        made.save(update_fields=["report"])
+        replay.rows.all().delete()
+        ReplayRows.objects.bulk_create([rows for rows in rows_of_strategies if rows is not None])
+        replay.save(update_fields=["report"])
 
 
 def _replayed(record: StoredTrajectory) -> list[Made]:
@@ -126,8 +126,8 @@ def _replayed(record: StoredTrajectory) -> list[Made]:
             Remedy.REPLAY_BY_COMMAND,
         )
     context, loaded = context_of(record.run)
-    (made,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
-    return made
+    (results,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
+    return results
 
 
 def figures(made: Made) -> dict[str, Any]:

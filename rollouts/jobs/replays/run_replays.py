@@ -67,9 +67,9 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
             pending.append(record)
             yield complete_replies(value, loaded, context)
 
-    for made in replay_many(values(), list(STRATEGIES.values()), context):
+    for results in replay_many(values(), list(STRATEGIES.values()), context):
         record = pending.popleft()
-        _add(report, made)
+        _add(report, results)
         yield record.index
 
 
@@ -95,8 +95,8 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     of_job = finished_trajectories(run, first, last)
     n_done = of_job.filter(index__lte=job.reached).count()
     beat(n_done=n_done, n_total=of_job.count(), report=job.report, reached=job.reached)
-    with closing(replay_run(run, job.report, job.reached, last)) as made:
-        for index in made:
+    with closing(replay_run(run, job.report, job.reached, last)) as indices:
+        for index in indices:
             n_done += 1
             beat.now_and_then(n_done=n_done, report=job.report, reached=index)
     return {"report": job.report, "n_done": n_done}
@@ -105,7 +105,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 def join(job: Job, beat: Beat) -> None:
     """End a replay: its report is the sum of the reports of its shards, in their order."""
     run = _run_of(job)
-    reports = [one.report or {} for one in shards_of(job) or [job]]
+    reports = [shard.report or {} for shard in shards_of(job) or [job]]
     total = new_report(run, 0, -1)
     if any(report.get("key") != total["key"] for report in reports):
         raise Refusal("The run changed while it was replayed. Replay it again.")
@@ -117,32 +117,32 @@ def join(job: Job, beat: Beat) -> None:
 
 
 def _run_of(job: Job) -> Run:
-    found = Run.objects.select_related("tokenizer__chat_template", "chat_template")
-    run = found.filter(jobs=job.whole_id or job.pk).first()
+    runs = Run.objects.select_related("tokenizer__chat_template", "chat_template")
+    run = runs.filter(jobs=job.whole_id or job.pk).first()
     if run is None:
         raise JobLost
     return run
 
 
 def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
-    for line, one in zip(report["strategies"], made, strict=True):
+    for line, result in zip(report["strategies"], made, strict=True):
         line["trajectories"] += 1
-        if one.refused:
+        if result.refused:
             line["refused"] += 1
-            line["why"][one.refused] = line["why"].get(one.refused, 0) + 1
+            line["why"][result.refused] = line["why"].get(result.refused, 0) + 1
             continue
-        of_one = figures(one)
+        of_one = figures(result)
         for name, figure in _SUMMED.items():
             line[name] += of_one[figure]
-        line["differing"] += one.differs_at is not None
+        line["differing"] += result.differs_at is not None
 
 
 def _merge(total: dict[str, Any], report: dict[str, Any]) -> None:
     """Add the figures of a report to those of another one."""
-    for line, one in zip(total["strategies"], report["strategies"], strict=True):
-        line["why"] = dict(Counter(line["why"]) + Counter(one["why"]))
+    for line, other in zip(total["strategies"], report["strategies"], strict=True):
+        line["why"] = dict(Counter(line["why"]) + Counter(other["why"]))
         for name in ("trajectories", "refused", *_SUMMED, "differing"):
-            line[name] += one[name]
+            line[name] += other[name]
     for name, n in report["recorded"].items():
         total["recorded"][name] += n
 

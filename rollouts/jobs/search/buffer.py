@@ -93,8 +93,8 @@ class TokenBuffer:
         last = cell.offset + stop - cell.start
         spot = Spot(cell.trajectory, cell.row, cell.step, last - (stop - start), last)
         if cell.row is None and any(
-            number == cell.trajectory and np.array_equal(held[spot.start : spot.stop], self.ids[start:stop])
-            for (number, _), held in self.own_rows.items()
+            number == cell.trajectory and np.array_equal(row_ids[spot.start : spot.stop], self.ids[start:stop])
+            for (number, _), row_ids in self.own_rows.items()
         ):
             return None  # a row of its own has the same tokens at the same place
         return spot
@@ -140,15 +140,17 @@ def of_trajectories(keys: Sequence[int], carry: int) -> TokenBuffer:
 
 def _with_arrays(found: Any, columns: Sequence[str], arrays: Sequence[str]) -> Iterable[tuple[Any, ...]]:
     """The columns and arrays of steps or rows, from the database or from segments."""
-    held = list(found.values_list(*columns, "segment__key", "segment_offset", *(f"tokens__{name}" for name in arrays)))
+    records = list(
+        found.values_list(*columns, "segment__key", "segment_offset", *(f"tokens__{name}" for name in arrays))
+    )
     n = len(columns)
-    placed = iter(read_places([one[n : n + 2] for one in held if one[n] is not None], arrays))
-    for one in held:
-        if one[n] is None:
-            yield (*one[:n], *one[n + 2 :])
+    placed = iter(read_places([record[n : n + 2] for record in records if record[n] is not None], arrays))
+    for record in records:
+        if record[n] is None:
+            yield (*record[:n], *record[n + 2 :])
         else:
             there = next(placed)
-            yield (*one[:n], *(there[name] for name in arrays))
+            yield (*record[:n], *(there[name] for name in arrays))
 
 
 def _steps(stored: Sequence[Any]) -> list[_Step]:
@@ -172,14 +174,14 @@ def _followers(stored: Sequence[Any], rows: Sequence[Any]) -> list[int | None]:
         follows = {index for index, last_step, _ in rows if last_step is not None}
         return [row if row in follows else None for _, _, _, _, _, row, *_ in stored]
     # A trajectory without stored rows is shown with those that its steps make so far.
-    found, at, open_rows = list[int | None](), dict[int, int](), 0
+    followers, at, open_rows = list[int | None](), dict[int, int](), 0
     for pk, _, parent, shared, parent_length, *_ in stored:
         row = at.pop(parent, None) if shared == parent_length else None
         if row is None:
             row, open_rows = open_rows, open_rows + 1
         at[pk] = row
-        found.append(row)
-    return found
+        followers.append(row)
+    return followers
 
 
 class _Builder:

@@ -79,17 +79,17 @@ class IdsPattern:
         return len(self.parts) - 1
 
     def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
-        wanted = [self._ids(part, table) for part in self.parts]
-        n, ids = len(wanted), buffer.ids
-        if len(ids) - first < n or any(one is not None and not len(one) for one in wanted):
+        choices = [self._ids(part, table) for part in self.parts]
+        n, ids = len(choices), buffer.ids
+        if len(ids) - first < n or any(ids_here is not None and not len(ids_here) for ids_here in choices):
             return
         # Byte-pair encoders give rare tokens large ids, so that few places are left after the first look.
-        known = [(len(one), -int(one[0]), k) for k, one in enumerate(wanted) if one is not None]
-        anchor = min(known)[2]
-        starts = first + np.flatnonzero(_is_among(ids[first + anchor : len(ids) - (n - 1 - anchor)], wanted[anchor]))
-        for k, one in enumerate(wanted):
-            if one is not None and k != anchor:
-                starts = starts[_is_among(ids[starts + k], one)]
+        sizes = [(len(ids_here), -int(ids_here[0]), k) for k, ids_here in enumerate(choices) if ids_here is not None]
+        anchor = min(sizes)[2]
+        starts = first + np.flatnonzero(_is_among(ids[first + anchor : len(ids) - (n - 1 - anchor)], choices[anchor]))
+        for k, ids_here in enumerate(choices):
+            if ids_here is not None and k != anchor:
+                starts = starts[_is_among(ids[starts + k], ids_here)]
         for start in starts:
             yield int(start), int(start) + n
 
@@ -183,14 +183,14 @@ class RegexPattern:
 
     def _matches(self, text: str, at: int, late: float | None) -> Iterator[Range]:
         """The ranges of bytes of a text; ``at``: the character to begin at."""
-        known, known_bytes = 0, 0  # a character, and how many bytes stand before it
+        start, start_bytes = 0, 0  # a character, and how many bytes stand before it
         for window in range(0, len(text), WINDOW):
             while at < min(window + WINDOW, len(text)):
-                left = REGEX_SECONDS if late is None else late - time.monotonic()
-                if left <= 0:
+                seconds = REGEX_SECONDS if late is None else late - time.monotonic()
+                if seconds <= 0:
                     raise PatternTooSlow
                 try:
-                    match = self.pattern.search(text, at, window + WINDOW + OVERLAP, timeout=left, concurrent=True)
+                    match = self.pattern.search(text, at, window + WINDOW + OVERLAP, timeout=seconds, concurrent=True)
                 except (TimeoutError, MemoryError, RecursionError) as error:
                     raise PatternTooSlow from error
                 if match is None or match.start() >= window + WINDOW:
@@ -199,13 +199,13 @@ class RegexPattern:
                 if match.end() == match.start():
                     at = match.end() + 1
                     continue
-                first = known_bytes + _n_bytes(text[known : match.start()])
+                first = start_bytes + _n_bytes(text[start : match.start()])
                 last = first + _n_bytes(match.group())
-                known, known_bytes, at = match.end(), last, match.end()
-                asked = time.monotonic()
+                start, start_bytes, at = match.end(), last, match.end()
+                paused_at = time.monotonic()
                 yield first, last
                 if late is not None:
-                    late += time.monotonic() - asked
+                    late += time.monotonic() - paused_at
 
 
 def _n_bytes(text: str) -> int:
@@ -287,8 +287,8 @@ def read_regex(text: str) -> RegexPattern:
         raise Refusal("Write the regular expression to search for.")
     if len(text) > MAX_REGEX:
         raise Refusal(f"This expression has {len(text):,} characters; at most {MAX_REGEX} are searched for.")
-    if found := _RECURSION.search(text):
-        raise Refusal(f"The expression calls itself at character {found.start() + 1}; that is not searched for.")
+    if recursion := _RECURSION.search(text):
+        raise Refusal(f"The expression calls itself at character {recursion.start() + 1}; that is not searched for.")
     try:
         pattern = regex.compile(text)
     except regex.error as error:

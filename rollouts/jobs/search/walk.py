@@ -107,8 +107,8 @@ def search(
     """
     runs = access.limit(Run.objects.all())
     runs = runs.filter(pk=run.pk) if run is not None else runs.filter(project__code=project) if project else runs
-    held = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
-    place = _Place(*held) if held else None
+    values = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
+    place = _Place(*values) if values else None
     if place is None and isinstance(question.pattern, IdsPattern):
         _check_texts(question.pattern, runs)
     total = place.total if place is not None else runs.aggregate(n=Sum("n_trajectories"))["n"] or 0
@@ -171,13 +171,15 @@ class _Walk:
             self.part.done = done
 
     def _runs(self, runs: QuerySet[Run], place: _Place | None) -> Iterator[Run]:
-        found = runs.select_related("project", "tokenizer").order_by("-created_at", "-id")
+        ordered = runs.select_related("project", "tokenizer").order_by("-created_at", "-id")
         if place is not None:
-            found = found.filter(Q(created_at__lt=place.created_at) | Q(created_at=place.created_at, pk__lte=place.run))
-        while held := list(found[:RUNS_AT_ONCE]):
-            yield from held
-            last = held[-1]
-            found = found.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
+            ordered = ordered.filter(
+                Q(created_at__lt=place.created_at) | Q(created_at=place.created_at, pk__lte=place.run)
+            )
+        while page := list(ordered[:RUNS_AT_ONCE]):
+            yield from page
+            last = page[-1]
+            ordered = ordered.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
 
     def _search_run(self, run: Run, index: int, at: int, done: int) -> bool:
         """Search the trajectories of a run from ``index`` on. False = the part has ended."""
@@ -187,13 +189,14 @@ class _Walk:
             if run.n_tokens and not index:
                 self.part.notes.append(f"“{run.name}” has no tokenizer that can be read; only ids are found in it.")
             return self._in_time(run, run.n_trajectories, done)
-        found = filter_trajectories(run, self.question.filters).order_by("index")
+        trajectories = filter_trajectories(run, self.question.filters).order_by("index")
         columns = ("pk", "index", "code", "external_id", "n_tokens")
-        while held := [
-            _Looked(*one) for one in found.filter(index__gte=index).values_list(*columns)[:BATCH_TRAJECTORIES]
+        while page := [
+            _Looked(*values)
+            for values in trajectories.filter(index__gte=index).values_list(*columns)[:BATCH_TRAJECTORIES]
         ]:
-            at = at if held[0].number == index else 0
-            for batch in batched(held, BATCH_TOKENS, lambda one: one.n_tokens):
+            at = at if page[0].number == index else 0
+            for batch in batched(page, BATCH_TOKENS, lambda one: one.n_tokens):
                 if not self._search_batch(run, table, batch, at, done):
                     return False
                 at, index = 0, batch[-1].number + 1
@@ -214,14 +217,14 @@ class _Walk:
     def _search_batch(self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int, done: int) -> bool:
         """Search some trajectories; ``at``: how far the first one is searched. False = the part has ended."""
         find = {"finding": self._findings, "metadata": self._metadata}.get(self.question.by, self._tokens)
-        for looked, then, found in find(run, table, batch, at):
-            if found is None:
+        for looked, then, result in find(run, table, batch, at):
+            if result is None:
                 sentence = "The expression took too long in {}, and was stopped there. Make it more specific."
                 self.part.notes.append(sentence.format(f"“{looked.external_id[:80]}”"))
                 self.part.too_slow = True
                 self._stop(run, looked.number + 1, 0, done)
                 return False
-            self.part.results.append(found)
+            self.part.results.append(result)
             if len(self.part.results) >= self.limit:
                 self._stop(run, looked.number, then, done)
                 return False
@@ -233,7 +236,7 @@ class _Walk:
         """The trajectory, how far it is searched then, and a result; None = it takes too long."""
         pattern = self.question.pattern
         assert pattern is not None
-        buffer = of_trajectories([one.pk for one in batch], pattern.carry)
+        buffer = of_trajectories([looked_at.pk for looked_at in batch], pattern.carry)
         first = at
         try:
             for start, stop in pattern.find(buffer, table, at):
@@ -252,47 +255,61 @@ class _Walk:
     def _findings(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, Found | None]]:
-        by_key = {one.pk: one for one in batch}
+        by_key = {finding.pk: finding for finding in batch}
         filters = self.question.filters
         of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
-        wanted = {name: value for name, value in of_finding.items() if value not in ("", None)}
-        held = list(
-            StoredFinding.objects.filter(run=run, trajectory__in=list(by_key), **wanted)
+        conditions = {name: value for name, value in of_finding.items() if value not in ("", None)}
+        findings = list(
+            StoredFinding.objects.filter(run=run, trajectory__in=list(by_key), **conditions)
             .defer("expected_ids", "actual_ids", "places")
             .order_by("trajectory_id", "step_index", "row_index", "start", "pk")
         )
-        rows = _rows_of([one for one in held if one.row_index is None and one.step_index is not None])
+        rows = _rows_of(
+            [finding for finding in findings if finding.row_index is None and finding.step_index is not None]
+        )
         n_of: dict[int, int] = {}
-        for one in sorted(held, key=lambda one: by_key[one.trajectory_id].number):
-            looked = by_key[one.trajectory_id]
+        for finding in sorted(findings, key=lambda one: by_key[one.trajectory_id].number):
+            looked = by_key[finding.trajectory_id]
             n_of[looked.pk] = n_of.get(looked.pk, 0) + 1
             if looked is batch[0] and n_of[looked.pk] <= at:
                 continue
-            row = rows.get((one.trajectory_id, one.step_index), one.row_index)
-            yield looked, n_of[looked.pk], Found(
-                run, looked.code, looked.external_id, looked.number, row, one.step_index, one.start, one.stop,
-                one.evidence[:MAX_CHARACTERS], kind=one.kind,
+            row = rows.get((finding.trajectory_id, finding.step_index), finding.row_index)
+            yield (
+                looked,
+                n_of[looked.pk],
+                Found(
+                    run,
+                    looked.code,
+                    looked.external_id,
+                    looked.number,
+                    row,
+                    finding.step_index,
+                    finding.start,
+                    finding.stop,
+                    finding.evidence[:MAX_CHARACTERS],
+                    kind=finding.kind,
+                ),
             )
 
     def _metadata(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, Found | None]]:
         text, as_json = self.question.text, self.question.as_json
-        named = Q(code=text)
+        condition = Q(code=text)
         for column in _NAMES:
-            named |= Q(**{f"{column}__icontains": text})
+            condition |= Q(**{f"{column}__icontains": text})
         for column in _BODIES:
-            named |= Q(**{f"{column}__body__icontains": as_json})
-        by_key = {one.pk: one for one in batch}
-        found = StoredTrajectory.objects.filter(named, pk__in=list(by_key)).order_by("index")
+            condition |= Q(**{f"{column}__body__icontains": as_json})
+        by_key = {looked_at.pk: looked_at for looked_at in batch}
+        records = StoredTrajectory.objects.filter(condition, pk__in=list(by_key)).order_by("index")
         columns = (*_NAMES, *(f"{column}__body" for column in _BODIES))
-        for key, *values in found.values_list("pk", *columns):
+        for key, *values in records.values_list("pk", *columns):
             looked = by_key[key]
             if at and looked is batch[0]:
                 continue
-            field, before, said, after = _where(dict(zip((*_NAMES, *_BODIES), values, strict=True)), text, as_json)
+            field, before, excerpt, after = _where(dict(zip((*_NAMES, *_BODIES), values, strict=True)), text, as_json)
             yield looked, 1, Found(
-                run, looked.code, looked.external_id, looked.number, None, None, None, None, said,
+                run, looked.code, looked.external_id, looked.number, None, None, None, None, excerpt,
                 f"{field}: {before}", after,
             )
 
@@ -307,29 +324,29 @@ _AROUND = 80
 def _where(values: dict[str, Any], text: str, as_json: str) -> tuple[str, str, str, str]:
     """The field that holds the text, and the text with what stands around it."""
     for name, value in values.items():
-        wanted = as_json if name in _BODIES else text
-        at = (value or "").lower().find(wanted.lower())
+        needle = as_json if name in _BODIES else text
+        at = (value or "").lower().find(needle.lower())
         if at >= 0:
-            end = at + len(wanted)
+            end = at + len(needle)
             return name, value[max(at - _AROUND, 0) : at], value[at:end], value[end : end + _AROUND]
     return "external_id", "", str(values["external_id"]), ""
 
 
 def _rows_of(findings: Sequence[StoredFinding]) -> dict[tuple[int, int | None], int]:
     """(trajectory, step) -> the row of the step. One query; none without findings."""
-    keys = {one.trajectory_id for one in findings}
+    keys = {finding.trajectory_id for finding in findings}
     if not keys:
         return {}
-    steps = StoredStep.objects.filter(trajectory__in=keys, index__in={one.step_index for one in findings})
+    steps = StoredStep.objects.filter(trajectory__in=keys, index__in={finding.step_index for finding in findings})
     return {
         (trajectory, index): row for trajectory, index, row in steps.values_list("trajectory", "index", "row_index")
     }
 
 
 def _text(table: ByteTable | None, ids: Ids) -> str:
-    shown = ids[:MAX_CHARACTERS]
-    text = " ".join(map(str, shown.tolist())) if table is None else table.text(shown)
-    return text if len(text) <= MAX_CHARACTERS and len(shown) == len(ids) else f"{text[:MAX_CHARACTERS]} …"
+    first_ids = ids[:MAX_CHARACTERS]
+    text = " ".join(map(str, first_ids.tolist())) if table is None else table.text(first_ids)
+    return text if len(text) <= MAX_CHARACTERS and len(first_ids) == len(ids) else f"{text[:MAX_CHARACTERS]} …"
 
 
 def find_in_row(

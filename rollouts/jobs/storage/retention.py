@@ -80,20 +80,20 @@ def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
         .order_by()
     )
     sizes = dict(in_segments)
-    made = RetentionPlan()
-    kept = _described(runs).order_by("changed_at", "pk").iterator(1000)
-    found = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in kept]
-    made.n_bytes = made.n_bytes_left = sum(n for _, n in found)
-    for run, n_bytes in found:
-        reason = _reason(run, made.n_bytes_left, limits, now)
+    plan = RetentionPlan()
+    described = _described(runs).order_by("changed_at", "pk").iterator(1000)
+    sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in described]
+    plan.n_bytes = plan.n_bytes_left = sum(n for _, n in sizes_of_runs)
+    for run, n_bytes in sizes_of_runs:
+        reason = _reason(run, plan.n_bytes_left, limits, now)
         if not reason:
             continue
         if why := _why_it_stays(run, now):
-            made.held[why] = made.held.get(why, 0) + 1
+            plan.held[why] = plan.held.get(why, 0) + 1
             continue
-        made.leaving.append(Leaving(run, run.changed_at, n_bytes, reason))
-        made.n_bytes_left -= n_bytes
-    return made
+        plan.leaving.append(Leaving(run, run.changed_at, n_bytes, reason))
+        plan.n_bytes_left -= n_bytes
+    return plan
 
 
 def delete(leaving: Leaving) -> bool:

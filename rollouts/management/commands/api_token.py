@@ -66,7 +66,7 @@ class Command(TerminalCommand):
             )
 
     def _list(self, as_json: bool) -> None:
-        found = [
+        keys = [
             {
                 "id": record.pk,
                 "name": record.name,
@@ -82,18 +82,18 @@ class Command(TerminalCommand):
             for record in ApiToken.objects.select_related("created_by", "project").order_by("-pk")
         ]
         if as_json:
-            self.stdout.write(json.dumps(found))
+            self.stdout.write(json.dumps(keys))
             return
-        for one in found:
-            used = f"last used {one['last_used_at'] or 'never'}"
-            state = f"revoked {one['revoked_at']}" if one["revoked_at"] else used
-            if one["expires_at"]:
-                state += f", until {one['expires_at']}"
+        for key in keys:
+            used = f"last used {key['last_used_at'] or 'never'}"
+            state = f"revoked {key['revoked_at']}" if key["revoked_at"] else used
+            if key["expires_at"]:
+                state += f", until {key['expires_at']}"
             self.stdout.write(
-                f"{one['id']:>5}  {one['hint']}…  {one_line(str(one['name']))}  "
-                f"by {one['user']} in {one_line(str(one['project']))} ({', '.join(one['scopes'])}), {state}"
+                f"{key['id']:>5}  {key['hint']}…  {one_line(str(key['name']))}  "
+                f"by {key['user']} in {one_line(str(key['project']))} ({', '.join(key['scopes'])}), {state}"
             )
-        if not found:
+        if not keys:
             self.stdout.write("There are no tokens.")
 
     def _say(self, data: dict[str, Any], sentence: str, options: dict[str, Any]) -> None:

@@ -71,8 +71,8 @@ class Command(TerminalCommand):
 
     def _one(self, options: dict[str, Any]) -> int:
         # A file alone is checked without a database.
-        named = options["tokenizer"]
-        tokenizer = resolve_tokenizer(named, project_named(options["project"])) if named else None
+        name = options["tokenizer"]
+        tokenizer = resolve_tokenizer(name, project_named(options["project"])) if name else None
         if options["chat_template"]:
             text = read_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
@@ -147,17 +147,16 @@ class Command(TerminalCommand):
             if check.status is CheckStatus.OK:
                 continue
             write(f"{check.status.value:12} {check.title}: {check.detail}")
-            found = check.to_dict(report.chat_template)
-            if check.decisive and found["index"] is not None:
+            difference = check.to_dict(report.chat_template)
+            if check.decisive and difference["index"] is not None:
                 for word in ("expected", "actual"):
-                    write(f"             {word:9} {found[f'{word}_ids'][:8]} {found[f'{word}_text'][:60]!r}")
-                    line = found["lines"][word]
+                    write(f"             {word:9} {difference[f'{word}_ids'][:8]} {difference[f'{word}_text'][:60]!r}")
+                    line = difference["lines"][word]
                     if line:
-                        write(f"             line {line}: {found['sources'][word][:100]}")
-                if found["decided_by"]:
-                    write(
-                        f"             decided on line {found['decided_by']['line']}: {found['decided_by']['source']}"
-                    )
+                        write(f"             line {line}: {difference['sources'][word][:100]}")
+                if difference["decided_by"]:
+                    place = difference["decided_by"]
+                    write(f"             decided on line {place['line']}: {place['source']}")
         if report.repair is not None:
             write("")
             write(report.repair.diff)
@@ -199,10 +198,10 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
         except ValueError as error:
             raise Refusal(str(error)) from error
     if registered is None:
-        known = ", ".join(tokenizer_names(project, 20))
+        names = ", ".join(tokenizer_names(project, 20))
         raise Refusal(
             f"There is no folder {name} and no registered tokenizer of that name. "
-            + (f"Registered are: {known}." if known else "None is registered yet.")
+            + (f"Registered are: {names}." if names else "None is registered yet.")
         )
     return _load(registered)
 

@@ -42,10 +42,10 @@ class Command(TerminalCommand):
                 run.chat_template = registered_chat_template(options["chat_template"], run.project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-        asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
+        job_options = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
 
         def ask() -> tuple[Job, bool]:
-            job, is_new = ask_job(run, "diagnose", asked)
+            job, is_new = ask_job(run, "diagnose", job_options)
             if is_new:
                 run.save(update_fields=["tokenizer", "chat_template"])
             return job, is_new

@@ -41,15 +41,15 @@ class Command(TerminalCommand):
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
+        plan = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
         target = Path(options["output"])
         if options["output"] == "-":
-            self._write(sys.stdout.buffer, options["run"], wanted)
+            self._write(sys.stdout.buffer, options["run"], plan)
             return
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with draft.open("wb") as file:
-                written = self._write(file, options["run"], wanted)
+                written = self._write(file, options["run"], plan)
             os.replace(draft, target)
         except BrokenPipeError:
             raise
@@ -73,8 +73,8 @@ def _find(code: str) -> tuple[Run, Any]:
     run = find_run(templates=True, code=code)
     if run is not None:
         return run, run.trajectories.all()
-    one = StoredTrajectory.objects.filter(code=code)
+    trajectories = StoredTrajectory.objects.filter(code=code)
     run = find_run(templates=True, trajectories__code=code)
     if run is None:
         raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-    return run, one
+    return run, trajectories

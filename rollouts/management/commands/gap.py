@@ -28,10 +28,10 @@ class Command(TerminalCommand):
         run = find_run(code=options["run"])
         if run is None:
             raise CommandError(f"There is no run with the code {options['run']!r}.")
-        named = {side: options[side] for side in ("sampler", "trainer")}
-        if any(named.values()) and (sentence := why_no_columns(run, **named)):
+        columns = {side: options[side] for side in ("sampler", "trainer")}
+        if any(columns.values()) and (sentence := why_no_columns(run, **columns)):
             raise CommandError(sentence)
-        report = read_gap(run, **named)
+        report = read_gap(run, **columns)
         if options["json"]:
             self.stdout.write(json.dumps({name: value for name, value in report.items() if name != "key"}))
             return
@@ -54,8 +54,8 @@ class Command(TerminalCommand):
             self.stdout.write("No cause is named: sampler and trainer agree to rounding.")
         for name, sentence in report["undecided"].items():
             self.stdout.write(f"Not decided, {CAUSES[name].title.lower()}: {sentence}")
-        for one in report["worst"][:PRINTED_WORST]:
+        for token in report["worst"][:PRINTED_WORST]:
             self.stdout.write(
-                f"{one['trajectory']} row {one['row']} token {one['offset']:,}: sampler {one['sampler']:.4g}, "
-                f"trainer {one['trainer']:.4g}"
+                f"{token['trajectory']} row {token['row']} token {token['offset']:,}: sampler {token['sampler']:.4g}, "
+                f"trainer {token['trainer']:.4g}"
             )

@@ -34,7 +34,7 @@ class Command(TerminalCommand):
             "--kind", action="append", default=[], help="only with this kind; several times for several"
         )
         parser.add_argument(
-            "--severity", default="warning", choices=[one.value for one in Severity],
+            "--severity", default="warning", choices=[severity.value for severity in Severity],
             help="with a finding of this severity or a worse one, where no kind is named (default: warning)",
         )
         parser.add_argument("--limit", type=int, default=MAX_FLAGGED, help=f"at most so many ({MAX_FLAGGED:,})")
@@ -68,12 +68,15 @@ class Command(TerminalCommand):
     def _say(self, run: Run, flagged: FlaggedTrajectories, as_json: bool) -> None:
         listed = StoredTrajectory.objects.filter(run=run).order_by("index")
         if as_json:
-            shown = [
+            trajectories = [
                 {"external_id": name, "page": f"/trajectories/{code}"}
                 for name, code in listed.values_list("external_id", "code")
             ]
             value = {
-                "run": run.code, "page": f"/runs/{run.code}", "trajectories": shown, "left_out": flagged.n_left_out,
+                "run": run.code,
+                "page": f"/runs/{run.code}",
+                "trajectories": trajectories,
+                "left_out": flagged.n_left_out,
                 "findings": run.finding_counts,
             }
             self.stdout.write(json.dumps(value))

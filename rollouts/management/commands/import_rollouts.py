@@ -50,10 +50,10 @@ class Command(TerminalCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         if options["format"] != "auto" and options["format"] not in FORMATS:
             raise CommandError(f"There is no format {options['format']!r}. There are: auto, {', '.join(FORMATS)}.")
-        named = [Path(name) for name in options["files"]]
+        paths = [Path(name) for name in options["files"]]
         project = project_named(options["project"])
         try:
-            files = [file for one in named for file in files_of(one)]
+            files = [file for path in paths for file in files_of(path)]
             rule = checked_rule(options["training_step"], options["training_step_from"])
             tokenizer = find_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
             template = tokenizer.chat_template if tokenizer else None
@@ -61,10 +61,10 @@ class Command(TerminalCommand):
                 template = registered_chat_template(options["chat_template"], project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         run = create_run(
             Run.Kind.IMPORT,
-            options["run"] or f"{named[0].name}{more}",
+            options["run"] or f"{paths[0].name}{more}",
             project=project,
             tokenizer=tokenizer,
             chat_template=template,
@@ -72,7 +72,7 @@ class Command(TerminalCommand):
         with run_jobs() as jobs:
             jobs.append(imports.ask(run, files, options["format"], training_step=rule))
         run.refresh_from_db()
-        rejections = [dict(one) for one in run.rejections.order_by("pk").values("file", "line", "reason")]
+        rejections = [dict(rejection) for rejection in run.rejections.order_by("pk").values("file", "line", "reason")]
         if options["json"]:
             self.stdout.write(json.dumps(result(run, rejections)))
         else:
@@ -99,9 +99,9 @@ class Command(TerminalCommand):
             if not run.finding_counts:
                 _, checks, _ = check_totals(run.trajectories.all())
                 self.stdout.write(f"Findings: {all_clear(checks)}")
-        for one in rejections:
-            place = one["file"] if one["line"] is None else f"{one['file']}:{one['line']}"
-            self.stderr.write(f"rejected {place}: {one['reason']}")
+        for rejection in rejections:
+            place = rejection["file"] if rejection["line"] is None else f"{rejection['file']}:{rejection['line']}"
+            self.stderr.write(f"rejected {place}: {rejection['reason']}")
         if run.n_rejected > len(rejections):
             self.stderr.write(f"... and {run.n_rejected - len(rejections):,} more.")
 

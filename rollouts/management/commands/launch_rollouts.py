@@ -45,23 +45,25 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def is_served(model: str) -> bool:
     """Whether a worker on this data folder's broker answers that it takes the model's runs. Waits up to a second."""
-    known = launching.served_models().get(model)
-    if known is None:
+    served = launching.served_models().get(model)
+    if served is None:
         return False
     try:
         answers = current_app.control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
     except (OSError, OperationalError, RedisError):
         return False
-    return any(queue["name"] == known.queue for queues in answers.values() for queue in queues)
+    return any(queue["name"] == served.queue for queues in answers.values() for queue in queues)
 
 
 class Command(TerminalCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         for setting in fields(LaunchSettings):
-            said = {"default": getattr(_DEFAULTS, setting.name), "help": setting.metadata["description"]}
+            arguments = {"default": getattr(_DEFAULTS, setting.name), "help": setting.metadata["description"]}
             if "least" in setting.metadata:
-                said |= {"type": float if setting.type == "float" else int, "metavar": "N"}
-            parser.add_argument(f"--{setting.name.replace('_', '-')}", **{**said, **_OPTIONS.get(setting.name, {})})
+                arguments |= {"type": float if setting.type == "float" else int, "metavar": "N"}
+            parser.add_argument(
+                f"--{setting.name.replace('_', '-')}", **{**arguments, **_OPTIONS.get(setting.name, {})}
+            )
         parser.add_argument(
             "--prompts-file", type=Path, metavar="FILE", help="JSONL of prompts, see docs/environments.md"
         )

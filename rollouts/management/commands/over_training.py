@@ -24,19 +24,21 @@ class Command(TerminalCommand):
         run = find_run(code=options["run"])
         if run is None:
             raise CommandError(f"There is no run with the code {options['run']!r}.")
-        found = over_training(run)
+        training = over_training(run)
         if options["json"]:
-            self.stdout.write(json.dumps(asdict(found)))
+            self.stdout.write(json.dumps(asdict(training)))
             return
-        if not found.steps:
+        if not training.steps:
             self.stdout.write("No trajectory of this run has a training step. docs/formats.md says where one is read.")
             return
-        for line in found.steps:
+        for line in training.steps:
             self.stdout.write(_words(line))
-        for kind, step in found.began.items():
+        for kind, step in training.began.items():
             if kind != NOT_DECIDABLE:  # no fault
                 self.stdout.write(f"{kind} begins at training step {step:,}.")
-        for sentence in axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]):
+        for sentence in axis_sentences(
+            [AxisStep(line.training_step, line.first, line.last) for line in training.steps]
+        ):
             self.stdout.write(sentence)
 
 

@@ -81,14 +81,14 @@ class Command(TerminalCommand):
     def _say(self, job: Job, column: ScoredColumn, as_json: bool) -> None:
         value, gap = scored_value(column), None if column.gap is None else GapFigures.from_json(column.gap)
         if as_json:
-            told = {
+            summary = {
                 "run": column.run.code, "column": value.name, "model": value.model, "engine": value.engine,
                 "weights": value.weights, "temperature": value.temperature,
                 "trajectories": column.n_trajectories, "tokens": column.n_tokens,
                 "against_sampler": None if gap is None else _figures(gap),
                 "notes": job.notes,
             }
-            self.stdout.write(json.dumps(told))
+            self.stdout.write(json.dumps(summary))
             return
         for note in job.notes:
             self.stdout.write(note)
