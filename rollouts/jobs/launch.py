@@ -26,7 +26,7 @@ from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
-from rollouts.sampling.environments import ENVIRONMENTS, Prompt, Task, environment
+from rollouts.sampling.environments import ENVIRONMENTS, Task, environment
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
 from rollouts.store.people.activity_log import Action, record
@@ -245,7 +245,7 @@ def launch(
     name: str = "",
     user: Any = None,
     enqueue: bool = True,
-    prompts: Sequence[Prompt] = (),
+    prompts: Sequence[Task] = (),
     project: Project | None = None,
 ) -> Run:
     """Store a run with all its trajectories queued, and send it to the worker of its model.

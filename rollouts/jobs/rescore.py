@@ -21,7 +21,8 @@ from rollouts.jobs.launch import ServedModel, served_models
 from rollouts.jobs.ranges import finished_trajectories
 from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
 from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
-from rollouts.sampling.engines.scoring import Scorer, score_streams, stream_problem, temperature_problem
+from rollouts.sampling.engines.protocol import EngineInfo
+from rollouts.sampling.engines.scoring import score_streams, stream_problem, temperature_problem
 from rollouts.sampling.engines.weights import weights_digest
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
@@ -99,11 +100,11 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     beat(progress="the engine is started")
     try:
         owner = engine_of(model, engine)
-        scorer = _Scoring(owner, _wait(owner.call(Scorer.of), beat), temperature, beat, *_vocabulary(run, model))
+        scorer = _Scoring(owner, _wait(owner.ask_info(), beat), temperature, beat, *_vocabulary(run, model))
     except EngineError as error:
         raise _failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
-    column = begin_column(run, model.name, engine, scorer.limits.version, weights, job.created_by, temperature)
+    column = begin_column(run, model.name, engine, scorer.info.version, weights, job.created_by, temperature)
     n_before = n_done = count_scored(column)
     beat(report={"column": column.code}, n_done=n_done, n_total=finished.count(), progress="")
     left_out: list[str] = []
@@ -142,7 +143,7 @@ class _Scoring:
     """An engine that scores trajectories of one run."""
 
     owner: EngineOwner
-    limits: Scorer
+    info: EngineInfo
     temperature: float
     beat: Beat
     differs: Mask
@@ -158,7 +159,7 @@ class _Scoring:
             problem = ""
             for row in value.rows:
                 self._check_vocabulary(record, row)
-                problem = problem or stream_problem(row.ids, self.limits)
+                problem = problem or stream_problem(row.ids, self.info)
             if problem:
                 left_out.append(f"Trajectory {record.code} was left out. {problem}")
                 yield None
@@ -169,7 +170,7 @@ class _Scoring:
             yield record.pk, value.rows, [next(values) for _ in value.rows]
 
     def _check_vocabulary(self, record: StoredTrajectory, row: Row) -> None:
-        n = self.limits.vocab_size
+        n = self.info.vocab_size
         other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
         outside = row.ids[(row.ids < 0) | (row.ids >= n)]
         if len(outside):

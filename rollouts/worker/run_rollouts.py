@@ -21,7 +21,7 @@ from rollouts.jobs.engine_owners import engine_of, live_trajectories
 from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send, served_models
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
-from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.store.people.projects import project_or_default
@@ -95,21 +95,21 @@ def _work_on(run: Run) -> bool:
     begin(run.pk)
     work = _Work(run)
     try:
-        end = work.do()
+        sentence = work.do()
     except NotStored as error:
         log.warning("run left run=%s: %s", run.code, error)
-        end = BatchEnd(error=str(error))
+        sentence = str(error)
     except Exception as error:
         log.exception("run left run=%s", run.code)
-        end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
+        sentence = f"The run stopped on an error of the program: {reason(error)}"
     leased = list(work.leased.values())
     if shutting_down.is_set():
         hand_back(run.pk, leased)
         return work.refused
-    if end.error:
+    if sentence:
         _left.add(run.pk)
         try_again(partial(release_trajectories, leased))
-    try_again(partial(settle, run.pk, end.error))
+    try_again(partial(settle, run.pk, sentence))
     return work.refused
 
 
@@ -123,7 +123,8 @@ class _Work:
         self._storage = StorageClient(self._is_to_stop)
         self._lock = threading.Lock()
 
-    def do(self) -> BatchEnd:
+    def do(self) -> str:
+        """Why this worker cannot go on with the run, as a sentence; empty = nothing is left to do."""
         # From the start: loading a tokenizer may take longer than a run may be silent.
         with self._heartbeat:
             return self._do()
@@ -131,7 +132,7 @@ class _Work:
     def _is_to_stop(self) -> bool:
         return self._heartbeat.cancelled.is_set() or shutting_down.is_set()
 
-    def _do(self) -> BatchEnd:
+    def _do(self) -> str:
         from rollout_inspector.streams.strategies import STRATEGIES, start
         from rollout_inspector.text.chat_templates import wants_call_ids
         from rollout_inspector.text.replies.call_readers import Way, way_of
@@ -141,7 +142,7 @@ class _Work:
         run, settings = self.run, self.settings
         model = served_models().get(run.model)
         if model is None:
-            return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
+            return f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS)."
         assert run.tokenizer is not None and run.chat_template is not None
         load = partial(load_tokenizer, run.tokenizer.files_sha256)
         tokenizer = try_again(load, should_stop=self._is_to_stop)
@@ -165,13 +166,13 @@ class _Work:
             else:
                 way = way_of(tokenizer, context.renderer)
         except EngineError as error:
-            return BatchEnd(error=str(error))
+            return str(error)
         run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
         try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
             with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
-                end = run_batch(
+                _, sentence = run_batch(
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
@@ -194,7 +195,7 @@ class _Work:
             if recorder.error is None:
                 recorder.close()
             self._storage.close()
-        return end
+        return sentence
 
     # -- called by the loop and by WriteBehind -------------------------------------------------------------------------
 

@@ -100,7 +100,7 @@ class Poisoned(ScriptedEngine):
     deaths: ClassVar[list[int]] = []
 
     def step(self) -> list[Generation]:
-        if any(live.request.prompt_ids[0] == 13 for live in self._live.values()):
+        if any(request.prompt_ids[0] == 13 for request, _ in self._live.values()):
             self.deaths.append(len(self._live))
             raise MemoryError("a prompt broke it")
         return super().step()

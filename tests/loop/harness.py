@@ -15,7 +15,7 @@ from rollouts.sampling.engines import Sampling
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import ENVIRONMENTS, Environment, Task
-from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Harness:
         environment: Environment | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         strategy: str = "tool_delta",
-    ) -> BatchEnd:
+    ) -> tuple[tuple[RolloutJob, ...], str]:
         waiting = list(jobs)
 
         def more(n: int, wait: bool) -> list[RolloutJob] | None:

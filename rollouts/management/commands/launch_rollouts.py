@@ -25,7 +25,7 @@ from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
 from rollouts.management.files import registered_chat_template
 from rollouts.management.projects import add_project_option, project_named
-from rollouts.sampling.environments import Prompt, PromptsRejected, read_prompts
+from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory
 
@@ -96,7 +96,7 @@ class Command(TerminalCommand):
         if run.status == Run.Status.FAILED:
             raise CommandError(f"The run {run.code} failed: {run.error}")
 
-    def _prompts(self, path: Path | None) -> list[Prompt]:
+    def _prompts(self, path: Path | None) -> list[Task]:
         if path is None:
             return []
         try:

@@ -118,6 +118,21 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine is, for those who must not touch it."""
+
+    name: str
+    version: str
+    max_model_len: int
+    vocab_size: int
+    logprobs_mode: str
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineInfo:
+        return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
+
+
 def check_request(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:
     """Raise :class:`RequestRefused` for a request to which engines react differently, some by dying."""
     ids, sampling = request.prompt_ids, request.sampling

@@ -31,11 +31,11 @@ class Task:
 
     messages: list[dict[str, Any]]
     """The chat messages that the episode starts with. The user wrote the last one."""
-    tools: list[dict[str, Any]] | None
+    tools: list[dict[str, Any]] | None = None
     """Function schemas as the chat template takes them; ``None`` when there are none."""
-    answer: str | None
+    answer: str | None = None
     """The right answer; ``None`` when the task has no single one."""
-    index: int
+    index: int = 0
     """The place among the tasks of one call of ``tasks``, counted from 0."""
     data: dict[str, Any] = field(default_factory=dict)
     """JSON that the environment needs to start the episode, also in another process. Often empty."""
