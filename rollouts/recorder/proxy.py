@@ -209,20 +209,20 @@ class Recorder:
                 self._room.release()
 
     async def _whole(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, call: Call
+        self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
     ) -> web.StreamResponse:
         answer = await upstream.read()
         call.keep(answer)
         response = web.Response(
             status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
-            body=wire.strip(answer, asked),
+            body=wire.strip(answer, amended),
         )
         await response.prepare(request)
         await response.write_eof()
         return response
 
     async def _stream(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, call: Call
+        self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
     ) -> web.StreamResponse:
         response = _begun(upstream)
         await response.prepare(request)
@@ -237,7 +237,7 @@ class Recorder:
                         out.append(event)
                         continue
                     call.keep(event_payload)
-                    stripped = wire.strip(event_payload, asked)
+                    stripped = wire.strip(event_payload, amended)
                     # An unchanged event keeps its bytes.
                     if stripped is event_payload:
                         out.append(event)

@@ -30,12 +30,12 @@ from rollouts.store.runs.run_writes import beat, is_cancelled
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker.batch import StorageBatch
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.worker.lease_prefetch import LeasePrefetcher
 from rollouts.worker.retry import try_again
 from rollouts.worker.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
+from rollouts.worker.store_batch import StorageBatch
 from rollouts.worker.write_behind import Saved, WriteBehind
 
 if TYPE_CHECKING:

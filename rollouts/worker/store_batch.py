@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
-from rollout_inspector.streams import trajectory as tito
 from rollout_inspector.streams.retokenized import EncodedAgain
-from rollout_inspector.streams.trajectory import Step
+from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
 from rollouts.store.trajectories.retokenized_writes import keep_retokenized
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker.batch import StorageBatch
+
+
+@dataclass(frozen=True, eq=False)
+class StorageBatch:
+    """What is stored in one go. A batch that was stored already changes nothing."""
+
+    run: int
+    """Primary key of the run."""
+    steps: Sequence[tuple[int, int, Step]]
+    """(trajectory key, step index, step)."""
+    ends: Sequence[TrajectoryEnd]
 
 
 class RunStorage:
@@ -64,7 +73,7 @@ class RunStorage:
         if len(steps) != record.n_steps:
             # An earlier attempt or an earlier process stored the first steps.
             steps = list(load_trajectory(record).steps)
-        value = tito.Trajectory(
+        value = Trajectory(
             external_id=record.external_id,
             steps=tuple(steps),
             rows=end.rows or (),
