@@ -172,12 +172,11 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
 )
 def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
-    pushed = push.take_lines(request, code)
-    if pushed.status < 400:
-        return fresh_json(pushed.body)
-    sentence = pushed.body.get("error", "Nothing was stored: every line was rejected. `rejected` says why.")
-    more = {name: value for name, value in pushed.body.items() if name != "error"}
-    return problem(pushed.status, sentence, **more)
+    status, body = push.take_lines(request, code)
+    if status < 400:
+        return fresh_json(body)
+    sentence = body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why.")
+    return problem(status, sentence, **body)
 
 
 @router.get("/runs/{code}/findings", response=FindingsPart, openapi_extra=extra(422))

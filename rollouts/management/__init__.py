@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
@@ -42,6 +44,16 @@ class TerminalCommand(BaseCommand):
                 return super().execute(*args, **options)
             except Refusal as refusal:
                 raise CommandError(sentence_of(refusal)) from refusal
+
+    def print_findings(self, counts: Mapping[str, int]) -> None:
+        """The number of findings of each kind, the most frequent kind first."""
+        for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+            self.stdout.write(f"  {n:>6,}  {kind}")
+
+    def print_result(self, as_json: bool, data: Mapping[str, Any], sentence: str) -> None:
+        """The result of a command, at once: as one JSON object, or as a sentence."""
+        self.stdout.write(json.dumps(data) if as_json else sentence)
+        self.stdout.flush()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("stdout", "stderr") and not isinstance(value, _Terminal):

@@ -36,16 +36,10 @@ class NamedPart:
     """The line of each trajectory."""
 
 
-@dataclass
-class Names:
-    """What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts."""
+Names = tuple[dict[int, Named], dict[int, Named], dict[int, Rejected]]
+"""What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts.
 
-    wanted: dict[int, Named]
-    """Place -> what the file says."""
-    final: dict[int, Named] = field(default_factory=dict)
-    """Place -> what is stored."""
-    rejected: dict[int, Rejected] = field(default_factory=dict)
-    """Place -> why the trajectory is left out."""
+Place -> what the file says; place -> what is stored; place -> why the trajectory is left out."""
 
 
 def hash_of(name: str) -> int:
@@ -79,12 +73,12 @@ def resolve(
     hashes: NDArray[np.uint64] = np.array([part_hash for part in parts for part_hash in part.hashes], dtype=np.uint64)
     values, counts = np.unique(hashes, return_counts=True)
     recorded: dict[int, Named] = {}
-    names = Names(recorded)
+    names: Names = recorded, {}, {}
     more = _places(hashes, values[counts > 1]) | set(renamed)
     while more:
         recorded |= load(sorted(more))
         names = _named(parts, recorded)
-        new_hashes = [hash_of(name) for place, (name, _) in names.final.items() if name != recorded[place][0]]
+        new_hashes = [hash_of(name) for place, (name, _) in names[1].items() if name != recorded[place][0]]
         more = _places(hashes, np.array(new_hashes, dtype=np.uint64)) - set(recorded)
     return names
 
@@ -93,26 +87,26 @@ def _places(hashes: NDArray[np.uint64], of: NDArray[np.uint64]) -> set[int]:
     return set(np.flatnonzero(np.isin(hashes, of)).tolist())
 
 
-def _named(parts: Sequence[NamedPart], wanted: Mapping[int, Named]) -> Names:
-    names = Names(dict(wanted))
+def _named(parts: Sequence[NamedPart], recorded: Mapping[int, Named]) -> Names:
+    final: dict[int, Named] = {}
+    rejected: dict[int, Rejected] = {}
     used_names: set[str] = set()
     in_file: set[tuple[int, str]] = set()
     starts = [0, *accumulate(len(part.hashes) for part in parts)]
-    for place, part, line in _located(parts, starts, sorted(wanted)):
-        name, group = wanted[place]
+    for place, part, line in _located(parts, starts, sorted(recorded)):
+        name, group = recorded[place]
         if (part.number, name) in in_file:
-            reason = f"The id {name!r} was used on an earlier line of this file."
-            names.rejected[place] = Rejected(line, reason)
+            rejected[place] = Rejected(line, f"The id {name!r} was used on an earlier line of this file.")
             continue
         in_file.add((part.number, name))
         if name in used_names:
             name, group = prefixed(part.file, name), group and prefixed(part.file, group)
         if name in used_names:
-            names.rejected[place] = Rejected(None, f"The id {name!r} is in this run already.")
+            rejected[place] = Rejected(None, f"The id {name!r} is in this run already.")
             continue
         used_names.add(name)
-        names.final[place] = name, group
-    return names
+        final[place] = name, group
+    return dict(recorded), final, rejected
 
 
 def _located(

@@ -132,9 +132,9 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
         _take_back(run, shard, job, alive)
     names = _names(run, shards, alive)
     _free_ids(run, shards, names, alive)
-    for shard, changes in zip(shards, _changes(shards, names), strict=True):
+    for shard, (named, left_out) in zip(shards, _changes(shards, names), strict=True):
         if shard.placed_by != job.pk:
-            _place(run, shard, changes, job, alive)
+            _place(run, shard, named, left_out, job, alive)
     pieces = [piece for shard in shards for piece in shard.pieces]
     refusals = _refusals(pieces)
     n_rejected = sum(piece["n_rejected"] for piece in pieces) + len(refusals)
@@ -268,7 +268,7 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
     for place, _, shard, piece, at in _located(shards, sorted(looked_at)):
         recorded_of_piece = of_pieces.setdefault(id(piece), {n: (name, group) for n, name, group in piece["held"]})
         if at not in recorded_of_piece:
-            recorded_of_piece[at] = names.wanted[place]
+            recorded_of_piece[at] = names[0][place]
             piece["held"].append([at, *recorded_of_piece[at]])
             changed[shard.row.pk] = shard
     with transaction.atomic():
@@ -280,9 +280,10 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
 
 def _free_ids(run: Run, shards: list[_Shard], names: Names, alive: Alive) -> None:
     """Let go of every id that its trajectory will not keep, so that another one can have it."""
-    located = list(_located(shards, sorted(names.wanted)))
+    recorded, final, _ = names
+    located = list(_located(shards, sorted(recorded)))
     for some in batched(located, BATCH):
-        final_ids = {index: names.final.get(place, ("", ""))[0] for place, index, *_ in some}
+        final_ids = {index: final.get(place, ("", ""))[0] for place, index, *_ in some}
         with transaction.atomic():
             alive()
             rows = run.trajectories.filter(index__in=list(final_ids)).values_list("pk", "index", "external_id")
@@ -290,50 +291,47 @@ def _free_ids(run: Run, shards: list[_Shard], names: Names, alive: Alive) -> Non
             change_whole(StoredTrajectory, ("external_id",), other)
 
 
-@dataclass
-class _Changes:
-    """What one shard's trajectories become."""
-
-    named: dict[int, Named]
-    """Index -> id and group."""
-    rejected: dict[int, tuple[dict[str, Any], int, Rejected]]
-    """Index -> its piece, its place in the piece, and why it is left out."""
+Left = dict[int, tuple[dict[str, Any], int, Rejected]]
+"""Index of a trajectory that is left out -> its piece, its place in the piece, and why."""
 
 
-def _changes(shards: list[_Shard], names: Names) -> list[_Changes]:
-    """The changes of each shard, before any of them gets its place."""
-    changes = {shard.row.pk: _Changes({}, {}) for shard in shards}
-    for place, index, shard, piece, at in _located(shards, sorted(names.wanted)):
-        if place in names.final:
-            changes[shard.row.pk].named[index] = names.final[place]
+def _changes(shards: list[_Shard], names: Names) -> list[tuple[dict[int, Named], Left]]:
+    """Of each shard: index -> id and group that a trajectory gets, and what is left out. No shard has its place yet."""
+    recorded, final, rejected = names
+    changes: dict[int, tuple[dict[int, Named], Left]] = {shard.row.pk: ({}, {}) for shard in shards}
+    for place, index, shard, piece, at in _located(shards, sorted(recorded)):
+        if place in final:
+            changes[shard.row.pk][0][index] = final[place]
         else:
-            changes[shard.row.pk].rejected[index] = piece, at, names.rejected[place]
+            changes[shard.row.pk][1][index] = piece, at, rejected[place]
     return list(changes.values())
 
 
-def _place(run: Run, shard: _Shard, changes: _Changes, job: Job, alive: Alive) -> None:
+def _place(
+    run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job: Job, alive: Alive
+) -> None:
     """Give a shard's trajectories their ids, and the places behind those of the shard before."""
     first, stop = shard.row.options["first"], shard.row.options["stop"]
     with transaction.atomic():
         alive()
-        for some in batched(list(changes.rejected), BATCH):
+        for some in batched(list(left_out), BATCH):
             delete_trajectories(list(run.trajectories.filter(index__in=some).values_list("pk", flat=True)))
-        for some in batched(list(changes.named), BATCH):
+        for some in batched(list(named), BATCH):
             rows = run.trajectories.filter(index__in=some).values_list("pk", "index", "external_id", "group")
             change_whole(
                 StoredTrajectory, ("external_id", "group"),
-                [(*changes.named[row[1]], row[0]) for row in rows if changes.named[row[1]] != row[2:]],
+                [(*named[row[1]], row[0]) for row in rows if named[row[1]] != row[2:]],
             )
-        _leave_out(changes)
+        _leave_out(left_out)
         start = next_final_index(run)
         move_range(run, first, stop + 1, start)
         shard.save(placed=[job.pk, start])
 
 
-def _leave_out(changes: _Changes) -> None:
+def _leave_out(trajectories: Left) -> None:
     """Take rejected trajectories out of the pieces that had them."""
     by_piece: dict[int, tuple[dict[str, Any], dict[int, Rejected]]] = {}
-    for piece, at, why in changes.rejected.values():
+    for piece, at, why in trajectories.values():
         by_piece.setdefault(id(piece), (piece, {}))[1][at] = why
     for piece, left_out in by_piece.values():
         places = [at for at in range(piece["n"]) if at not in left_out]

@@ -19,7 +19,7 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.buffer import of_row, of_trajectories
-from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternTooSlow
+from rollouts.jobs.search.patterns import Pattern, PatternTooSlow
 from rollouts.jobs.search.questions import SearchQuestion
 from rollouts.store.models import Run, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
 from rollouts.store.paging import cursor_of, read_cursor
@@ -109,7 +109,7 @@ def search(
     runs = runs.filter(pk=run.pk) if run is not None else runs.filter(project__code=project) if project else runs
     values = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
     place = _Place(*values) if values else None
-    if place is None and isinstance(question.pattern, IdsPattern):
+    if place is None and question.pattern is not None and question.pattern.token_texts:
         _check_texts(question.pattern, runs)
     total = place.total if place is not None else runs.aggregate(n=Sum("n_trajectories"))["n"] or 0
     part = SearchedPart(total=total)
@@ -117,9 +117,7 @@ def search(
     return part
 
 
-def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
-    if not pattern.names_texts:
-        return
+def _check_texts(pattern: Pattern, runs: QuerySet[Run]) -> None:
     used = Tokenizer.objects.filter(pk__in=runs.exclude(tokenizer=None).values("tokenizer"))
     tables = [table for key in used.values_list("files_sha256", flat=True).distinct() if (table := _table(key))]
     if text := pattern.unknown(tables):
@@ -129,11 +127,6 @@ def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
 def no_token(text: str) -> str:
     """The sentence for a text that is no token."""
     return f"“{text[:60]}” is no single token here. Search it as a text, or write its tokens one by one."
-
-
-def needs_table(pattern: Pattern) -> bool:
-    """Whether nothing can be found without the bytes of the tokens."""
-    return pattern.needs_text or (isinstance(pattern, IdsPattern) and pattern.names_texts)
 
 
 def _table(files_sha256: str) -> ByteTable | None:
@@ -185,7 +178,7 @@ class _Walk:
         """Search the trajectories of a run from ``index`` on. False = the part has ended."""
         table = byte_table_of(run)
         pattern = self.question.pattern
-        if pattern is not None and table is None and needs_table(pattern):
+        if pattern is not None and table is None and pattern.needs_text:
             if run.n_tokens and not index:
                 self.part.notes.append(f"“{run.name}” has no tokenizer that can be read; only ids are found in it.")
             return self._in_time(run, run.n_trajectories, done)
@@ -359,9 +352,9 @@ def find_in_row(
     pattern = question.pattern
     if pattern is None:
         raise Refusal("A row is searched by text, ids or regex.")
-    if table is None and needs_table(pattern):
+    if table is None and pattern.needs_text:
         raise Refusal("Without a tokenizer only ids are found.")
-    if isinstance(pattern, IdsPattern) and table is not None and (text := pattern.unknown([table])):
+    if table is not None and (text := pattern.unknown([table])):
         raise Refusal(no_token(text))
     buffer = of_row(row_window(trajectory, row, 0, row.n_tokens).ids)
     places: list[tuple[int, int]] = []

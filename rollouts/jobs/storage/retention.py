@@ -33,18 +33,6 @@ MAX_RUNS_PER_SWEEP = 50
 
 
 @dataclass(frozen=True)
-class KeepLimits:
-    """What is kept. None = everything."""
-
-    days: int | None = None
-    """Runs whose last change is longer ago go."""
-    n_bytes: int | None = None
-    """While the token arrays of all runs take more, the oldest runs go."""
-    project: Project | None = None
-    """Only runs of this project count and go; None = all projects."""
-
-
-@dataclass(frozen=True)
 class Leaving:
     """A run that goes."""
 
@@ -61,7 +49,7 @@ class RetentionPlan:
 
     leaving: list[Leaving] = field(default_factory=list)
     """The oldest first."""
-    held: dict[str, int] = field(default_factory=dict)
+    staying: dict[str, int] = field(default_factory=dict)
     """Why runs stay that would go otherwise -> how many."""
     n_bytes: int = 0
     """Of all runs that count."""
@@ -69,10 +57,15 @@ class RetentionPlan:
     """Of those that stay."""
 
 
-def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
-    """What goes under these limits. Two queries; nothing is changed."""
+def plan(
+    days: int | None = None, n_bytes: int | None = None, project: Project | None = None, now: datetime | None = None
+) -> RetentionPlan:
+    """Runs go whose last change is over ``days`` ago, and the oldest ones while the token arrays of all are larger.
+
+    None = everything is kept. ``project``: only its runs count and go. Two queries; nothing is changed.
+    """
     now = now or timezone.now()
-    runs = Run.objects.all() if limits.project is None else Run.objects.filter(project=limits.project)
+    runs = Run.objects.all() if project is None else Run.objects.filter(project=project)
     in_segments = (
         TokenSegment.objects.filter(run__in=runs, replaced_at=None)
         .values_list("run")
@@ -83,16 +76,20 @@ def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
     plan = RetentionPlan()
     described = _described(runs).order_by("changed_at", "pk").iterator(1000)
     sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in described]
-    plan.n_bytes = plan.n_bytes_left = sum(n for _, n in sizes_of_runs)
-    for run, n_bytes in sizes_of_runs:
-        reason = _reason(run, plan.n_bytes_left, limits, now)
-        if not reason:
+    plan.n_bytes = plan.n_bytes_left = sum(size for _, size in sizes_of_runs)
+    for run, size in sizes_of_runs:
+        age: timedelta = now - run.changed_at
+        if days is not None and age > timedelta(days=days):
+            reason = f"its last change was {age.days} days ago"
+        elif n_bytes is not None and plan.n_bytes_left > n_bytes:
+            reason = f"the runs take {plan.n_bytes_left / 1e9:.2f} GB"
+        else:
             continue
         if why := _why_it_stays(run, now):
-            plan.held[why] = plan.held.get(why, 0) + 1
+            plan.staying[why] = plan.staying.get(why, 0) + 1
             continue
-        plan.leaving.append(Leaving(run, run.changed_at, n_bytes, reason))
-        plan.n_bytes_left -= n_bytes
+        plan.leaving.append(Leaving(run, run.changed_at, size, reason))
+        plan.n_bytes_left -= size
     return plan
 
 
@@ -107,11 +104,11 @@ def delete(leaving: Leaving) -> bool:
 
 def sweep() -> None:
     """Once an hour, delete what the settings say; a bounded number of runs each time."""
-    limits = KeepLimits(settings.KEEP_DAYS or None, settings.KEEP_BYTES or None)
-    if limits == KeepLimits() or not cache.add("retention", 1, timeout=SWEEP_SECONDS):
+    days, n_bytes = settings.KEEP_DAYS or None, settings.KEEP_BYTES or None
+    if not (days or n_bytes) or not cache.add("retention", 1, timeout=SWEEP_SECONDS):
         return
     with acting(lambda: Actor("retention")):
-        for leaving in plan(limits).leaving[:MAX_RUNS_PER_SWEEP]:
+        for leaving in plan(days, n_bytes).leaving[:MAX_RUNS_PER_SWEEP]:
             delete(leaving)
 
 
@@ -130,15 +127,6 @@ def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
         | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
         has_file=Exists(jobs.filter(kind="export", status=Job.Status.DONE, expires_at__gt=now)),
     )
-
-
-def _reason(run: Any, n_bytes: int, limits: KeepLimits, now: datetime) -> str:
-    age: timedelta = now - run.changed_at
-    if limits.days is not None and age > timedelta(days=limits.days):
-        return f"its last change was {age.days} days ago"
-    if limits.n_bytes is not None and n_bytes > limits.n_bytes:
-        return f"the runs take {n_bytes / 1e9:.2f} GB"
-    return ""
 
 
 def _why_it_stays(run: Any, now: datetime) -> str:

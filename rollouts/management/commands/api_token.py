@@ -10,7 +10,7 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand, one_line
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.models import ApiToken
 from rollouts.store.people.api_keys import create_api_key, find_api_key
 from rollouts.store.people.share_writes import revoke
@@ -40,7 +40,8 @@ class Command(TerminalCommand):
             if record is None:
                 raise CommandError(f"There is no token with the id {options['revoke']}; --list shows them.")
             revoke(record)
-            self._say({"id": record.pk, "revoked_at": str(record.revoked_at)}, f"{record.name} is revoked.", options)
+            data = {"id": record.pk, "revoked_at": str(record.revoked_at)}
+            self.print_result(options["json"], data, f"{record.name} is revoked.")
         else:
             self._make(options)
 
@@ -59,7 +60,7 @@ class Command(TerminalCommand):
             self.stderr.write(
                 f"{user.get_username()} has no role in this project yet; until then the token is refused."
             )
-        self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
+        self.print_result(options["json"], {"id": record.pk, "name": record.name, "token": token}, token)
         if not options["json"]:
             self.stderr.write(
                 "The token is shown only once. Keep it where the trainer finds it, e.g. ROLLOUT_INSPECTOR_TOKEN."
@@ -95,6 +96,3 @@ class Command(TerminalCommand):
             )
         if not keys:
             self.stdout.write("There are no tokens.")
-
-    def _say(self, data: dict[str, Any], sentence: str, options: dict[str, Any]) -> None:
-        self.stdout.write(json.dumps(data) if options["json"] else sentence)

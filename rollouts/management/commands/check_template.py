@@ -25,9 +25,8 @@ from rollout_inspector.text.chat_templates.probes.report import CheckReport, Che
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs import template_checks
 from rollouts.management import TerminalCommand
-from rollouts.management.files import read_text
+from rollouts.management.arguments import add_project_option, project_named, read_text
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names, tokenizers_of
 from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer

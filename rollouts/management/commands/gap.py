@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollouts.jobs.gap_reports import read_gap, why_no_columns, why_no_gap
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_run
+from rollouts.management.arguments import run_named
 
 PRINTED_WORST = 5
 """Worst tokens that are printed as text."""
@@ -25,9 +25,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"])
         columns = {side: options[side] for side in ("sampler", "trainer")}
         if any(columns.values()) and (sentence := why_no_columns(run, **columns)):
             raise CommandError(sentence)

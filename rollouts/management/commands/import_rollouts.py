@@ -18,9 +18,8 @@ from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs.imports import imports
 from rollouts.management import TerminalCommand
-from rollouts.management.files import registered_chat_template
+from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
 from rollouts.store.people.tokenizers import find_tokenizer
@@ -94,8 +93,7 @@ class Command(TerminalCommand):
                 self.stdout.write(
                     "No tokenizer was chosen, so text-level findings are missing: name one with --tokenizer."
                 )
-            for kind, n in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
-                self.stdout.write(f"  {n:>6,}  {kind}")
+            self.print_findings(run.finding_counts)
             if not run.finding_counts:
                 _, checks, _ = check_totals(run.trajectories.all())
                 self.stdout.write(f"Findings: {all_clear(checks)}")

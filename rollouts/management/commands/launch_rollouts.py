@@ -23,8 +23,7 @@ from rollout_inspector.diagnose.full_render import COMPARE
 from rollouts.jobs import launch as launching
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
-from rollouts.management.files import registered_chat_template
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
 from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory

@@ -13,8 +13,8 @@ from django.core.management import CommandError
 
 from rollouts.jobs import gallery
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.models import Project, Run
 from rollouts.store.people.gallery import gallery_trajectories
 

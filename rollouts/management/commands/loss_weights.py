@@ -9,12 +9,10 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
 from rollouts.jobs.loss_weights import RunWeights
 from rollouts.management import TerminalCommand
-from rollouts.store.models import Run
+from rollouts.management.arguments import run_named
 
 
 class Command(TerminalCommand):
@@ -25,10 +23,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        found = Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(code=options["run"])
-        run = found.first()
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"], templates=True)
         weights = RunWeights(run, options["strategies"])
         for _counted in weights.counted():
             pass

@@ -7,11 +7,9 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_run
+from rollouts.management.arguments import run_named
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
 
 
@@ -21,9 +19,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"])
         training = over_training(run)
         if options["json"]:
             self.stdout.write(json.dumps(asdict(training)))

@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.people.tokenizers import register_tokenizer
 
 

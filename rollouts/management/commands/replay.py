@@ -18,7 +18,7 @@ from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays import replay_context, replays
 from rollouts.management import TerminalCommand
-from rollouts.management.files import read_chat_template
+from rollouts.management.arguments import read_chat_template
 from rollouts.store import models
 from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.people.tokenizers import load_tokenizer

@@ -19,10 +19,10 @@ from rollout_inspector.refusal import worded
 from rollouts.jobs import rescore
 from rollouts.jobs.sending import engine_queue
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import run_named
 from rollouts.management.jobs import run_or_send
 from rollouts.sampling.engines import scoring_engines
 from rollouts.store.models import Job, Run, ScoredColumn
-from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.columns import columns_of, gap_of_columns, scored_value
 from rollouts.worker.run_rollouts import close_engines
 
@@ -41,9 +41,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"])
         if options["compare"]:
             first, second = options["compare"]
             self._compare(run, first, second, options["json"])
