@@ -15,10 +15,10 @@ from django.db import connection
 
 from rollout_inspector.client.client import Client
 from rollouts.jobs import template_checks
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, launch, resume
-from rollouts.jobs.sending import send
 from rollouts.store import files
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
@@ -190,7 +190,7 @@ class Pushed(RunWork):
             return
         job, is_new = ask_job(self.run, "diagnose_pushed")
         if is_new:
-            send(job)
+            send_job(job)
 
 
 class JobWork(Work):
@@ -223,7 +223,7 @@ class Exported(JobWork):
     def ask(self, n: int) -> None:
         self.job, is_new = ask_job(self.source, "export", exporting.Wanted().as_options())
         assert is_new
-        send(self.job)
+        send_job(self.job)
 
     def result(self) -> list[str]:
         with files.open_file(exporting.key_of(self.job)) as file:
@@ -250,7 +250,7 @@ class Checked(JobWork):
         self.check, to_do = template_checks.ask(tokenizer, template)
         self.job = self.check.job
         if to_do:
-            send(self.job)
+            send_job(self.job)
 
     def result(self) -> Any:
         self.check.refresh_from_db()

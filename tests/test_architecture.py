@@ -124,7 +124,7 @@ def test_a_wrong_import_would_be_found() -> None:
     assert breaches("rollouts.worker.jobs", "def f():\n    import inspector.runs")
     assert breaches("rollouts.stray", "import os")
     assert breaches("rollouts.jobs.launch", "from rollouts.worker import jobs")
-    assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import worker")
+    assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import engine_thread")
 
 
 def test_commands_without_a_server_import_none_of_its_packages() -> None:

@@ -24,9 +24,9 @@ from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.parsing import parser
 from rollout_inspector.text.tokenizers import load
 from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.protocol import Sampling
 from rollouts.sampling.engines.transformers_engine import TransformersEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 

@@ -23,11 +23,11 @@ from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
 from rollouts.jobs import diagnosis, gap_reports, launch
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.exports.exports import Wanted
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import run_replays
-from rollouts.jobs.sending import send as send_job
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run

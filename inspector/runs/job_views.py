@@ -21,10 +21,10 @@ from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.jobs import diagnosis
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.exports.exports import Wanted, is_offered
 from rollouts.jobs.replays import run_replays
-from rollouts.jobs.sending import send as send_job
 from rollouts.store import files
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.activity import is_active

@@ -1,6 +1,6 @@
 """Parsers: how one reply was read. What its message lost of the sampled ids, and what every other parser reads of them.
 
-A worker reads (``rollouts.jobs.parser_audits``). This page draws what it stored.
+A worker reads (``rollouts.jobs.parser_comparison``). This page draws what it stored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inspector.web.access import may_write
 from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
 from rollout_inspector.refusal import worded
-from rollouts.jobs import parser_audits
+from rollouts.jobs import parser_comparison
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
@@ -126,9 +126,9 @@ def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, mo
     """How far the audit is, the audit, and a sentence."""
     if is_active(trajectory):
         return "live", None, "A reply is read when the trajectory has ended."
-    if refusal := parser_audits.missing(trajectory):
+    if refusal := parser_comparison.missing(trajectory):
         return "missing", None, worded(str(refusal), refusal.remedy, WORDS)
-    audit = parser_audits.current(trajectory, step)
+    audit = parser_comparison.current(trajectory, step)
     if audit is None:
         return "unasked", None, "Nobody has had this reply read by every parser yet; it takes a login."
     job = audit.job

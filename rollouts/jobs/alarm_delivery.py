@@ -15,7 +15,7 @@ from django.utils import timezone
 from rollout_inspector.diagnose.alarm_rules import AlarmFigure, Raised, alarm_sentence
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import ACTIVE, Alarm, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarm_writes import (
@@ -55,7 +55,7 @@ def send_due() -> None:
         jobs.filter(run=run).exclude(status__in=ACTIVE).delete()  # the alarms say what came of them
         job, is_new = ask_job(run, KIND.slug)
         if is_new:
-            send(job)
+            send_job(job)
 
 
 def do_job(job: Job, beat: Beat) -> None:

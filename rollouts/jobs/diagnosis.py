@@ -19,9 +19,9 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.tokenizers.limited import TokenizerBusy
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.gap_reports import ask_for_gap
-from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
-from rollouts.jobs.sending import send
+from rollouts.jobs.run_parts import LAST, cut_run, finished_trajectories, range_of
 from rollouts.store import models
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, ask_job, end_job
 from rollouts.store.models import Job
@@ -256,7 +256,7 @@ def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
         if not job.error and _pushed(run).exists():
             next_job, _ = ask_job(run, PUSHED.slug, user=job.created_by)
     if next_job is not None:
-        send(next_job)
+        send_job(next_job)
 
 
 def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:

@@ -18,8 +18,8 @@ from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollouts.jobs.ranges import finished_trajectories
-from rollouts.jobs.sending import DO_JOB, send_task
+from rollouts.jobs.broker import DO_JOB, send_task
+from rollouts.jobs.run_parts import finished_trajectories
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
 from rollouts.store.people.tokenizers import load_tokenizer

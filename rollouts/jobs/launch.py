@@ -23,7 +23,7 @@ from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.tokenizers import TokenizerUnusable
-from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
+from rollouts.jobs.broker import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
 from rollouts.sampling.environments import ENVIRONMENTS, Task, environment
@@ -297,7 +297,7 @@ def launch(
         _queue_trajectories(run, tasks, settings, seed)
     record(Action.LAUNCHED, run)
     if enqueue:
-        send(run)
+        send_run(run)
     return run
 
 
@@ -335,11 +335,11 @@ def resume(run: Run) -> int:
     if run.model not in served_models():
         raise Refusal(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
     n = resume_run(run)
-    send(run)
+    send_run(run)
     return n
 
 
-def send(run: Run) -> None:
+def send_run(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
         fail_run(run, f"{sentence} Then resume the run.")

@@ -26,8 +26,8 @@ from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.ranges import finished_trajectories
 from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
+from rollouts.jobs.run_parts import finished_trajectories
 from rollouts.store import models
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, end_job
 from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory

@@ -25,7 +25,7 @@ from rollout_inspector.formats import FileRefused, Source, TooLarge, limits
 from rollout_inspector.formats.training_step import TrainingStepRule
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
-from rollouts.jobs.pushing import take_push
+from rollouts.jobs.pushes import take_push
 from rollouts.store.models import Run
 from rollouts.store.outages import is_disk_full, is_outage, said_of
 from rollouts.store.runs.runs import find_run

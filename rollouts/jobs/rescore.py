@@ -16,14 +16,14 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollouts.jobs.engine_owners import engine_of
 from rollouts.jobs.launch import ServedModel, served_models
-from rollouts.jobs.ranges import finished_trajectories
+from rollouts.jobs.run_parts import finished_trajectories
+from rollouts.jobs.warm_engines import engine_of
 from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
-from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineOwner
+from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.engines.scoring import score_streams, stream_problem, temperature_problem
-from rollouts.sampling.engines.weights import weights_digest
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.outages import WorkerLeaves

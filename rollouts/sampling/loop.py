@@ -24,10 +24,10 @@ from rollout_inspector.streams.strategies import Strategy, StrategyRefused
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Message, Request, Step
 from rollout_inspector.text.replies.parsing import Parse, answering, with_call_ids
 from rollouts.sampling.engines import EngineError, Generation, GenerationRequest, Sampling, reason
-from rollouts.sampling.engines.owner import EngineClosed, EngineLost, EngineOwner
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineOwner
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.environments import Environment, Episode, Outcome, Task
-from rollouts.sampling.environments.answers import Answers
+from rollouts.sampling.environments.environment_threads import Answers
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from django.db import connection
 
 from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs import alarm_delivery
-from rollouts.jobs.sending import DO_JOB, queue_of, send_shards, send_task
+from rollouts.jobs.broker import DO_JOB, queue_of, send_shards, send_task
 from rollouts.jobs.storage import unused_files as leftovers
 from rollouts.store.jobs.job_lists import waiting_jobs
 from rollouts.store.jobs.job_queue import must_yield, next_engine_job, take_engine_job, take_next_job

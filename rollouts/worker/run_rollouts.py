@@ -16,9 +16,9 @@ from celery.utils.nodenames import worker_direct
 from celery.worker.state import active_requests
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
-from rollouts.jobs import engine_owners, sending, template_checks
-from rollouts.jobs.engine_owners import engine_of, live_trajectories
-from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send, served_models
+from rollouts.jobs import broker, template_checks, warm_engines
+from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send_run, served_models
+from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
@@ -34,8 +34,8 @@ from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_dow
 from rollouts.worker.lease_prefetch import LeasePrefetcher
 from rollouts.worker.retry import try_again
 from rollouts.worker.run_state import adopt_orphans, begin, hand_back, settle
+from rollouts.worker.run_storage import StorageBatch
 from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
-from rollouts.worker.store_batch import StorageBatch
 from rollouts.worker.write_behind import Saved, WriteBehind
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _left: set[int] = set()
 _at_lock = threading.Lock()
 
 
-@shared_task(name=sending.RUN_ROLLOUTS)
+@shared_task(name=broker.RUN_ROLLOUTS)
 def run_rollouts(run_id: int) -> None:
     """Do what is left of a run. Several workers of one run divide its trajectories among them by leases."""
     if work_on(run_id):
@@ -71,7 +71,7 @@ def ask_for_repair(run_id: int) -> None:
         kwargs = run.settings.get("template_kwargs")
         check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
         if to_do:
-            sending.send(check.job)
+            broker.send_job(check.job)
 
 
 def work_on(run_id: int) -> bool:
@@ -275,7 +275,7 @@ def _task(trajectory: StoredTrajectory) -> Task:
 
 def close_engines() -> None:
     """Close every engine of this worker and every idle storage process."""
-    engine_owners.close()
+    warm_engines.close()
     close_idle()
 
 
@@ -298,7 +298,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
         if len(active_requests) >= sender.controller.concurrency:
             return
         for run in adopt_orphans(served):
-            send(run)
+            send_run(run)
         if not _working:
             ask_to_share(served, worker_direct(sender.hostname).name)
 
@@ -328,7 +328,7 @@ def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
         queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
         enough = live_trajectories(served_models()[run.model], run.engine)
         if len(queued.values_list("pk")[: enough + 1]) > enough:
-            sending.send_task(sending.RUN_ROLLOUTS, run.pk, own_queue)
+            broker.send_task(broker.RUN_ROLLOUTS, run.pk, own_queue)
             return run
     return None
 

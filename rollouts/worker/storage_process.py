@@ -22,7 +22,7 @@ from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to
 from rollouts.sampling.engines import reason
 from rollouts.store.outages import is_outage, said_of
 from rollouts.worker.retry import OUTAGE_PAUSES, try_again
-from rollouts.worker.store_batch import RunStorage, StorageBatch
+from rollouts.worker.run_storage import RunStorage, StorageBatch
 
 log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from django.utils import timezone
 
 from inspector.server import health
 from rollout_inspector.diagnose.checks import Diagnosis
-from rollouts.jobs import diagnosis, run_control, template_checks
+from rollouts.jobs import diagnosis, run_actions, template_checks
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import kept_codes
 from rollouts.jobs.launch import LaunchSettings, launch
-from rollouts.jobs.replays import replays
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.jobs.storage import unused_files as leftovers
 from rollouts.store import files, storage_mark
 from rollouts.store.jobs.jobs import adopt_jobs, ask_job, take_job
@@ -148,7 +148,7 @@ def work_on_runs(run: Run) -> list[Job]:
         *(ask_job(run, kind)[0] for kind in ("replay", "diagnose")),
         ask_job(run, "export", {"format": "own_jsonl"})[0],
         ask_job(pushed, "diagnose_pushed")[0],
-        replays.ask(run.trajectories.get(index=0))[0].job,
+        trajectory_replays.ask(run.trajectories.get(index=0))[0].job,
         check.job,
     ]
 
@@ -247,7 +247,7 @@ def bring_to(state: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     if state == "queued for long":
         Job.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
     elif state == "cancelled":
-        run_control.cancel(run_of(job))
+        run_actions.cancel(run_of(job))
     elif state == "done":
         jobs.do_job(job.pk)
     else:
@@ -298,7 +298,7 @@ def test_a_worker_that_was_only_slow_does_not_revive_a_deleted_import(
 
     def delete(*arguments: Any) -> Any:
         for run in Run.objects.all():
-            run_control.delete(run)
+            run_actions.delete(run)
         return real(*arguments)
 
     monkeypatch.setattr(imports, "diagnosis_for", delete)

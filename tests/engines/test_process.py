@@ -17,8 +17,8 @@ import pytest
 
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.sampling.engines import EngineError, RequestRefused, build_engine
-from rollouts.sampling.engines.owner import EngineClosed, EngineLost, EngineOwner
-from rollouts.sampling.engines.process import EngineProcess, _ProcessLife
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineOwner
+from rollouts.sampling.engines.engine_process import EngineProcess, _ProcessLife
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.engines.scoring import score_streams
 from rollouts.sampling.engines.scripted import ScriptedEngine
@@ -195,7 +195,7 @@ WORKER = """
 import sys, time
 from functools import partial
 from pathlib import Path
-from rollouts.sampling.engines.process import EngineProcess
+from rollouts.sampling.engines.engine_process import EngineProcess
 from tests.samples.engine_processes import Endless, Held, pid_of, request
 engine, folder = sys.argv[1], Path(sys.argv[2])
 owner = EngineProcess(partial(Held, folder / "gate") if engine == "stuck" else Endless)

@@ -12,8 +12,8 @@ from rollout_inspector.streams.trajectory import Ids, Step
 from rollout_inspector.text.chat_templates import wants_call_ids
 from rollout_inspector.text.replies.parsing import Parse, parser
 from rollouts.sampling.engines import Sampling
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import ENVIRONMENTS, Environment, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 

@@ -16,8 +16,8 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
 from rollout_inspector.text.replies.parsing import parser
 from rollouts.sampling import loop
 from rollouts.sampling.engines import EngineError, Generation, build_engine
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import Outcome, Task
 from rollouts.sampling.loop import RolloutJob, step_seed
 from tests.conftest import wait_until

@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
-from rollouts.jobs.search import Found, SearchQuestion, search, walk
+from rollouts.jobs.search import Found, SearchQuestion, search, trajectory_search
 from rollouts.jobs.search import patterns as search_patterns
 from rollouts.store import files, models
 from rollouts.store.people.access import EVERYTHING, Access
@@ -96,8 +96,8 @@ def test_ids_are_found_where_reading_every_row_finds_them(run: models.Run, patte
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_parts_hold_together_what_one_part_holds(run: models.Run, limit: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(walk, "BATCH_TOKENS", 50)
-    monkeypatch.setattr(walk, "BATCH_TRAJECTORIES", 3)
+    monkeypatch.setattr(trajectory_search, "BATCH_TOKENS", 50)
+    monkeypatch.setattr(trajectory_search, "BATCH_TRAJECTORIES", 3)
     found, cursor, n = [], "", 0
     question = SearchQuestion.read("ids", "1 *")
     while True:
@@ -240,7 +240,7 @@ def test_a_search_sees_only_the_projects_of_who_asks(texts: tuple[models.Run, Ma
 
 def test_all_runs_are_searched_the_newest_first(texts: tuple[models.Run, Maker], monkeypatch: Any) -> None:
     run, make = texts
-    monkeypatch.setattr(walk, "RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(trajectory_search, "RUNS_AT_ONCE", 2)
     older = [make.run([make.conversation(f"older {n}", 1)]) for n in range(4)]
     for n, one in enumerate(older):  # two of them in one moment
         models.Run.objects.filter(pk=one.pk).update(created_at=run.created_at - timedelta(days=1 + n // 2))

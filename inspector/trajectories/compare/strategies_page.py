@@ -1,6 +1,7 @@
 """Strategies: what each one would have made of a trajectory, two of them side by side, and the step-wise cost.
 
-A worker makes the replays (``rollouts.jobs.replays.replays``). This page reads figures and rows, and aligns two rows.
+A worker makes the replays (``rollouts.jobs.replays.trajectory_replays``). This page reads figures and rows, and aligns
+two rows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from inspector.web.twins import whole_number
 from rollout_inspector.refusal import worded
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
-from rollouts.jobs.replays import replays
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
@@ -143,10 +144,10 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
     """How far the replay is, the replay, and a sentence."""
     if is_active(trajectory):
         return "live", None, "Strategies are replayed when the trajectory has ended."
-    reason = replays.missing(trajectory)
+    reason = trajectory_replays.missing(trajectory)
     if reason:
         return "missing", None, reason
-    replay = replays.current(trajectory)
+    replay = trajectory_replays.current(trajectory)
     if replay is None:
         return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
     if replay.job.status == models.Job.Status.FAILED:
@@ -233,7 +234,7 @@ def _both_rows(
     notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and loss masks. None and a notice when one cannot be shown."""
-    stored = replays.stored_rows(made, [side.slug for side in asked])
+    stored = trajectory_replays.stored_rows(made, [side.slug for side in asked])
     row_pair = []
     for side in asked:
         if side.slug == RECORDED:
@@ -250,7 +251,7 @@ def _both_rows(
         if side.slug == RECORDED:
             row_pair.append(data.read_tokens(trajectory, facts, 0, length))
         else:
-            row = replays.row_of(stored[side.slug], side.row)
+            row = trajectory_replays.row_of(stored[side.slug], side.row)
             assert row.origin is not None  # row_of fills it in
             row_pair.append(Tokens(0, row.ids, row.origin, row.loss_mask))
     return row_pair[0], row_pair[1]

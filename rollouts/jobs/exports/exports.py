@@ -27,8 +27,8 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay_many
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.diagnosis import codec_of
-from rollouts.jobs.ranges import cut_run, finished_trajectories, range_of
 from rollouts.jobs.replays import replay_context
+from rollouts.jobs.run_parts import cut_run, finished_trajectories, range_of
 from rollouts.store import files, models
 from rollouts.store.files import StorageDown
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job, files_in_use

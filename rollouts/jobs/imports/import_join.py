@@ -17,7 +17,7 @@ from rollout_inspector.formats import Rejected
 from rollout_inspector.streams.batches import batched
 from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.imports import import_shards, imports
-from rollouts.jobs.imports.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
+from rollouts.jobs.imports.trajectory_ids import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.jobs.imports.uploads import drop_uploads
 from rollouts.store.bulk import change_whole
 from rollouts.store.jobs.activity import is_active

@@ -22,8 +22,8 @@ from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.imports.ids_of_parts import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of, rare_collections, rule_of
+from rollouts.jobs.imports.trajectory_ids import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.uploads import file_of
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, beat_job

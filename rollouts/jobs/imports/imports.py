@@ -21,9 +21,9 @@ from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.jobs.broker import send_job, send_shards
 from rollouts.jobs.diagnosis import diagnosis_for, gap_json
 from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
-from rollouts.jobs.sending import send, send_shards
 from rollouts.store import models
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
@@ -117,7 +117,7 @@ def ask_for_uploads(
 
 def send_import(run: models.Run, job: Job) -> None:
     """Send a worker for an import. The run fails with a sentence when none can be sent."""
-    if sentence := send(job):
+    if sentence := send_job(job):
         sentence += " Then resume the run. Or use the command import_rollouts, which needs no worker."
         end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
 

@@ -14,9 +14,9 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult as Made
 from rollout_inspector.streams.strategies.replay import replay_many
 from rollout_inspector.streams.trajectory import Trajectory as Value
-from rollouts.jobs.ranges import LAST, cut_run, finished_trajectories, range_of
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
-from rollouts.jobs.replays.replays import figures, hash_of
+from rollouts.jobs.replays.trajectory_replays import figures, hash_of
+from rollouts.jobs.run_parts import LAST, cut_run, finished_trajectories, range_of
 from rollouts.store import models
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of

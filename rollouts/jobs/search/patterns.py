@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
-from rollouts.jobs.search.buffer import TokenBuffer
+from rollouts.jobs.search.token_buffer import TokenBuffer
 
 MAX_IDS, MAX_TEXT, MAX_REGEX = 256, 2000, 500
 REGEX_SECONDS = 2.0

@@ -17,7 +17,7 @@ from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.store.models import ACTIVE, Job, Project, Run, ShareLink, StoredTrajectory, TokenSegment
 from rollouts.store.people.activity_log import Actor, acting
 
@@ -98,7 +98,7 @@ def delete(leaving: Leaving) -> bool:
     run = _described(Run.objects.filter(pk=leaving.run.pk)).first()
     if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
         return False
-    run_control.delete(run, leaving.reason)
+    run_actions.delete(run, leaving.reason)
     return True
 
 

@@ -8,7 +8,7 @@ from django.db.models import Exists, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
 from rollout_inspector.streams.batches import batched
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import ACTIVE, Job, Run, StoredTrajectory
 from rollouts.store.token_arrays import STORES
@@ -60,7 +60,7 @@ def gather() -> None:
     for run in ended.annotate(settled_at=settled_at).filter(~Exists(later)):
         job, is_new = ask_job(run, KIND.slug, {"to": "segments"}, run.created_by)
         if is_new:
-            send(job)
+            send_job(job)
 
 
 KIND = JobKind("move_tokens", "Move Tokens", do_job)

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.jobs.parser_audits import audit_steps
+from rollouts.jobs.parser_comparison import audit_steps
 from rollouts.management import TerminalCommand
 from rollouts.store.models import StoredTrajectory
 

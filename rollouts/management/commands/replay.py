@@ -16,7 +16,7 @@ from rollout_inspector.streams.strategies.replay import StrategyResult, replay_m
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollouts.jobs.replays import replay_context, replays
+from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import read_chat_template
 from rollouts.store import models
@@ -101,7 +101,7 @@ def _json(record: models.StoredTrajectory, result: StrategyResult, with_rows: bo
     values: dict[str, Any] = {
         "trajectory": record.code,
         "external_id": record.external_id,
-        **replays.figures(result),
+        **trajectory_replays.figures(result),
     }
     if with_rows:
         values["rows"] = [_row(row) for row in result.rows]

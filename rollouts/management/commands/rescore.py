@@ -17,7 +17,7 @@ from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import worded
 from rollouts.jobs import rescore
-from rollouts.jobs.sending import engine_queue
+from rollouts.jobs.broker import engine_queue
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
 from rollouts.management.jobs import run_or_send

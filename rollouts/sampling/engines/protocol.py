@@ -87,7 +87,7 @@ class Generation:
 
 
 class Engine(Protocol):
-    """One loaded model. Not thread-safe: :class:`rollouts.sampling.engines.worker.EngineThread` owns it."""
+    """One loaded model. Not thread-safe: :class:`rollouts.sampling.engines.engine_thread.EngineThread` owns it."""
 
     name: str
     version: str

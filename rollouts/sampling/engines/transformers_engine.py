@@ -16,10 +16,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 from transformers.utils.logging import disable_progress_bar
 
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
+from rollouts.sampling.engines.kv_slots import Slot, SlotCache, grouped_attention
 from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, check_request
 from rollouts.sampling.engines.sampler import Alternatives, Draws, draw
-from rollouts.sampling.engines.slots import Slot, SlotCache, grouped_attention
-from rollouts.sampling.engines.stops import StopTexts
+from rollouts.sampling.engines.stop_texts import StopTexts
 
 ATTENTION = "rollouts_grouped"
 PREFILL_TOKENS = 2048

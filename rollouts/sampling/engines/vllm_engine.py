@@ -21,7 +21,7 @@ from rollouts.sampling.engines.protocol import (
     check_request,
     reason,
 )
-from rollouts.sampling.engines.stops import StopTexts
+from rollouts.sampling.engines.stop_texts import StopTexts
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
 # one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.

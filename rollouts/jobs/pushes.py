@@ -11,7 +11,7 @@ from rollout_inspector.formats import FileRefused, Rejected, Source, TooLarge, l
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
 from rollouts.store.people.tokenizers import byte_table_of
@@ -99,7 +99,7 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
     if pushed.trajectories:
         # The diagnosis needs a tokenizer and time, so a worker makes it.
         job, is_new = ask_job(run, "diagnose_pushed", user=run.created_by)
-        if is_new and (sentence := send(job)):
+        if is_new and (sentence := send_job(job)):
             notices.append(
                 f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."
             )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rollouts.jobs import launch
+from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.jobs.exports import exports as exporting
 from rollouts.jobs.imports import import_join, imports
 from rollouts.jobs.imports.uploads import drop_uploads
-from rollouts.jobs.sending import DO_JOB, send_task
 from rollouts.store.files import StorageDown
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import close_shards, take_job

@@ -18,9 +18,9 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
-from rollouts.jobs.search.buffer import of_row, of_trajectories
 from rollouts.jobs.search.patterns import Pattern, PatternTooSlow
-from rollouts.jobs.search.questions import SearchQuestion
+from rollouts.jobs.search.search_question import SearchQuestion
+from rollouts.jobs.search.token_buffer import of_row, of_trajectories
 from rollouts.store.models import Run, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
