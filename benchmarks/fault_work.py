@@ -134,7 +134,7 @@ class Imported(RunWork):
             Run.Kind.IMPORT, f"import {n}", tokenizer=tokenizer, chat_template=tokenizer.chat_template
         )
         uploads = [SimpleUploadedFile(name, body) for name, body in self.files.items()]
-        imports.take_uploads(self.run, uploads, "auto", False)
+        imports.send_import(self.run, imports.ask_for_uploads(self.run, uploads, "auto", False))
 
     def resume(self) -> None:
         imports.resume(self.run)

@@ -132,9 +132,7 @@ def sentence_of(alarm: Alarm) -> str:
     """What an alarm says; empty for a figure that only a newer version knows."""
     if alarm.figure not in set(AlarmFigure):
         return ""
-    raised = Raised(
-        alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst, alarm.baseline
-    )
+    raised = Raised(alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst, alarm.baseline)
     title = KINDS[alarm.kind].title if alarm.kind in KINDS else alarm.kind
     return alarm_sentence(AlarmFigure(alarm.figure), title, alarm.limit, raised)
 

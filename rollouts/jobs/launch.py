@@ -294,7 +294,15 @@ def launch(
             rows_chat_template=rows_template,
             settings=asdict(settings) | {"seed": seed},
         )
-        _queue_trajectories(run, tasks, settings, seed)
+        for batch in batched(tasks, TASKS_PER_INSERT):
+            places = [(task, member) for task in batch for member in range(settings.group)]
+            add_queued_trajectories(run, [
+                NewTrajectory(
+                    f"{task.index}-{member}", str(task.index), asdict(task), _seed(seed, task.index, member),
+                    settings.training_step,
+                )
+                for task, member in places
+            ])
     record(Action.LAUNCHED, run)
     if enqueue:
         send_run(run)
@@ -372,24 +380,6 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
         sha256 = tokenizers.load(folder).sha256
         name = f"{model.name} {sha256[:8]}"
         return register_tokenizer(folder, name=name, source=source, project=project)
-
-
-def _queue_trajectories(run: Run, tasks: list[Task], settings: LaunchSettings, seed: int) -> None:
-    for batch in batched(tasks, TASKS_PER_INSERT):
-        add_queued_trajectories(
-            run,
-            [
-                NewTrajectory(
-                    f"{task.index}-{member}",
-                    str(task.index),
-                    asdict(task),
-                    _seed(seed, task.index, member),
-                    settings.training_step,
-                )
-                for task in batch
-                for member in range(settings.group)
-            ],
-        )
 
 
 def _seed(seed: int, task: int, member: int) -> int:

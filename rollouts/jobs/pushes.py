@@ -16,12 +16,7 @@ from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
 from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.trajectories.pushed_trajectories import (
-    add_new_trajectories,
-    differing,
-    named_by_content,
-    note_push,
-)
+from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, differing, named_by_content, note_push
 
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000

@@ -133,8 +133,7 @@ class Recorder:
         token, path = access.named_token(request, path)
         if not access.is_token(token, self.token):
             return _refuse(
-                401,
-                f"Name the token in the header {access.TOKEN_HEADER}, or as .../token/TOKEN/v1 in the base URL.",
+                401, f"Name the token in the header {access.TOKEN_HEADER}, or as .../token/TOKEN/v1 in the base URL.",
             )
         if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
             return await self._recorder_page(request, unquote(path))

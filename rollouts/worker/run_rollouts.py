@@ -200,9 +200,7 @@ class _Work:
     # -- called by the loop and by WriteBehind -------------------------------------------------------------------------
 
     def _more(self, n: int) -> Sequence[RolloutJob]:
-        leased = try_again(
-            partial(lease_trajectories, self.run, n, LEASE_SECONDS), should_stop=self._is_to_stop
-        )
+        leased = try_again(partial(lease_trajectories, self.run, n, LEASE_SECONDS), should_stop=self._is_to_stop)
         jobs = []
         for trajectory in leased:
             with self._lock:

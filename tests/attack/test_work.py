@@ -66,7 +66,7 @@ def asked(sent: list[int]) -> Job:
     """The job of an upload of two files."""
     run = create_run("import", "files")
     uploads = [SimpleUploadedFile(name, lines(10 * n, 3)) for n, name in enumerate(("a.jsonl", "b.jsonl"))]
-    imports.take_uploads(run, uploads, "auto", True)
+    imports.send_import(run, imports.ask_for_uploads(run, uploads, "auto", True))
     return run.jobs.get()
 
 
@@ -371,7 +371,7 @@ def test_readers_are_told_of_a_part_of_a_file(asked: Job, monkeypatch: pytest.Mo
 def test_rejected_lines_are_counted_once_after_a_lost_worker(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     run = create_run("import", "files")
     uploads = [SimpleUploadedFile(name, lines(10 * n, 3) + b"{\n") for n, name in enumerate(("a.jsonl", "b.jsonl"))]
-    imports.take_uploads(run, uploads, "auto", True)
+    imports.send_import(run, imports.ask_for_uploads(run, uploads, "auto", True))
     monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
     job = run.jobs.get()
     real, n = imports.note_imported, 0
@@ -489,7 +489,9 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
     settings.INSPECTOR_DATA = tmp_path
     live, done, failed = (create_run("import", name) for name in ("live", "done", "failed"))
     for run in (live, done, failed):
-        imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines(0, 1))], "auto", True)
+        imports.send_import(
+            run, imports.ask_for_uploads(run, [SimpleUploadedFile("a.jsonl", lines(0, 1))], "auto", True)
+        )
     end_run(done, "done")
     end_run(failed, "failed", "It broke off.")
     Job.objects.filter(run=failed).update(status="failed")

@@ -267,7 +267,7 @@ def large(kind: str, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(import_shards, "PART_BYTES", 3000)
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(9)])
     run = create_run(Run.Kind.IMPORT, "files")
-    imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines)], "auto", True)
+    imports.send_import(run, imports.ask_for_uploads(run, [SimpleUploadedFile("a.jsonl", lines)], "auto", True))
     return run.jobs.get()
 
 

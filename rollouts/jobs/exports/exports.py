@@ -113,31 +113,17 @@ class Wanted:
         return EXPORTS.get(self.format)
 
 
-class Written(NamedTuple):
-    """The result of an export."""
-
-    n: int
-    """Rows, or trajectories."""
-    left_out: str
-    """How many trajectories were left out, as a sentence; empty = none."""
-
-
 def write_run(
-    run: models.Run,
-    records: QuerySet[models.StoredTrajectory],
-    wanted: Wanted,
-    file: IO[bytes],
-    *,
+    run: models.Run, records: QuerySet[models.StoredTrajectory], wanted: Wanted, file: IO[bytes],
     tell: Callable[[str], object] = lambda _: None,
-    tick: Callable[[], object] = lambda: None,
-) -> Written:
-    """Write the finished trajectories of ``records``.
+) -> tuple[int, str]:
+    """Write the finished trajectories of ``records``. ``tell`` is called with a sentence about each that is left out.
 
-    ``tick`` is called after each trajectory that was read, ``tell`` with a sentence about each one that is left out.
-    Raises :class:`Refusal` with a sentence.
+    Returns the number of rows or trajectories, and how many were left out, as a sentence; empty = none. Raises
+    :class:`Refusal`.
     """
-    part = write_part(run, records, wanted, file, tell=tell, tick=tick)
-    return Written(part.n, sentence_of([part], wanted))
+    part = write_part(run, records, wanted, file, tell)
+    return part.n, sentence_of([part], wanted)
 
 
 class WrittenPart(NamedTuple):
@@ -168,15 +154,10 @@ def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
 
 
 def write_part(
-    run: models.Run,
-    records: QuerySet[models.StoredTrajectory],
-    wanted: Wanted,
-    file: IO[bytes],
-    *,
-    tell: Callable[[str], object] = lambda _: None,
-    tick: Callable[[], object] = lambda: None,
+    run: models.Run, records: QuerySet[models.StoredTrajectory], wanted: Wanted, file: IO[bytes],
+    tell: Callable[[str], object] = lambda _: None, tick: Callable[[], object] = lambda: None,
 ) -> WrittenPart:
-    """The same for a part of an export, which may hold nothing."""
+    """The same for a part of an export, which may hold nothing. ``tick`` is called after each trajectory."""
     n_read, n_out, first = 0, 0, ""
 
     def counted(values: Iterator[Trajectory]) -> Iterator[Trajectory]:

@@ -164,9 +164,7 @@ def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
 def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
     """The shards whose files are complete. The others wait for *Resume* with nothing stored."""
     shards = shards_of(job)
-    open_files = {
-        piece["file"] for row in shards if row.status != Job.Status.DONE for piece in row.options["pieces"]
-    }
+    open_files = {piece["file"] for row in shards if row.status != Job.Status.DONE for piece in row.options["pieces"]}
     complete = []
     for row in shards:
         if row.status == Job.Status.DONE and open_files.isdisjoint(piece["file"] for piece in row.options["pieces"]):
@@ -307,9 +305,7 @@ def _changes(shards: list[_Shard], names: Names) -> list[tuple[dict[int, Named],
     return list(changes.values())
 
 
-def _place(
-    run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job: Job, alive: Alive
-) -> None:
+def _place(run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job: Job, alive: Alive) -> None:
     """Give a shard's trajectories their ids, and the places behind those of the shard before."""
     first, stop = shard.row.options["first"], shard.row.options["stop"]
     with transaction.atomic():

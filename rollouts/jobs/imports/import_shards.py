@@ -176,9 +176,7 @@ def _source(files: Sequence[str], piece: Mapping[str, Any]) -> Source:
 class _Piece(FileImport):
     """The import of a file, or of a part of one, by a worker beside others."""
 
-    def __init__(
-        self, run: Run, source: Source, before: int, index: int, stop: int, beat: Beat, whole: Job
-    ) -> None:
+    def __init__(self, run: Run, source: Source, before: int, index: int, stop: int, beat: Beat, whole: Job) -> None:
         super().__init__(run, source, before, index, False, partial(beat_job, beat.job), rule_of(whole))
         self._first, self._stop, self._beat, self._whole = index, stop, beat, whole
         self._rejected: list[Rejected] = []

@@ -82,20 +82,6 @@ def ask(
     return job
 
 
-def take_uploads(
-    run: models.Run,
-    uploads: Sequence[UploadedFile],
-    format_name: str,
-    use_recorded_tokenizer: bool,
-    training_step: TrainingStepRule = ANY,
-) -> None:
-    """Keep uploaded files, and send a worker to read them into a new run. The run fails when none can be sent.
-
-    What goes wrong before leaves neither run nor files.
-    """
-    send_import(run, ask_for_uploads(run, uploads, format_name, use_recorded_tokenizer, training_step))
-
-
 def ask_for_uploads(
     run: models.Run,
     uploads: Sequence[UploadedFile],
@@ -236,35 +222,32 @@ def import_files(
         models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
     try:
         for n, file in enumerate(files):
-            if n >= imported(run)["files"]:
-                _read_file(
-                    run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive,
-                    training_step,
+            if n < imported(run)["files"]:
+                continue
+            drop_incomplete(run, alive)
+            done, before = imported(run), sum(sizes[:n])
+            try:
+                source = file if isinstance(file, Source) else Source.of_path(file, names[n])
+                file_import = FileImport(
+                    run, source, before, done["next_index"], use_recorded_tokenizer, alive, training_step
                 )
+                file_format = file_import.read(format_name)
+                formats_read = sorted({*done["formats"], file_format})
+                done |= {"next_index": file_import.next_index, "formats": formats_read}
+            except FileRefused as refusal:
+                drop_incomplete(run, alive)
+                reject_file(run, names[n], str(refusal), alive)
+            note_imported(run, done | {"files": done["files"] + 1}, before + sizes[n], alive)
     except ImportCancelled:
         drop_incomplete(run, alive)
         end(models.Run.Status.CANCELLED, "")
     else:
-        _end(run, end)
+        run.refresh_from_db()
+        if imported(run)["next_index"]:
+            end(models.Run.Status.DONE, "")
+        else:
+            end(models.Run.Status.FAILED, nothing_imported(run))
     run.refresh_from_db()
-
-
-def _read_file(
-    run: models.Run, file: Path | Source, name: str, format_name: str, use_recorded: bool, before: int, size: int,
-    alive: Callable[[], object], training_step: TrainingStepRule,
-) -> None:
-    """Store a file, or a rejection in its place. ``before``: the bytes of the files before it."""
-    drop_incomplete(run, alive)
-    done = imported(run)
-    try:
-        source = file if isinstance(file, Source) else Source.of_path(file, name)
-        file_import = FileImport(run, source, before, done["next_index"], use_recorded, alive, training_step)
-        file_format = file_import.read(format_name)
-        done |= {"next_index": file_import.next_index, "formats": sorted({*done["formats"], file_format})}
-    except FileRefused as refusal:
-        drop_incomplete(run, alive)
-        reject_file(run, name, str(refusal), alive)
-    note_imported(run, done | {"files": done["files"] + 1}, before + size, alive)
 
 
 def names_of(files: Sequence[Path | Source]) -> list[str]:
@@ -286,14 +269,6 @@ def size_of(file: Path | Source) -> int:
     with contextlib.suppress(OSError):
         return file.stat().st_size
     return 0
-
-
-def _end(run: models.Run, end: Callable[[str, str], object]) -> None:
-    run.refresh_from_db()
-    if imported(run)["next_index"]:
-        end(models.Run.Status.DONE, "")
-    else:
-        end(models.Run.Status.FAILED, nothing_imported(run))
 
 
 def nothing_imported(run: models.Run) -> str:

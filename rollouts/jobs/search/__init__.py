@@ -3,14 +3,3 @@
 from rollouts.jobs.search.patterns import PatternTooSlow
 from rollouts.jobs.search.search_question import BY, INDEXES, SearchQuestion
 from rollouts.jobs.search.trajectory_search import Found, SearchedPart, find_in_row, search
-
-__all__ = [
-    "BY",
-    "INDEXES",
-    "Found",
-    "PatternTooSlow",
-    "SearchQuestion",
-    "SearchedPart",
-    "find_in_row",
-    "search",
-]

@@ -12,7 +12,7 @@ from typing import IO, Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, Written, is_rows, write_run
+from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, is_rows, write_run
 from rollouts.management import TerminalCommand
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.people.activity_log import record
@@ -49,7 +49,7 @@ class Command(TerminalCommand):
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with draft.open("wb") as file:
-                written = self._write(file, options["run"], plan)
+                n = self._write(file, options["run"], plan)
             os.replace(draft, target)
         except BrokenPipeError:
             raise
@@ -58,15 +58,15 @@ class Command(TerminalCommand):
         finally:
             draft.unlink(missing_ok=True)
         what = "rows" if is_rows(options["format"]) else "trajectories"
-        self.stdout.write(f"{written.n:,} {what} written to {target}.")
+        self.stdout.write(f"{n:,} {what} written to {target}.")
 
-    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> Written:
+    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> int:
         run, records = _find(code)
-        written = write_run(run, records, wanted, file, tell=self.stderr.write)
+        n, left_out = write_run(run, records, wanted, file, self.stderr.write)
         record(KIND.activity, run, detail=wanted.format)
-        if written.left_out:
-            self.stderr.write(written.left_out)
-        return written
+        if left_out:
+            self.stderr.write(left_out)
+        return n
 
 
 def _find(code: str) -> tuple[Run, Any]:

@@ -88,9 +88,7 @@ class Command(TerminalCommand):
             self.stdout.write(f"{n_left_out:,} more were flagged: --limit or --kind chooses others.")
 
 
-def _tools(
-    settings: AuditSettings, named: str, project: Project
-) -> tuple[Tokenizer | None, ChatTemplate | None]:
+def _tools(settings: AuditSettings, named: str, project: Project) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer and the chat template of the audit, registered in the project."""
     name = named or settings.tokenizer
     tokenizer = find_tokenizer(name, project) if name else None

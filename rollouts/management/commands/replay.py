@@ -99,9 +99,7 @@ def _text(template_file: str) -> str | None:
 
 def _json(record: models.StoredTrajectory, result: StrategyResult, with_rows: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "trajectory": record.code,
-        "external_id": record.external_id,
-        **trajectory_replays.figures(result),
+        "trajectory": record.code, "external_id": record.external_id, **trajectory_replays.figures(result),
     }
     if with_rows:
         values["rows"] = [_row(row) for row in result.rows]

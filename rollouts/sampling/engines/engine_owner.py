@@ -54,11 +54,9 @@ class Life(Protocol):
 
     def send(self, message: Any) -> None:
         """Hand over what ``EngineOwner._packed`` returned. Never waits."""
-        ...
 
     def end(self, timeout: float | None) -> None:
         """Wait at most so many seconds until it has ended."""
-        ...
 
 
 @dataclass(eq=False)

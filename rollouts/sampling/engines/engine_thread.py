@@ -10,13 +10,7 @@ from typing import Any
 
 from rollouts.sampling.engines import reason
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineNotBuilt, EngineOwner, Life
-from rollouts.sampling.engines.protocol import (
-    Engine,
-    EngineError,
-    GenerationRequest,
-    RequestRefused,
-    check_generation,
-)
+from rollouts.sampling.engines.protocol import Engine, EngineError, GenerationRequest, RequestRefused, check_generation
 
 log = logging.getLogger(__name__)
 

@@ -99,7 +99,6 @@ class Engine(Protocol):
 
     def add(self, request: GenerationRequest) -> None:
         """Take a request, at any time. Raises :class:`RequestRefused`."""
-        ...
 
     def step(self) -> list[Generation]:
         """Let every live request grow, and return the generations that finished.
@@ -107,11 +106,9 @@ class Engine(Protocol):
         Raises :class:`RequestRefused` with its ``request_id`` when a server refuses a request late. Every other
         exception means that the engine is lost.
         """
-        ...
 
     def abort(self, request_id: str) -> None:
         """Drop a request; no generation is returned for it. An unknown or finished id is ignored."""
-        ...
 
     def has_unfinished(self) -> bool: ...
 

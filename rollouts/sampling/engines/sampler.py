@@ -34,9 +34,7 @@ Alternatives = tuple[list[int], list[float], float]
 """The likeliest ids at a place, at most as many as there are, their log-probabilities, and the entropy in nats."""
 
 
-def draw(
-    logits: Tensor, samplings: list[Sampling], draws: list[Draws]
-) -> list[tuple[int, float, Alternatives | None]]:
+def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[tuple[int, float, Alternatives | None]]:
     """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
 
     Also the alternatives under that distribution, where the request asks for some.

@@ -61,11 +61,9 @@ class Episode(Protocol):
 
     def step(self, message: Mapping[str, Any]) -> Outcome:
         """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``), even a malformed one."""
-        ...
 
     def truncated(self, reason: str) -> Outcome:
         """Score an episode that the loop ends (out of tokens or turns). ``reason`` becomes the stop reason."""
-        ...
 
 
 class Environment(Protocol):
@@ -75,6 +73,5 @@ class Environment(Protocol):
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         """Returns the ``n`` tasks of a seed. A longer list starts with the shorter one."""
-        ...
 
     def start(self, task: Task) -> Episode: ...
