@@ -221,7 +221,7 @@ class Exported(JobWork):
     source: Run
 
     def ask(self, n: int) -> None:
-        self.job, is_new = ask_job(self.source, "export", exporting.Wanted().as_options())
+        self.job, is_new = ask_job(self.source, "export", exporting.ExportOptions().as_options())
         assert is_new
         send_job(self.job)
 

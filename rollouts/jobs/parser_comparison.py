@@ -1,4 +1,4 @@
-"""Parser audits: what every parser reads of one completion. A worker reads, and the result is stored with its key."""
+"""Parser comparisons: what every parser reads of one completion. A worker reads; the result is stored with its key."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.audit import (
-    Completion,
-    ParserReading,
-    ReadCall,
-    ReadingAudit,
-    as_text,
-    audit,
-    reading_of,
+    Completion, ParserReading, ReadCall, ReadingAudit, as_text, audit, reading_of
 )
 from rollout_inspector.text.replies.call_readers import form_of, parser_of
 from rollout_inspector.text.replies.parsing import plain_message
@@ -36,7 +30,7 @@ from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1
-"""Raise it when an audit says other things than before: stored ones are then stale."""
+"""Raise it when a comparison says other things than before: stored ones are then stale."""
 MAX_CHARACTERS = 1_500_000
 """Of a completion's text. A longer one is read by no parser."""
 KEPT_CHARACTERS = 2_000
@@ -49,7 +43,7 @@ TEMPLATE = "the chat template's form"
 
 
 def key_of(trajectory: StoredTrajectory) -> str:
-    """The hash of all that audits of a trajectory depend on, but for the version of vLLM, which the worker has."""
+    """The hash of all that comparisons of a trajectory depend on, but for the version of vLLM, which the worker has."""
     run = trajectory.run
     parts = (
         VERSION, trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
@@ -59,7 +53,7 @@ def key_of(trajectory: StoredTrajectory) -> str:
 
 
 def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[ParserAudit, bool]:
-    """The audit of a step's reply, and whether a worker has to be sent for it. One that has ended is made again."""
+    """The comparison of a step's reply, and whether a worker has to be sent. One that has ended is made again."""
     key = key_of(trajectory)
     with transaction.atomic():
         comparison, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
@@ -71,7 +65,7 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
 
 
 def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
-    """The stored audit of a step's reply if it is not stale or a worker is making it now; else None. One query."""
+    """The stored comparison of a step's reply if it is not stale or a worker is making it now; else None. One query."""
     comparison = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
     return (
         comparison
@@ -81,14 +75,14 @@ def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
 
 
 def do_job(job: Job, beat: Beat) -> None:
-    """Read the reply of a job's audit with every parser, and store what each one read."""
+    """Read the reply of a job's comparison with every parser, and store what each one read."""
     comparison = ParserAudit.objects.get(job=job)
     record = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
         pk=comparison.trajectory_id
     )
     beat(progress="the parsers are started")
     comparison.key = key_of(record)
-    (comparison.report,) = audit_steps(
+    (comparison.report,) = compare_steps(
         record, [comparison.step_index], lambda said: beat.now_and_then(progress=said[:200])
     )
     with transaction.atomic():
@@ -108,7 +102,7 @@ def missing(trajectory: StoredTrajectory) -> Refusal | None:
     return None
 
 
-def audit_steps(
+def compare_steps(
     record: StoredTrajectory, indices: Sequence[int] | None = None, say: Callable[[str], object] = lambda _: None
 ) -> list[dict[str, Any]]:
     """What each parser reads of these steps' completions; None = of all. One process of vLLM serves them all.
@@ -131,7 +125,7 @@ def audit_steps(
         parsers = None
     try:
         return [
-            _audited(record, value, codec, case, index, parsers, notes, say)
+            _compared(record, value, codec, case, index, parsers, notes, say)
             for index in (range(len(value.steps)) if indices is None else indices)
         ]
     finally:
@@ -139,7 +133,7 @@ def audit_steps(
             parsers.close()
 
 
-def _audited(
+def _compared(
     record: StoredTrajectory, value: Trajectory, codec: LoadedTokenizer, case: DiagnosisContext, index: int,
     parsers: VllmParsers | None, notes: Sequence[str], say: Callable[[str], object],
 ) -> dict[str, Any]:

@@ -66,7 +66,7 @@ MAX_PADDING = 1 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOptions:
     """How a run is to be written. Raises :class:`Refusal` where the parts do not go together."""
 
     format: str = "own_jsonl"
@@ -114,7 +114,7 @@ class Wanted:
 
 
 def write_run(
-    run: models.Run, records: QuerySet[models.StoredTrajectory], wanted: Wanted, file: IO[bytes],
+    run: models.Run, records: QuerySet[models.StoredTrajectory], options: ExportOptions, file: IO[bytes],
     tell: Callable[[str], object] = lambda _: None,
 ) -> tuple[int, str]:
     """Write the finished trajectories of ``records``. ``tell`` is called with a sentence about each that is left out.
@@ -122,8 +122,8 @@ def write_run(
     Returns the number of rows or trajectories, and how many were left out, as a sentence; empty = none. Raises
     :class:`Refusal`.
     """
-    part = write_part(run, records, wanted, file, tell)
-    return part.n, sentence_of([part], wanted)
+    part = write_part(run, records, options, file, tell)
+    return part.n, sentence_of([part], options)
 
 
 class WrittenPart(NamedTuple):
@@ -138,23 +138,23 @@ class WrittenPart(NamedTuple):
     """Why the first of these was left out."""
 
 
-def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
+def sentence_of(parts: Sequence[WrittenPart], options: ExportOptions) -> str:
     """How many trajectories were left out. Raises :class:`Refusal` where nothing is left to write."""
     n, n_read, n_out = (sum(getattr(part, name) for part in parts) for name in ("n", "n_read", "n_out"))
-    if wanted.only and not n_read:
+    if options.only and not n_read:
         raise Refusal("No finished trajectory passes the filter of this export, so there is nothing to write.")
     if n_out and not n:
         first = next(part.first for part in parts if part.n_out)
         raise Refusal(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
-    if wanted.strategy and not n:
-        name = wanted.strategy.replace("_", " ")
+    if options.strategy and not n:
+        name = options.strategy.replace("_", " ")
         raise Refusal(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
     verb = "was" if n_out == 1 else "were"
     return f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else ""
 
 
 def write_part(
-    run: models.Run, records: QuerySet[models.StoredTrajectory], wanted: Wanted, file: IO[bytes],
+    run: models.Run, records: QuerySet[models.StoredTrajectory], options: ExportOptions, file: IO[bytes],
     tell: Callable[[str], object] = lambda _: None, tick: Callable[[], object] = lambda: None,
 ) -> WrittenPart:
     """The same for a part of an export, which may hold nothing. ``tick`` is called after each trajectory."""
@@ -176,17 +176,21 @@ def write_part(
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
-        n = _write(run, counted(values), wanted, file, leave_out)
+        n = _write(run, counted(values), options, file, leave_out)
     return WrittenPart(n, n_read, n_out, first)
 
 
 def _write(
-    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], leave_out: Callable[[str], object]
+    run: models.Run,
+    values: Iterator[Trajectory],
+    options: ExportOptions,
+    file: IO[bytes],
+    leave_out: Callable[[str], object],
 ) -> int:
-    if wanted.strategy:
-        values = _under(wanted.strategy, run, values, leave_out if wanted.force or wanted.leave_out else None)
-    if (target := wanted.target) is None:
-        write = FORMATS[wanted.format].write
+    if options.strategy:
+        values = _under(options.strategy, run, values, leave_out if options.force or options.leave_out else None)
+    if (target := options.target) is None:
+        write = FORMATS[options.format].write
         assert write is not None
         tokenizer = run.tokenizer.name if run.tokenizer else ""
         return write((replace(value, tokenizer=value.tokenizer or tokenizer) for value in values), file)
@@ -195,9 +199,9 @@ def _write(
         target,
         values,
         file,
-        wanted.force,
-        leave_out=leave_out if wanted.leave_out else None,
-        rows=attrgetter("rows") if wanted.strategy else None,
+        options.force,
+        leave_out=leave_out if options.leave_out else None,
+        rows=attrgetter("rows") if options.strategy else None,
         decode=None if codec is None else codec.decode,
         cause=lambda value: cause_of(run, value),
     )
@@ -258,7 +262,7 @@ def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
     """The ranges of trajectories that workers write side by side; empty = one worker writes the file."""
     drop_files()
     assert job.run is not None
-    return cut_run(job.run, job, beat) if _join_of(Wanted(**job.options)) is not None else []
+    return cut_run(job.run, job, beat) if _join_of(ExportOptions(**job.options)) is not None else []
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
@@ -268,7 +272,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     """
     whole = job.whole or job
     assert whole.run is not None
-    draft, plan = draft_of(job), Wanted(**whole.options)
+    draft, plan = draft_of(job), ExportOptions(**whole.options)
     records = finished_trajectories(whole.run, *range_of(job))
     if plan.only:
         records = records.filter(pk__in=filter_trajectories(whole.run, plan.filters).values("pk"))
@@ -297,10 +301,10 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
 def join(job: Job, beat: Beat) -> None:
     """Make one file of those that the shards wrote, in their order, and end the export."""
-    shards, join_files = shards_of(job), _join_of(Wanted(**job.options))
+    shards, join_files = shards_of(job), _join_of(ExportOptions(**job.options))
     assert join_files is not None
     reports = [shard.report or {} for shard in shards]
-    sentence_of([WrittenPart(*report["part"]) for report in reports], Wanted(**job.options))
+    sentence_of([WrittenPart(*report["part"]) for report in reports], ExportOptions(**job.options))
 
     def parts() -> Iterator[IO[bytes]]:
         for shard in shards:
@@ -321,14 +325,14 @@ def join(job: Job, beat: Beat) -> None:
         files.delete(part_of(shard))
 
 
-def _join_of(wanted: Wanted) -> Join | None:
-    target = wanted.target
-    return FORMATS[wanted.format].join if target is None else target.join
+def _join_of(options: ExportOptions) -> Join | None:
+    target = options.target
+    return FORMATS[options.format].join if target is None else target.join
 
 
 def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
     parts = [WrittenPart(*report["part"]) for report in reports]
-    left_out = sentence_of(parts, Wanted(**job.options))
+    left_out = sentence_of(parts, ExportOptions(**job.options))
     notes = [note for report in reports for note in report["notes"]][:MAX_NOTES]
     more = sum(report["n_notes"] for report in reports) - len(notes)
     ended = end_job(
@@ -366,7 +370,7 @@ def prefix_of(code: str) -> str:
 
 def key_of(job: Job) -> str:
     """The file of an export that is done."""
-    return f"{prefix_of(job.code)}run{suffix_of(Wanted(**job.options).format)}"
+    return f"{prefix_of(job.code)}run{suffix_of(ExportOptions(**job.options).format)}"
 
 
 def drop_files() -> None:
@@ -434,4 +438,4 @@ KIND = JobKind(
     done=_done,
     cancelled="Cancelled after {done}; there is no file.",
 )
-"""A run is written to a file; ``options`` are those of :class:`Wanted`."""
+"""A run is written to a file; ``options`` are those of :class:`ExportOptions`."""

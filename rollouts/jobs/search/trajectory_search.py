@@ -52,7 +52,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchHit:
     """A result: a range of tokens of a trajectory, or its metadata."""
 
     run: Run
@@ -78,7 +78,7 @@ class Found:
 class SearchedPart:
     """Part of what a search finds."""
 
-    results: list[Found] = field(default_factory=list)
+    results: list[SearchHit] = field(default_factory=list)
     next: str = ""
     """Where the next part begins; empty = everything was searched."""
     done: int = 0
@@ -225,7 +225,7 @@ class _Walk:
 
     def _tokens(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
-    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+    ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         """The trajectory, how far it is searched then, and a result; None = it takes too long."""
         pattern = self.question.pattern
         assert pattern is not None
@@ -238,7 +238,7 @@ class _Walk:
                 looked = batch[spot.trajectory]
                 first = start + 1 if pattern.shares_tokens else stop
                 before, after = (_text(table, ids) for ids in buffer.around(start, stop))
-                yield looked, first - buffer.first_of[spot.trajectory], Found(
+                yield looked, first - buffer.first_of[spot.trajectory], SearchHit(
                     run, looked.code, looked.external_id, looked.number, spot.row, spot.step, spot.start, spot.stop,
                     _text(table, buffer.ids[start:stop]), before.lstrip("\ufffd"), after.rstrip("\ufffd"),
                 )
@@ -247,7 +247,7 @@ class _Walk:
 
     def _findings(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
-    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+    ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         by_key = {finding.pk: finding for finding in batch}
         filters = self.question.filters
         of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
@@ -270,7 +270,7 @@ class _Walk:
             yield (
                 looked,
                 n_of[looked.pk],
-                Found(
+                SearchHit(
                     run,
                     looked.code,
                     looked.external_id,
@@ -286,7 +286,7 @@ class _Walk:
 
     def _metadata(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
-    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+    ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         text, as_json = self.question.text, self.question.as_json
         condition = Q(code=text)
         for column in _NAMES:
@@ -301,7 +301,7 @@ class _Walk:
             if at and looked is batch[0]:
                 continue
             field, before, excerpt, after = _where(dict(zip((*_NAMES, *_BODIES), values, strict=True)), text, as_json)
-            yield looked, 1, Found(
+            yield looked, 1, SearchHit(
                 run, looked.code, looked.external_id, looked.number, None, None, None, None, excerpt,
                 f"{field}: {before}", after,
             )

@@ -12,7 +12,7 @@ from typing import IO, Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, is_rows, write_run
+from rollouts.jobs.exports.exports import KIND, WRITERS, ExportOptions, is_rows, write_run
 from rollouts.management import TerminalCommand
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.people.activity_log import record
@@ -41,7 +41,9 @@ class Command(TerminalCommand):
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        plan = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
+        plan = ExportOptions(
+            **{field.name: options[field.name] for field in fields(ExportOptions) if field.name in options}
+        )
         target = Path(options["output"])
         if options["output"] == "-":
             self._write(sys.stdout.buffer, options["run"], plan)
@@ -60,7 +62,7 @@ class Command(TerminalCommand):
         what = "rows" if is_rows(options["format"]) else "trajectories"
         self.stdout.write(f"{n:,} {what} written to {target}.")
 
-    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> int:
+    def _write(self, file: IO[bytes], code: str, wanted: ExportOptions) -> int:
         run, records = _find(code)
         n, left_out = write_run(run, records, wanted, file, self.stderr.write)
         record(KIND.activity, run, detail=wanted.format)

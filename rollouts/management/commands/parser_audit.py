@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.jobs.parser_comparison import audit_steps
+from rollouts.jobs.parser_comparison import compare_steps
 from rollouts.management import TerminalCommand
 from rollouts.store.models import StoredTrajectory
 
@@ -30,7 +30,7 @@ class Command(TerminalCommand):
         if record is None:
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
         steps = None if options["step"] is None else [options["step"]]
-        steps_read = audit_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
+        steps_read = compare_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
         if options["json"]:
             self.stdout.write(json.dumps(steps_read))
             return

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.jobs.search import Found, SearchedPart, SearchQuestion, search
+from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.management import TerminalCommand, one_line
 from rollouts.store.models import Run
 from rollouts.store.people.access import EVERYTHING
@@ -67,7 +67,7 @@ class Command(TerminalCommand):
         return parts
 
 
-def result_value(found: Found) -> dict[str, Any]:
+def result_value(found: SearchHit) -> dict[str, Any]:
     """A result as ``--json`` prints it."""
     return {
         "trajectory": found.trajectory,
