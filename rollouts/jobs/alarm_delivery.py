@@ -19,7 +19,11 @@ from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import ACTIVE, Alarm, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarm_writes import (
-    note_delivered, note_undelivered, take_alarms_again, webhook_key, webhook_parts
+    note_delivered,
+    note_undelivered,
+    take_alarms_again,
+    webhook_key,
+    webhook_parts,
 )
 from rollouts.store.runs.alarms import alarms_of_project, projects_to_check, runs_to_check, waiting_alarms
 

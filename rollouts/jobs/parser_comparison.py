@@ -15,7 +15,13 @@ from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.audit import (
-    Completion, ParserReading, ReadCall, ReadingAudit, as_text, audit, reading_of
+    Completion,
+    ParserReading,
+    ReadCall,
+    ReadingAudit,
+    as_text,
+    audit,
+    reading_of,
 )
 from rollout_inspector.text.replies.call_readers import form_of, parser_of
 from rollout_inspector.text.replies.parsing import plain_message

@@ -100,7 +100,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     beat(progress="the engine is started")
     try:
         owner = engine_of(model, engine)
-        scorer = _Scoring(owner, _wait(owner.ask_info(), beat), temperature, beat, *_vocabulary(run, model))
+        scorer = _Scoring(owner, _wait(owner.call(EngineInfo.of), beat), temperature, beat, *_vocabulary(run, model))
     except EngineError as error:
         raise _failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)

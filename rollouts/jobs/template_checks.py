@@ -21,7 +21,14 @@ from rollouts.jobs.replays.strategy_deltas import strategy_deltas
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import (
-    DEFAULT_PROJECT, ChatTemplate, Job, Project, ProjectTemplate, TemplateCheck, Tokenizer, code_of_number
+    DEFAULT_PROJECT,
+    ChatTemplate,
+    Job,
+    Project,
+    ProjectTemplate,
+    TemplateCheck,
+    Tokenizer,
+    code_of_number,
 )
 from rollouts.store.people.projects import project_or_default
 from rollouts.store.people.tokenizers import load_tokenizer

@@ -26,7 +26,13 @@ from rollouts.store.jobs.shards import is_cut, shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.outages import is_outage
 from rollouts.store.runs.import_writes import (
-    drop_all, drop_range, end_import, move_range, next_final_index, note_imported, set_rejections
+    drop_all,
+    drop_range,
+    end_import,
+    move_range,
+    next_final_index,
+    note_imported,
+    set_rejections,
 )
 from rollouts.store.runs.run_writes import delete_trajectories, recount
 from rollouts.store.runs.runs import find_run

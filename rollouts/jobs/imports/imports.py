@@ -34,7 +34,12 @@ from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs import run_writes
 from rollouts.store.runs.import_writes import (
-    begin_parts, drop_incomplete, end_import, imported, note_imported, reject_file
+    begin_parts,
+    drop_incomplete,
+    end_import,
+    imported,
+    note_imported,
+    reject_file,
 )
 from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.runs.run_writes import choose_tokenizer, end_run, reopen_run, start_run
