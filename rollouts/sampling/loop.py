@@ -105,8 +105,8 @@ def run_batch(
 ) -> tuple[tuple[RolloutJob, ...], str]:
     """Run jobs until there are no more. A fault of one trajectory ends that trajectory alone; only callbacks may raise.
 
-    Returns the jobs that were under way when the loop was told to stop or lost its engine, which can be taken up again,
-    and why there is no engine any more, as a sentence; empty = there is one.
+    Returns the jobs that were under way when the loop was told to stop or lost its engine: they can be taken up again.
+    Then a sentence that says why there is no engine any more; empty = there is one.
     ``call_ids``: add an id to every parsed call, and the same id to its answer, for templates that need ids.
     """
     try:

@@ -49,7 +49,7 @@ class _FakeParsers:
 def trajectory(make: Maker, monkeypatch: pytest.MonkeyPatch) -> models.StoredTrajectory:
     """A reply whose message lacks the text before its call."""
     monkeypatch.setattr(parser_comparison, "VllmParsers", _FakeParsers)
-    monkeypatch.setattr("inspector.trajectories.views.send", lambda job: None)
+    monkeypatch.setattr("inspector.trajectories.views.send_job", lambda job: None)
     first = make.conversation("a", 2).steps[0]
     said = make.ids(f"Now we <look> over here.\n{CALL}<|im_end|>")
     lossy = replace(first, completion_ids=said, logprobs=None, reply=TOLD)
