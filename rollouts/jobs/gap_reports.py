@@ -172,9 +172,8 @@ def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:
 def _kinds(found: Sequence[StoredTrajectory]) -> dict[int, dict[int, set[str]]]:
     """Key of a trajectory -> index of a row -> the kinds of its findings."""
     kinds: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    of = StoredFinding.objects.filter(
-        trajectory__in=[trajectory.pk for trajectory in found], row_index__isnull=False
-    ).order_by()
+    keys = [record.pk for record in found]
+    of = StoredFinding.objects.filter(trajectory__in=keys, row_index__isnull=False).order_by()
     for key, row, kind in of.values_list("trajectory", "row_index", "kind"):
         assert row is not None
         kinds[key][row].add(kind)

@@ -73,11 +73,9 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
 def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
     """The stored comparison of a step's reply if it is not stale or a worker is making it now; else None. One query."""
     comparison = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
-    return (
-        comparison
-        if comparison is not None and (comparison.key == key_of(trajectory) or is_active(comparison.job))
-        else None
-    )
+    if comparison is None or not (comparison.key == key_of(trajectory) or is_active(comparison.job)):
+        return None
+    return comparison
 
 
 def do_job(job: Job, beat: Beat) -> None:
@@ -89,7 +87,7 @@ def do_job(job: Job, beat: Beat) -> None:
     beat(progress="the parsers are started")
     comparison.key = key_of(record)
     (comparison.report,) = compare_steps(
-        record, [comparison.step_index], lambda said: beat.now_and_then(progress=said[:200])
+        record, [comparison.step_index], lambda sentence: beat.now_and_then(progress=sentence[:200])
     )
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
@@ -160,9 +158,8 @@ def _compared(
         for kind, name, answer in parsers.read_all(completion.text, tools, say):
             calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in answer.get("calls", ()))
             error = storable_text(without_paths(answer.get("error", "")))
-            read.append(
-                (kind, name, ParserReading(answer.get("content", ""), answer.get("reasoning", ""), calls, error))
-            )
+            reading = ParserReading(answer.get("content", ""), answer.get("reasoning", ""), calls, error)
+            read.append((kind, name, reading))
     say("what they read is looked for in the tokens")
     start = len(step.prompt_ids)
     return {
@@ -174,9 +171,7 @@ def _compared(
         "message_of": "" if message is None else "reply" if step.reply is not None else "next request",
         "message": None if stored is None else _told(stored, audit(completion, stored), start),
         "readings": _grouped(completion, read, stored, start),
-        "unusable": [
-            {"kind": kind, "parser": name, "reason": reading.error} for kind, name, reading in read if reading.error
-        ],
+        "unusable": [{"kind": kind, "parser": name, "reason": item.error} for kind, name, item in read if item.error],
         "notes": notes,
     }
 
@@ -216,11 +211,8 @@ def _grouped(
     for (is_reasoning, _), members in groups.items():
         reading = members[0][2]
         differs = None if stored is None else differences(reading, stored, is_reasoning)
-        reading_json = _told(reading, audit(completion, reading), start)
-        kind = "reasoning" if is_reasoning else "tool"
-        groups_json.append(
-            {"kind": kind, "parsers": [name for _, name, _ in members], "differs": differs, **reading_json}
-        )
+        group = {"kind": "reasoning" if is_reasoning else "tool", "parsers": [name for _, name, _ in members]}
+        groups_json.append({**group, "differs": differs, **_told(reading, audit(completion, reading), start)})
     return sorted(
         groups_json,
         key=lambda one: (one["kind"] == "reasoning", bool(one["differs"]), one["n_lost"], -len(one["parsers"])),
@@ -262,12 +254,8 @@ def _told(reading: ParserReading, found: ReadingAudit, start: int) -> dict[str, 
         "pieces": pieces[: KEPT_CALLS + 2],
         "n_calls": len(reading.calls),
         "lost": [
-            {
-                "text": _clipped(lost.text),
-                "characters": len(lost.text),
-                "tokens": [start + lost.start, start + lost.stop],
-            }
-            for lost in found.lost
+            {"text": _clipped(gap.text), "characters": len(gap.text), "tokens": [start + gap.start, start + gap.stop]}
+            for gap in found.lost
         ],
         "n_lost": found.n_lost,
         "added": [_clipped(text) for text in found.added],

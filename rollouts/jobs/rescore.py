@@ -181,9 +181,7 @@ class _Scoring:
         common = row.ids[row.ids < len(self.differs)]
         differing = common[self.differs[common]]
         if len(differing) and self.names is not None:
-            mine, theirs = (
-                tokenizer.token_bytes(differing[:1])[0].decode(errors="replace") for tokenizer in self.names
-            )
+            mine, theirs = (codec.token_bytes(differing[:1])[0].decode(errors="replace") for codec in self.names)
             raise Refusal(
                 f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
                 f"and {theirs!r} in the model's: it has another vocabulary. {other}"

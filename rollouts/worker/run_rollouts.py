@@ -254,12 +254,13 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     from rollout_inspector.text.chat_templates import renderer
     from rollouts.jobs.replays.renderers_package import bridges_of
 
-    # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
-    renderers = [renderer(tokenizer, template.text, run.created_at.isoformat()) for template in _templates(run)]
-    prompts, *rows = (
-        Context(tokenizer, renderer_of_template, tokenizer.stop_ids, bridge=bridges_of(tokenizer, renderer_of_template))
-        for renderer_of_template in renderers
-    )
+    contexts = []
+    for template in _templates(run):
+        # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
+        rendering = renderer(tokenizer, template.text, run.created_at.isoformat())
+        bridge = bridges_of(tokenizer, rendering)
+        contexts.append(Context(tokenizer, rendering, tokenizer.stop_ids, bridge=bridge))
+    prompts, *rows = contexts
     return replace(prompts, rows=rows[0]) if rows else prompts
 
 

@@ -216,10 +216,8 @@ class _Piece(FileImport):
         for attempt in range(1, STORE_ATTEMPTS + 1):
             renamed = self._taken(batch)
             free = [
-                replace(trajectory, external_id=f"#{new_code()}:{trajectory.external_id}"[:MAX_NAME])
-                if n in renamed
-                else trajectory
-                for n, trajectory in enumerate(batch)
+                replace(item, external_id=f"#{new_code()}:{item.external_id}"[:MAX_NAME]) if n in renamed else item
+                for n, item in enumerate(batch)
             ]
             try:
                 super().store(free, found)
@@ -236,26 +234,15 @@ class _Piece(FileImport):
         for ids in batched([trajectory.external_id for trajectory in batch], MAX_NAME):
             stored = self.run.trajectories.filter(external_id__in=ids)
             stored_ids.update(stored.values_list("external_id", flat=True))
-        return {
-            n: (trajectory.external_id, trajectory.group)
-            for n, trajectory in enumerate(batch)
-            if trajectory.external_id in stored_ids
-        }
+        return {n: (item.external_id, item.group) for n, item in enumerate(batch) if item.external_id in stored_ids}
 
     def found(self, piece: Mapping[str, Any]) -> dict[str, Any]:
         """What the row of the shard keeps of the piece. ``at``: the place of its first trajectory in the shard."""
         n = 0 if self.refused else self.next_index - self._first
         return {
-            "file": piece["file"],
-            "name": piece["name"],
-            "format": self._format,
-            "refused": self.refused,
-            "n": n,
-            "hashes": packed(self._hashes[:n], "<u8"),
-            "lines": packed(self._lines[:n], "<u8"),
+            "file": piece["file"], "name": piece["name"], "format": self._format, "refused": self.refused, "n": n,
+            "hashes": packed(self._hashes[:n], "<u8"), "lines": packed(self._lines[:n], "<u8"),
             "held": [] if self.refused else [[at, *name] for at, name in self._held.items()],
-            "rejected": []
-            if self.refused
-            else [[rejected.line, storable_text(rejected.reason)] for rejected in self._rejected],
+            "rejected": [] if self.refused else [[line.line, storable_text(line.reason)] for line in self._rejected],
             "n_rejected": 0 if self.refused else self._n_rejected,
         }

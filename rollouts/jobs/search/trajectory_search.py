@@ -229,7 +229,7 @@ class _Walk:
         """The trajectory, how far it is searched then, and a result; None = it takes too long."""
         pattern = self.question.pattern
         assert pattern is not None
-        buffer = of_trajectories([looked_at.pk for looked_at in batch], pattern.carry)
+        buffer = of_trajectories([looked.pk for looked in batch], pattern.carry)
         first = at
         try:
             for start, stop in pattern.find(buffer, table, at):
@@ -248,7 +248,7 @@ class _Walk:
     def _findings(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
-        by_key = {finding.pk: finding for finding in batch}
+        by_key = {looked.pk: looked for looked in batch}
         filters = self.question.filters
         of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
         conditions = {name: value for name, value in of_finding.items() if value not in ("", None)}
@@ -257,9 +257,7 @@ class _Walk:
             .defer("expected_ids", "actual_ids", "places")
             .order_by("trajectory_id", "step_index", "row_index", "start", "pk")
         )
-        rows = _rows_of(
-            [finding for finding in findings if finding.row_index is None and finding.step_index is not None]
-        )
+        rows = _rows_of([item for item in findings if item.row_index is None and item.step_index is not None])
         n_of: dict[int, int] = {}
         for finding in sorted(findings, key=lambda one: by_key[one.trajectory_id].number):
             looked = by_key[finding.trajectory_id]
@@ -267,21 +265,9 @@ class _Walk:
             if looked is batch[0] and n_of[looked.pk] <= at:
                 continue
             row = rows.get((finding.trajectory_id, finding.step_index), finding.row_index)
-            yield (
-                looked,
-                n_of[looked.pk],
-                SearchHit(
-                    run,
-                    looked.code,
-                    looked.external_id,
-                    looked.number,
-                    row,
-                    finding.step_index,
-                    finding.start,
-                    finding.stop,
-                    finding.evidence[:MAX_CHARACTERS],
-                    kind=finding.kind,
-                ),
+            yield looked, n_of[looked.pk], SearchHit(
+                run, looked.code, looked.external_id, looked.number, row, finding.step_index, finding.start,
+                finding.stop, finding.evidence[:MAX_CHARACTERS], kind=finding.kind,
             )
 
     def _metadata(
@@ -293,7 +279,7 @@ class _Walk:
             condition |= Q(**{f"{column}__icontains": text})
         for column in _BODIES:
             condition |= Q(**{f"{column}__body__icontains": as_json})
-        by_key = {looked_at.pk: looked_at for looked_at in batch}
+        by_key = {looked.pk: looked for looked in batch}
         records = StoredTrajectory.objects.filter(condition, pk__in=list(by_key)).order_by("index")
         columns = (*_NAMES, *(f"{column}__body" for column in _BODIES))
         for key, *values in records.values_list("pk", *columns):
