@@ -34,7 +34,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     INSPECTOR_LOG_FORMAT=json \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-RUN python -m compileall -q rollout_inspector rollouts inspector
+RUN python -m compileall -q rollout_inspector rollouts inspector tools
 USER 10001:10001
 VOLUME /data
 EXPOSE 8000

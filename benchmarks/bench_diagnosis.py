@@ -10,8 +10,8 @@ from rollout_inspector.diagnose import diagnose
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.diagnosis import OPTIONS, PAIRS, SETUPS, problem
-from tests.tito.model_setups import model_setup
-from tests.tito.plant import ModelSetup, planted
+from tests.samples.model_setups import model_setup
+from tests.samples.planted.plant import ModelSetup, planted
 
 TIMES = 1
 

@@ -12,7 +12,7 @@ from rollout_inspector.streams.canonical import canonical_check_batch
 from rollout_inspector.streams.prefix import link_steps
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import load
-from tests.tito.model_setups import model_setup
+from tests.samples.model_setups import model_setup
 
 
 @pytest.mark.bench

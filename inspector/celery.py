@@ -3,7 +3,9 @@
 import logging.config
 import os
 import signal
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 # Before anything imports torch: the engine lives in this process, and one thread per operator is the fastest by far for
@@ -22,6 +24,8 @@ from celery import Celery, signals  # noqa: E402
 HEARTBEAT_SECONDS = 2.0
 
 app = Celery("inspector")
+# Celery has put the current folder first, and the project of a user may have packages of our names.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks(related_name="worker")
 

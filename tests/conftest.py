@@ -39,12 +39,12 @@ socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 
 ROOT = Path(__file__).resolve().parent.parent
 # The folders whose tests start processes and wait for them.
-WORK_FOLDERS = ("tasks", "recorder", "gpu_proof", "ops")
+WORK_FOLDERS = ("worker", "recorder", "gpu_proof", "ops")
 # The folders whose tests are run a second time when the database is PostgreSQL.
-DATABASE_FOLDERS = ("api", "storage", "tasks", "web", "ops", "push", "recorder", "attack", "team", "machines")
+DATABASE_FOLDERS = ("api", "storage", "worker", "web", "ops", "push", "recorder", "attack", "team", "machines")
 
 # Those of them that are run in a part of their own, so that the two parts take about as long.
-STORAGE_FOLDERS = ("storage", "tasks", "recorder", "machines")
+STORAGE_FOLDERS = ("storage", "worker", "recorder", "machines")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,8 +22,7 @@ from inspector.web.forms import ImportForm
 from rollout_inspector import diagnose as diagnosis
 from rollout_inspector.diagnose import BREAK_RULES, KINDS, Axis, Finding, FindingKind, Severity, diagnose, row_checks
 from rollout_inspector.diagnose.breaks import Break
-from rollout_inspector.diagnose.row_checks import RowFault
-from rollout_inspector.diagnose.verdict import Verdict
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.formats import FORMATS, Format, Rejected, Source, readers
 from rollout_inspector.formats.registry import each_line, has_keys
 from rollout_inspector.formats.writers import export_faults
@@ -54,9 +53,10 @@ from rollouts.store.runs.run_writes import create_run, end_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.people import make_member, the_default_project
+from tests.samples.product import source_files
 from tests.web.trajectory_samples import Maker
 
-DIAGNOSE = ROOT / "rollouts" / "tito" / "diagnose"
+DIAGNOSE = ROOT / "rollout_inspector" / "diagnose"
 
 
 @pytest.fixture
@@ -211,8 +211,8 @@ def fake_kind(slug: str, axis: Axis, **more: Any) -> FindingKind:
 def test_a_kind_of_break_is_named_stored_shown_and_reproduced(
     monkeypatch: pytest.MonkeyPatch, member: Client, tiny_tokenizer: Path
 ) -> None:
-    def fake_break(b: Break) -> Verdict | None:
-        return Verdict("fake_break", f"Step {b.index} is broken by the test.")
+    def fake_break(b: Break) -> Fault | None:
+        return Fault("fake_break", f"Step {b.index} is broken by the test.")
 
     monkeypatch.setitem(KINDS, "fake_break", fake_kind("fake_break", Axis.STREAM, probe="seam"))
     monkeypatch.setattr(diagnosis, "BREAK_RULES", (fake_break, *BREAK_RULES))
@@ -230,8 +230,8 @@ def test_a_kind_of_break_is_named_stored_shown_and_reproduced(
 
 @pytest.mark.django_db
 def test_a_kind_of_row_fault_is_named_shown_and_reproduced(monkeypatch: pytest.MonkeyPatch, member: Client) -> None:
-    def fake_row(row: Row) -> RowFault | None:
-        return RowFault("fake_row", 0, 1, "The row begins with 300.") if row.ids[0] == 300 else None
+    def fake_row(row: Row) -> Fault | None:
+        return Fault("fake_row", "The row begins with 300.", 0, 1) if row.ids[0] == 300 else None
 
     def fake_script(finding: Finding, trajectory: Trajectory, row: Row, data: dict[str, Any]) -> Any:
         return [("IDS[0] == 300", "it begins with another id")], ""
@@ -261,14 +261,14 @@ def ran(text: str) -> None:
 
 
 def test_every_kind_has_a_rule_and_every_rule_a_kind() -> None:
-    sources = {path.name: path.read_text(encoding="utf-8") for path in DIAGNOSE.glob("*.py")}
+    sources = {path.name: path.read_text(encoding="utf-8") for path in DIAGNOSE.rglob("*.py")}
     rules = "".join(text for name, text in sources.items() if name != "kinds.py")
     assert [slug for slug in KINDS if f'"{slug}"' not in rules] == []
-    named = set(re.findall(r'\b(?:Verdict|RowFault)\(\s*"(\w+)"', rules))
+    named = set(re.findall(r'\bFault\(\s*"(\w+)"', rules))
     assert len(named) > 30 and named <= set(KINDS)
 
 
-KIND_OF = {"RowFault": 0, "ExportFault": 1}
+KIND_OF = {"Fault": 0}
 """Which argument of these values is the kind."""
 
 
@@ -294,17 +294,19 @@ KNOWN_NAMES = {
     ("inspector/runs/launches/launch_views.py", "retokenize"),
     ("tools/gallery/make.py", "retokenize"),  # the strategy whose faults the gallery shows
     ("rollouts/gallery/training_runs.py", "retokenize"),
-    ("tools/grpo.py", "tool_delta"),  # the default of a training
+    ("tools/demo_policy/grpo.py", "tool_delta"),  # the default of a training
 }
 REGISTRIES = ("rollouts/sampling/engines/", "rollout_inspector/streams/strategies/")
-OTHER_NAMES = ("tools/gpu_proof/", "rollouts/management/", "rollout_inspector/text/chat_templates/")
+OTHER_NAMES = (
+    "tools/gpu_proof/", "tools/management/", "rollouts/management/", "rollout_inspector/text/chat_templates/",
+)
 """Where a name is also that of a package or of a probe."""
 
 
 def test_no_engine_and_no_strategy_is_known_by_its_name_outside_its_registry() -> None:
     names = {*ENGINES, *STRATEGIES}
     found = set()
-    for path in [*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")]:
+    for path in source_files():
         place = path.relative_to(ROOT).as_posix()
         if not place.startswith(REGISTRIES + OTHER_NAMES):
             tree = ast.parse(path.read_text(encoding="utf-8"))

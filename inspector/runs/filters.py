@@ -23,7 +23,7 @@ ORDERS = {
     "-n_rows": "most rows first",
     "-index": "run order, last first",
 }
-"""The orders that the list offers; `selectors.SORTS` has more."""
+"""The orders that the list offers; the store has more."""
 PERSONAL = tuple(field for field, asked in INPUTS.items() if asked.is_personal)
 """What a visitor does not filter by."""
 

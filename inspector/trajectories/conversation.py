@@ -221,11 +221,8 @@ class ChatPainter:
                 lost = unheld_tokens(ids, self.painter.special(ids), self.painter.table.joined, reply.held)
                 linked = drawn.reply.place is not None and bool(drawn.reply.place.url)
                 drawn.reply.unheld = [
-                    (
-                        html_of(stretch.text),
-                        self._url(summary.row, start + stretch.start, start + stretch.stop) if linked else "",
-                    )
-                    for stretch in lost[:MAX_UNHELD]
+                    (html_of(text), self._url(summary.row, start + first, start + stop) if linked else "")
+                    for text, first, stop in lost[:MAX_UNHELD]
                 ]
 
     def _message(self, step: int, said: Said, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
@@ -257,16 +254,16 @@ class ChatPainter:
             return []
         start, ids = summary.shared_length, step_arrays.tokens.delta_ids
         turns = role_turns(ids, self.painter.special(ids), self.painter.table.token_bytes)
-        if turns and turns[-1].role == "assistant" and said[-1].role != "assistant":
+        if turns and turns[-1][2] == "assistant" and said[-1].role != "assistant":
             turns = turns[:-1]  # the generation prompt
         turns = turns[-len(said) :]
-        roles = [(turn.role, message.role) for turn, message in zip(turns, said, strict=False)]
+        roles = [(role, message.role) for (_, _, role), message in zip(turns, said, strict=False)]
         alike = all(
             a == b or (a, b) in (("user", "tool"), ("tool", "function"), ("system", "developer")) for a, b in roles
         )
         if len(turns) != len(said) or not alike:
             return []
-        return [(start + turn.start, start + turn.stop) for turn in turns]
+        return [(start + first, start + stop) for first, stop, _ in turns]
 
     def _media_tokens(self, index: int, n: int) -> str:
         step_arrays = self.arrays.get(index)

@@ -69,8 +69,8 @@ class Client:
 
     def create_run(self, name: str, tokenizer: str | None = None, chat_template: str | None = None) -> str:
         """Create a run, push to it from now on, return its code. ``tokenizer`` is a name registered on the server."""
-        asked = {"name": name, "tokenizer": tokenizer, "chat_template": chat_template}
-        body = json.dumps({key: value for key, value in asked.items() if value is not None}).encode()
+        fields = {"name": name, "tokenizer": tokenizer, "chat_template": chat_template}
+        body = json.dumps({key: value for key, value in fields.items() if value is not None}).encode()
         self.run = str(self._post("/api/runs", body, {"Content-Type": "application/json"})["run"])
         return self.run
 
@@ -84,10 +84,10 @@ class Client:
         """
         if self.run is None:
             self.create_run("pushed " + time.strftime("%Y-%m-%d %H:%M"))
-        one = isinstance(records, (Mapping, str, bytes))
+        is_single = isinstance(records, (Mapping, str, bytes))
         # Written once, compressed, so that a retry sends the same bytes and memory use stays small.
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as body:
-            n = _write_lines([records] if one else records, body)
+            n = _write_lines([records] if is_single else records, body)
             if n == 0:
                 return {"run": self.run, "trajectories": 0, "known": 0, "rejected": []}
             return self._push(body, "application/x-ndjson", prefix, step)
@@ -99,8 +99,8 @@ class Client:
         return self._push(file, "application/octet-stream", prefix, step)
 
     def _push(self, body: IO[bytes], kind: str, prefix: str, step: int | None) -> dict[str, Any]:
-        asked = {"prefix": prefix or None, "training_step": step}
-        query = urllib.parse.urlencode({name: value for name, value in asked.items() if value is not None})
+        parameters = {"prefix": prefix or None, "training_step": step}
+        query = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
         path = f"/api/runs/{urllib.parse.quote(str(self.run), safe='')}/trajectories{'?' * bool(query)}{query}"
         return self._post(path, body, {"Content-Type": kind})
 
@@ -161,16 +161,16 @@ class Client:
         source lacks. ``columns``: only these. A value that is not known is None.
         """
         at = f"{_rows(trajectory, strategy)}/{row}" if step is None else f"trajectories/{trajectory}/steps/{step}"
-        found: dict[str, list[Any]] = {}
+        token_columns: dict[str, list[Any]] = {}
         following: int | None = start
         while following is not None and (stop is None or following < stop):
-            asked = {"start": following, "stop": stop, "columns": ",".join(columns)}
-            part = self._get(f"{at}/tokens", asked)
+            query = {"start": following, "stop": stop, "columns": ",".join(columns)}
+            part = self._get(f"{at}/tokens", query)
             for name, values in {**{name: part[name] for name in COLUMNS}, **part["columns"]}.items():
                 if values is not None:
-                    found.setdefault(name, []).extend(values)
+                    token_columns.setdefault(name, []).extend(values)
             following = part["next"]
-        return found
+        return token_columns
 
     def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[dict[str, Any]]:
         """Yields the findings of a run or of a trajectory. ``filters`` of a run: ``kind``, ``severity``."""
@@ -226,8 +226,8 @@ class Client:
 
     def edit_comment(self, trajectory: str, comment: Mapping[str, Any], text: str) -> dict[str, Any]:
         """Give one's own comment, as it was read, another text."""
-        asked = {"text": text, "version": comment["version"]}
-        return self._ask(f"trajectories/{trajectory}/comments/{comment['code']}/edit", asked)
+        body = {"text": text, "version": comment["version"]}
+        return self._ask(f"trajectories/{trajectory}/comments/{comment['code']}/edit", body)
 
     def resolve(self, trajectory: str, comment: str) -> dict[str, Any]:
         """Say that the comment with this code is settled."""
@@ -252,8 +252,8 @@ class Client:
 
     def mute(self, kind: str, reason: str, run: str | None = None, scope: str = "run") -> dict[str, Any]:
         """Mute a kind of finding in a ``run``, in runs with its chat ``template``, or in the ``project``."""
-        asked = {"kind": kind, "reason": reason, "scope": scope}
-        return self._ask(f"runs/{run or self.run}/muted", asked)
+        body = {"kind": kind, "reason": reason, "scope": scope}
+        return self._ask(f"runs/{run or self.run}/muted", body)
 
     def unmute(self, id: int) -> None:
         """Take back a rule of :meth:`muted`."""
@@ -272,13 +272,13 @@ class Client:
     def wait(self, job: str | Mapping[str, Any], seconds: float = 3600.0, every: float = 1.0) -> dict[str, Any]:
         """The job when it is done. Raises :class:`ServerError` when it fails, is cancelled, or takes too long."""
         code, end = job if isinstance(job, str) else str(job["code"]), time.monotonic() + seconds
-        while (found := self.job(code))["status"] not in ENDED:
+        while (current := self.job(code))["status"] not in ENDED:
             if time.monotonic() > end:
-                raise ServerError(f"The job {code} is not done after {seconds:g} s. {found['sentence']}")
+                raise ServerError(f"The job {code} is not done after {seconds:g} s. {current['sentence']}")
             time.sleep(every)
-        if found["status"] != "done":
-            raise ServerError(f"The job {code} ended as {found['status']}. {found['error'] or found['sentence']}")
-        return found
+        if current["status"] != "done":
+            raise ServerError(f"The job {code} ended as {current['status']}. {current['error'] or current['sentence']}")
+        return current
 
     def diagnose(self, run: str | None = None, tokenizer: str = "") -> dict[str, Any]:
         """Have a run diagnosed again. Returns the job."""
@@ -302,12 +302,12 @@ class Client:
     def parsers(self, trajectory: str, step: int, seconds: float = 600.0) -> dict[str, Any]:
         """What every parser reads of the reply of a step, and what its message lost, when a worker has read it."""
         at = f"trajectories/{trajectory}/steps/{step}/parsers"
-        found = self._get(at)
-        if found["state"] != "done":
-            found = found if found["state"] in ("queued", "running") else self._ask(at, {})
-            self.wait(found["job"], seconds)
-            found = self._get(at)
-        audit: dict[str, Any] = found["audit"]
+        answer = self._get(at)
+        if answer["state"] != "done":
+            answer = answer if answer["state"] in ("queued", "running") else self._ask(at, {})
+            self.wait(answer["job"], seconds)
+            answer = self._get(at)
+        audit: dict[str, Any] = answer["audit"]
         return audit
 
     # -- requests ------------------------------------------------------------------------------------------------------
@@ -352,10 +352,12 @@ class Client:
     ) -> T:
         """What ``read`` makes of the answer to a request. It is sent again after the statuses ``again``."""
         failure = ServerError(f"{self.url} was not asked.")
-        asked = 0.0
+        wait_seconds = 0.0
         for attempt in range(self.tries):
             if attempt:
-                time.sleep(max(min(self.wait_seconds * 2 ** (attempt - 1), 30.0), asked) * random.uniform(1.0, 1.5))
+                time.sleep(
+                    max(min(self.wait_seconds * 2 ** (attempt - 1), 30.0), wait_seconds) * random.uniform(1.0, 1.5)
+                )
             try:
                 request = self._request(method, path, body, headers)
                 with self._opener.open(request, timeout=self.timeout) as answer:
@@ -363,7 +365,7 @@ class Client:
             except urllib.error.HTTPError as error:
                 with error:
                     failure = ServerError(_sentence(error), error.code)
-                    asked = _seconds(error.headers.get("Retry-After"))
+                    wait_seconds = _seconds(error.headers.get("Retry-After"))
                 if error.code not in again:
                     break
             except (OSError, http.client.HTTPException) as error:
@@ -384,20 +386,16 @@ class Client:
     def _object(self, answer: Any) -> dict[str, Any]:
         text = answer.read()
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            value = None
+        if not isinstance(value, dict):
             raise ServerError(f"{self.url} is not Rollout Inspector: it answered {text[:80]!r}.")
-        return found
+        return value
 
 
 def push(
-    url: str,
-    token: str,
-    run: str | None,
-    records: Iterable[Any] | Mapping[str, Any],
-    prefix: str = "",
+    url: str, token: str, run: str | None, records: Iterable[Any] | Mapping[str, Any], prefix: str = "",
     step: int | None = None,
 ) -> dict[str, Any]:
     """Send records to a run (None creates one) and return what the server counted. Raises :class:`PushError`."""
@@ -408,12 +406,12 @@ _JSON = {"Content-Type": "application/json"}
 
 
 def _address(path: str, query: Mapping[str, Any]) -> str:
-    asked = {
+    parameters = {
         name.rstrip("_"): str(value).lower() if isinstance(value, bool) else value
         for name, value in query.items()
         if value not in (None, "")
     }
-    return f"/api/v1/{path}" + (f"?{urllib.parse.urlencode(asked, doseq=True)}" if asked else "")
+    return f"/api/v1/{path}" + (f"?{urllib.parse.urlencode(parameters, doseq=True)}" if parameters else "")
 
 
 def _rows(trajectory: str, strategy: str) -> str:
@@ -482,6 +480,6 @@ def _seconds(retry_after: str | None) -> float:
 def _sentence(error: urllib.error.HTTPError) -> str:
     """The server's own sentence, or its HTTP status."""
     with contextlib.suppress(Exception):
-        said = json.loads(error.read(1 << 20))
-        return str(said["detail"] if "detail" in said else said["error"])
+        body = json.loads(error.read(1 << 20))
+        return str(body["detail"] if "detail" in body else body["error"])
     return f"The server answered HTTP {error.code}."

@@ -56,23 +56,23 @@ class AgentTools:
         text: a part of the name or of the model, or a whole code. status: queued, running, done, failed or cancelled.
         """
         client = self._client()
-        found = client.runs(text=text, status=status, limit=_asked(limit))
-        return _listed("runs", found, limit, lambda one: _of(one, RUN_FIELDS) | _at(client, one["url"]))
+        runs = client.runs(text=text, status=status, limit=_asked(limit))
+        return _listed("runs", runs, limit, lambda one: _of(one, RUN_FIELDS) | _at(client, one["url"]))
 
     def get_run(self, run: str) -> str:
         """One run: its origin, sizes, rewards, and its findings by kind with counts. run: its code."""
         client = self._client()
-        whole, said = client.get_run(_code(run)), client.summary(_code(run))
+        whole, summary = client.get_run(_code(run)), client.summary(_code(run))
         kinds = [
             {
-                "kind": kind, "findings": n, "trajectories": said["finding_trajectories"].get(kind),
-                "severities": said["finding_severities"].get(kind), "tokens": said["finding_tokens"].get(kind),
+                "kind": kind, "findings": n, "trajectories": summary["finding_trajectories"].get(kind),
+                "severities": summary["finding_severities"].get(kind), "tokens": summary["finding_tokens"].get(kind),
             }
-            for kind, n in sorted(said["finding_counts"].items(), key=lambda item: -item[1])
+            for kind, n in sorted(summary["finding_counts"].items(), key=lambda item: -item[1])
         ]
         figures = ("by_status", "n_rewards", "reward_mean", "reward_min", "reward_max", "reward_std", "stop_reasons")
         run_said = {name: value for name, value in _of(whole, RUN_FIELDS).items() if name != "findings"}
-        return answer_text({**run_said, **_of(said, figures), "kinds": kinds, **_at(client, whole["url"])})
+        return answer_text({**run_said, **_of(summary, figures), "kinds": kinds, **_at(client, whole["url"])})
 
     def list_trajectories(
         self, run: str, finding: str = "", severity: str = "", text: str = "", sort: str = "index", limit: int = 20
@@ -85,10 +85,10 @@ class AgentTools:
         * sort: such as index, reward or -reward, where the minus sign means descending.
         """
         client = self._client()
-        found = client.trajectories(
+        trajectories = client.trajectories(
             _code(run), finding=finding, severity=severity, text=text, sort=sort, limit=_asked(limit)
         )
-        return _listed("trajectories", found, limit, lambda one: _of(one, TRAJECTORY_FIELDS))
+        return _listed("trajectories", trajectories, limit, lambda one: _of(one, TRAJECTORY_FIELDS))
 
     def list_findings(
         self, run: str = "", trajectory: str = "", kind: str = "", severity: str = "", limit: int = 20
@@ -104,10 +104,10 @@ class AgentTools:
         if trajectory and (kind or severity):
             raise ToolRefused("kind and severity narrow the findings of a run. Leave them out for a trajectory.")
         if trajectory:
-            found = client.findings(trajectory=_code(trajectory), limit=_asked(limit))
+            findings = client.findings(trajectory=_code(trajectory), limit=_asked(limit))
         else:
-            found = client.findings(_code(run), kind=kind, severity=severity, limit=_asked(limit))
-        return _listed("findings", found, limit, lambda one: _of(one, FINDING_FIELDS) | _place(client, one))
+            findings = client.findings(_code(run), kind=kind, severity=severity, limit=_asked(limit))
+        return _listed("findings", findings, limit, lambda one: _of(one, FINDING_FIELDS) | _place(client, one))
 
     def get_finding(self, trajectory: str, number: int, content: bool = False) -> str:
         """One finding by its number in its trajectory, from 1, with a link to its tokens.
@@ -116,12 +116,12 @@ class AgentTools:
         """
         client = self._client()
         whole = client.finding(_code(trajectory), _count(number, "number"))
-        one = whole["finding"]
-        said = _of(one, FINDING_FIELDS) | {"places": one["places"]} | _place(client, one)
+        finding = whole["finding"]
+        answer = _of(finding, FINDING_FIELDS) | {"places": finding["places"]} | _place(client, finding)
         if not content:
-            return answer_text(said)
-        quoted = _of(one, ("evidence", "expected_text", "actual_text"))
-        return answer_text(said, _json({**quoted, **_of(whole, ("expected_ids", "actual_ids"))}))
+            return answer_text(answer)
+        quoted = _of(finding, ("evidence", "expected_text", "actual_text"))
+        return answer_text(answer, _json({**quoted, **_of(whole, ("expected_ids", "actual_ids"))}))
 
     def get_step(self, trajectory: str, step: int, content: bool = False, start: int = 0) -> str:
         """One engine call of a trajectory: lengths, sampling, why it ended.
@@ -129,8 +129,8 @@ class AgentTools:
         content: also its new messages, tools and reply, which are untrusted. start: the character to go on from.
         """
         whole = self._client().step(_code(trajectory), _count(step, "step"))
-        said = {"trajectory": trajectory, **whole["step"], "recorded": sorted(whole["recorded"])}
-        return answer_text(said, _json(whole["recorded"]) if content else None, _count(start, "start"))
+        answer = {"trajectory": trajectory, **whole["step"], "recorded": sorted(whole["recorded"])}
+        return answer_text(answer, _json(whole["recorded"]) if content else None, _count(start, "start"))
 
     def compare_runs(self, runs: list[str]) -> str:
         """Two to six runs side by side: figures, settings that differ, findings by kind, and shared questions.
@@ -140,19 +140,23 @@ class AgentTools:
         if not 2 <= len(runs) <= MAX_COMPARED:
             raise ToolRefused(f"Name 2 to {MAX_COMPARED} runs; these are {len(runs)}.")
         client = self._client()
-        said = client.compare([_code(run) for run in runs])
+        comparison = client.compare([_code(run) for run in runs])
         fields = ("trained", "lost", "foreign", "template", "rows_template", "flawed", "muted")
-        return answer_text({
-            "runs": [_of(one["run"], RUN_FIELDS) | _of(one, fields) for one in said["runs"]],
-            "settings": said["settings"],
-            "kinds": [
-                {**_of(one, ("kind", "title")), "trajectories": [run["trajectories"] for run in one["counts"]]}
-                for one in said["kinds"]
-            ],
-            "questions": said["questions"][:SHOWN_ITEMS],
-            "differences": {one["title"]: one["difference"] for one in (said["overlay"] or {"charts": []})["charts"]},
-            "url": f"{client.url}/runs/compare?" + "&".join(f"run={run}" for run in runs),
-        })
+        return answer_text(
+            {
+                "runs": [_of(item["run"], RUN_FIELDS) | _of(item, fields) for item in comparison["runs"]],
+                "settings": comparison["settings"],
+                "kinds": [
+                    {**_of(kind, ("kind", "title")), "trajectories": [run["trajectories"] for run in kind["counts"]]}
+                    for kind in comparison["kinds"]
+                ],
+                "questions": comparison["questions"][:SHOWN_ITEMS],
+                "differences": {
+                    chart["title"]: chart["difference"] for chart in (comparison["overlay"] or {"charts": []})["charts"]
+                },
+                "url": f"{client.url}/runs/compare?" + "&".join(f"run={run}" for run in runs),
+            }
+        )
 
     def get_gap(self, run: str, content: bool = False) -> str:
         """How far trainer and sampler of a run are apart, which causes were found, and which are not decided.
@@ -160,14 +164,14 @@ class AgentTools:
         why_not says why there is no report. content: also the texts of the worst tokens, which are untrusted.
         """
         client = self._client()
-        said = client.gap(_code(run))
-        report = said["report"]
-        named = [] if report is None else [*report.get("worst", []), *report.get("ids", [])]
-        texts = [_of(one, ("id", "text", "trajectory", "row", "offset")) for one in named if "text" in one]
+        gap = client.gap(_code(run))
+        report = gap["report"]
+        tokens = [] if report is None else [*report.get("worst", []), *report.get("ids", [])]
+        texts = [_of(token, ("id", "text", "trajectory", "row", "offset")) for token in tokens if "text" in token]
         return answer_text(
             {
-                "run": run, "why_not": said["why_not"], "stale": said["stale"], "made_at": said["made_at"],
-                "job": said["job"] and said["job"]["sentence"], "report": _without_texts(report),
+                "run": run, "why_not": gap["why_not"], "stale": gap["stale"], "made_at": gap["made_at"],
+                "job": gap["job"] and gap["job"]["sentence"], "report": _without_texts(report),
                 "url": f"{client.url}/runs/{run}/gap",
             },
             _json(texts) if content else None,
@@ -198,13 +202,13 @@ class AgentTools:
         check: the code that check_template returned. content: also the diff, which quotes the template: untrusted.
         """
         client = self._client()
-        found = client.check(_code(check))
-        repair = found["repair"]
-        said = _checked(client, found) | {
-            "repair": repair and _of(repair, REPAIR_FIELDS), "repair_detail": found["repair_detail"],
+        check_value = client.check(_code(check))
+        repair = check_value["repair"]
+        answer = _checked(client, check_value) | {
+            "repair": repair and _of(repair, REPAIR_FIELDS), "repair_detail": check_value["repair_detail"],
             "wider": bool(repair and repair.get("wider")),
         }
-        return answer_text(said, repair["diff"] if repair and content else None)
+        return answer_text(answer, repair["diff"] if repair and content else None)
 
     def link(self, trajectory: str, row: int = 0, start: int = 0, stop: int = 1) -> str:
         """The address of a range of tokens for a person: tokens start to stop of a training row, stop not included."""
@@ -241,8 +245,8 @@ def _listed(
     noun: str, found: Iterator[dict[str, Any]], limit: int, line: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> str:
     """The first items of a list, and whether there are more."""
-    held = list(islice(found, limit + 1))
-    return answer_text({noun: [line(one) for one in held[:limit]], "more": len(held) > limit})
+    items = list(islice(found, limit + 1))
+    return answer_text({noun: [line(item) for item in items[:limit]], "more": len(items) > limit})
 
 
 def _asked(limit: int) -> int:
@@ -287,7 +291,7 @@ def _place(client: Client, finding: Mapping[str, Any]) -> dict[str, str]:
 
 def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
     """The verdict of a template check, without renders."""
-    probes = [_of(one, PROBE_FIELDS) for one in check["probes"]]
+    probes = [_of(probe, PROBE_FIELDS) for probe in check["probes"]]
     return {**_of(check, CHECK_FIELDS), "probes": probes, "has_repair": check["repair"] is not None,
             **_at(client, check["url"])}
 
@@ -295,7 +299,7 @@ def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
 def _without_texts(value: Any) -> Any:
     """A report without the texts of tokens, each list with its first items."""
     if isinstance(value, Mapping):
-        return {name: _without_texts(one) for name, one in value.items() if name != "text"}
+        return {name: _without_texts(item) for name, item in value.items() if name != "text"}
     if isinstance(value, list):
-        return [_without_texts(one) for one in value[:SHOWN_ITEMS]]
+        return [_without_texts(item) for item in value[:SHOWN_ITEMS]]
     return value

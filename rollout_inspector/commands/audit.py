@@ -71,8 +71,8 @@ def _settings(options: Namespace) -> AuditSettings:
     """What the options say. A tokenizer or template that cannot be used is refused before any shard is read."""
     rule = checked_rule(options.training_step, options.training_step_from)
     if options.input_format not in ("auto", *FORMATS):
-        known = ", ".join(FORMATS)
-        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
+        format_names = ", ".join(FORMATS)
+        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {format_names}.")
     tokenizer = load_tokenizer(options.tokenizer)
     try:
         load_renderer(tokenizer, options.chat_template)
@@ -94,12 +94,12 @@ def _audit(options: Namespace, settings: AuditSettings, folder: AuditFolder) -> 
     todo = {key: shard for key, shard in todo.items() if not folder.has(key)}
     progress = _Progress(len(keys), len(keys) - len(todo))
     failed: list[str] = []
-    for key, found in _results(options, todo, settings):
-        if isinstance(found, str):
-            failed.append(found)
+    for key, table in _results(options, todo, settings):
+        if isinstance(table, str):
+            failed.append(table)
             continue
-        folder.save(key, found)
-        progress(len(found))
+        folder.save(key, table)
+        progress(len(table))
     progress.end()
     if failed:
         for sentence in list(dict.fromkeys(failed))[:MAX_SAID]:
@@ -126,8 +126,8 @@ def as_text(summary: dict[str, Any], path: Path) -> str:
     n = summary["trajectories"]
     counts = [f"{summary[name]:,} {name}" for name in ("files", "trajectories", "tokens", "findings")]
     lines = [f"{', '.join(counts)}."]
-    kinds = [(kind, held["trajectories"]) for kind, held in summary["kinds"].items()]
-    lines += [f"{found:>10,}  {found / n:>7.2%}  {kind}" for kind, found in kinds[:MAX_SAID]]
+    kinds = [(kind, count["trajectories"]) for kind, count in summary["kinds"].items()]
+    lines += [f"{n_trajectories:>10,}  {n_trajectories / n:>7.2%}  {kind}" for kind, n_trajectories in kinds[:MAX_SAID]]
     if len(kinds) > MAX_SAID:
         lines.append(f"and {len(kinds) - MAX_SAID} more kinds.")
     if summary["unread"]:

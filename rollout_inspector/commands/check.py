@@ -45,8 +45,8 @@ def run(options: Namespace) -> int:
     renderer = load_renderer(tokenizer, options.chat_template)
     files = report_files(options, list(REPORTS))
     if options.input_format not in ("auto", *FORMATS):
-        known = ", ".join(FORMATS)
-        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {known}.")
+        format_names = ", ".join(FORMATS)
+        raise Refusal(f"--input-format: there is no format {options.input_format!r}. There are: {format_names}.")
     checked = check_files(
         options.paths, tokenizer, renderer, options.input_format, training_step, _Progress() if _shows() else None
     )

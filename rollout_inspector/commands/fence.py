@@ -44,11 +44,11 @@ def metadata(value: Any) -> Any:
         return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} [cut]"
     if isinstance(value, Mapping):
         items = list(value.items())
-        held = {metadata(str(key)): metadata(one) for key, one in items[:MAX_LISTED]}
-        return held if len(items) <= MAX_LISTED else {**held, "[cut]": f"{len(items) - MAX_LISTED:,} more"}
+        fenced = {metadata(str(key)): metadata(item) for key, item in items[:MAX_LISTED]}
+        return fenced if len(items) <= MAX_LISTED else {**fenced, "[cut]": f"{len(items) - MAX_LISTED:,} more"}
     if isinstance(value, (list, tuple)):
-        shown = [metadata(one) for one in value[:MAX_LISTED]]
-        return shown if len(value) <= MAX_LISTED else [*shown, f"[cut] {len(value) - MAX_LISTED:,} more"]
+        items_shown = [metadata(item) for item in value[:MAX_LISTED]]
+        return items_shown if len(value) <= MAX_LISTED else [*items_shown, f"[cut] {len(value) - MAX_LISTED:,} more"]
     return value
 
 
@@ -64,12 +64,12 @@ def answer_text(said: Mapping[str, Any], content: str | None = None, start: int 
 
     ``content`` in the JSON says which characters are shown, of how many, and where the following part starts.
     """
-    held = {"note": NOTE, **metadata(said)}
+    answer = {"note": NOTE, **metadata(said)}
     if content is None:
-        return json.dumps(held, ensure_ascii=False)
+        return json.dumps(answer, ensure_ascii=False)
     part = content[start : start + MAX_CONTENT]
     stop = start + len(part)
-    held["content"] = {
+    answer["content"] = {
         "start": start, "stop": stop, "characters": len(content), "next": stop if stop < len(content) else None,
     }
-    return f"{json.dumps(held, ensure_ascii=False)}\n\n{fenced(part)}"
+    return f"{json.dumps(answer, ensure_ascii=False)}\n\n{fenced(part)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from argparse import ArgumentParser, Namespace
 
-from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock
+from rollout_inspector.commands.template_options import add_template_options, load_template, name_in_lock
 from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.template_lock import LOCK_TIME, lock_text
 from rollout_inspector.guard.text_files import check_place, line_of, write_whole
@@ -22,18 +22,18 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Check the templates and write the lock file. Nothing is written where one cannot be rendered."""
-    found: dict[str, CheckedTemplate] = {}
+    checked: dict[str, CheckedTemplate] = {}
     check_place(options.output, "--output")
     for path in options.paths:
         if os.path.realpath(path) == os.path.realpath(options.output):
             raise Refusal(f"--output {path}: it is the template. Name another file.")
         name = name_in_lock(path, options.output)
-        if name in found:
-            raise Refusal(f"{path} and {found[name].name} have one name in the lock, {name}. Write two locks.")
-        found[name] = check_template(load_template(path, options.tokenizer), now=LOCK_TIME)
-        if found[name].report is None:
-            raise Refusal(f"{path} cannot be locked. {found[name].error}")
-    write_whole(options.output, lock_text(found).encode(), "--output")
-    for name, one in found.items():
-        print(line_of(f"Locked {name}: {'; '.join(one.reasons()) or 'safe for tool results.'}"))
+        if name in checked:
+            raise Refusal(f"{path} and {checked[name].name} have one name in the lock, {name}. Write two locks.")
+        checked[name] = check_template(load_template(path, options.tokenizer), now=LOCK_TIME)
+        if checked[name].report is None:
+            raise Refusal(f"{path} cannot be locked. {checked[name].error}")
+    write_whole(options.output, lock_text(checked).encode(), "--output")
+    for name, item in checked.items():
+        print(line_of(f"Locked {name}: {'; '.join(item.reasons()) or 'safe for tool results.'}"))
     return 0

@@ -123,6 +123,7 @@ def run_on_server(arguments: Sequence[str], program: str = "rollout-inspector ma
 
     ``program``: what the caller wrote before the command. Nothing else here knows of the server's packages.
     """
+    sys.path.insert(0, str(ROOT))  # the project of a user may have packages of the names `rollouts` and `inspector`
     try:
         django_program = import_module("inspector.management.program")
         django_program.find_packages()

@@ -140,8 +140,8 @@ def http_app(server: Any, host: str, allowed: list[str] | None = None) -> Any:
     """
     from mcp.server.transport_security import TransportSecuritySettings
 
-    named = [name for one in allowed or [] for name in ([one] if ":" in one else [one, f"{one}:*"])]
-    names = ["127.0.0.1:*", "localhost:*", "[::1]:*", *named]
+    hosts = [name for host in allowed or [] for name in ([host] if ":" in host else [host, f"{host}:*"])]
+    names = ["127.0.0.1:*", "localhost:*", "[::1]:*", *hosts]
     safe = TransportSecuritySettings(
         allowed_hosts=names, allowed_origins=[f"{scheme}://{name}" for name in names for scheme in ("http", "https")]
     )

@@ -104,8 +104,8 @@ def _prefixes(options: Namespace) -> dict[str, str]:
         return {names[0]: ""}
     paths = {name: os.path.abspath(name) for name in names if name != STDIN}
     common = os.path.commonpath([os.path.dirname(path) for path in paths.values()])
-    found = {name: prefix_of(os.path.relpath(path, common)) for name, path in paths.items()}
-    return found | {STDIN: ""}
+    prefixes = {name: prefix_of(os.path.relpath(path, common)) for name, path in paths.items()}
+    return prefixes | {STDIN: ""}
 
 
 def _check(name: str) -> None:
@@ -141,11 +141,11 @@ def _push(client: Client, name: str, prefix: str, step: int | None, counts: Coun
     """Push one file. What the server will never take of it is told and counted. Raises ``ServerError``."""
     try:
         with _opened(name) as file:
-            for said, start in _sent(client, file, name, prefix, step):
-                print(answer_text(_called(name), said, None if start is None else file, start or 0), flush=True)
-                counts["trajectories"] += said.get("trajectories", 0)
-                counts["known"] += said.get("known", 0)
-                counts["rejected"] += rejected_of(said)
+            for answer, start in _sent(client, file, name, prefix, step):
+                print(answer_text(_called(name), answer, None if start is None else file, start or 0), flush=True)
+                counts["trajectories"] += answer.get("trajectories", 0)
+                counts["known"] += answer.get("known", 0)
+                counts["rejected"] += rejected_of(answer)
     except ServerError as error:
         if error.status not in OF_THE_FILE:
             raise

@@ -22,21 +22,21 @@ def add_report_options(parser: ArgumentParser, forms: Sequence[str]) -> None:
 
 def report_files(options: Namespace, forms: Sequence[str]) -> list[tuple[str, str]]:
     """(form, file) of each report; an empty file is the terminal. Raises :class:`Refusal`."""
-    found = [(options.format, options.output or "", "--output")]
+    files = [(options.format, options.output or "", "--output")]
     for text in options.also:
         form, _, file = text.partition("=")
         if form not in forms or not file:
             raise Refusal(f"--also {text}: write FORMAT=FILE with one of: {', '.join(forms)}.")
-        found.append((form, file, "--also"))
-    taken = {os.path.realpath(path): "it is checked" for path in options.paths}
-    for _, file, option in found:
+        files.append((form, file, "--also"))
+    used_paths = {os.path.realpath(path): "it is checked" for path in options.paths}
+    for _, file, option in files:
         if not file:
             continue
-        if why := taken.get(os.path.realpath(file)):
+        if why := used_paths.get(os.path.realpath(file)):
             raise Refusal(f"{option} {file}: {why}. Name another file.")
-        taken[os.path.realpath(file)] = "another report goes there"
+        used_paths[os.path.realpath(file)] = "another report goes there"
         check_place(file, option)
-    return [(form, file) for form, file, _ in found]
+    return [(form, file) for form, file, _ in files]
 
 
 def write_reports(files: Sequence[tuple[str, str]], report: Callable[[str], str]) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 
-from rollout_inspector.commands.named_templates import add_template_options, load_template, name_in_lock, path_of_name
 from rollout_inspector.commands.report_files import add_report_options, report_files, write_reports
+from rollout_inspector.commands.template_options import add_template_options, load_template, name_in_lock, path_of_name
 from rollout_inspector.guard.checked_templates import PURPOSES, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.template_lock import LOCK_TIME, compare_with_lock, read_lock
-from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS, ReportedTemplate
+from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS
 from rollout_inspector.refusal import Refusal
 
 
@@ -34,11 +35,12 @@ def run(options: Namespace) -> int:
         paths = [path_of_name(name, options.lock) for name in lock.templates]
     if not paths:
         raise Refusal("Name a template: a tokenizer's folder, or a template file.")
-    templates = [load_template(path, options.tokenizer) for path in paths]
-    found = []
-    for one in templates:
-        checked = check_template(one, purposes, LOCK_TIME if lock is not None else "")
-        compared = None if lock is None else compare_with_lock(checked, lock, name_in_lock(one.name, options.lock))
-        found.append(ReportedTemplate(checked, compared))
-    write_reports(files, lambda form: TEMPLATE_REPORTS[form](found))
-    return int(ExitStatus.of_all(one.outcome for one in found))
+    reports = []
+    for template in [load_template(path, options.tokenizer) for path in paths]:
+        checked = check_template(template, purposes, LOCK_TIME if lock is not None else "")
+        if lock is not None:
+            comparison = compare_with_lock(checked, lock, name_in_lock(template.name, options.lock))
+            checked = replace(checked, compared=comparison)
+        reports.append(checked)
+    write_reports(files, lambda form: TEMPLATE_REPORTS[form](reports))
+    return int(ExitStatus.of_all(report.outcome for report in reports))

@@ -17,10 +17,11 @@ from pathlib import Path
 from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
 from rollout_inspector.client.adapters.pushed_files import IN_PATH, shown
 from rollout_inspector.client.adapters.stream import RolloutStream
-from rollout_inspector.commands.main import refuse
+from rollout_inspector.commands.main import ROOT, refuse
 from rollout_inspector.commands.server_options import add_server_options, client_of, tokenizer_of
 
 REFUSED = 1
+CONVERTER = ROOT / "tools" / "management" / "commands" / "convert_pickle.py"
 MAX_PATTERN = 200
 
 
@@ -52,6 +53,8 @@ def run(options: Namespace) -> int:
     client = client_of(options)
     if options.fragments:
         return _send_fragments(RolloutStream(client.url, client.token, folder=folder))
+    if options.convert_pickles and not CONVERTER.is_file():
+        return refuse("--convert-pickles needs a checkout of the project: an installed package opens no pickles.")
     if not (0 <= options.steady < 1e6 and 0 < options.every < 1e6):
         return refuse("--steady and --every are seconds: 0 or more, and more than 0.")
     pattern = IN_PATH
@@ -97,7 +100,7 @@ def _converted(path: Path) -> Path:
     handle, name = tempfile.mkstemp(prefix="rollout-inspector-", suffix=".jsonl")
     os.close(handle)
     command = [sys.executable, "-m", "rollout_inspector.commands", "manage", "convert_pickle", str(path), name]
-    paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
     if ran.returncode:

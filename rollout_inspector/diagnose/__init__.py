@@ -24,10 +24,10 @@ from rollout_inspector.diagnose import (
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.checks import Diagnosis, lacks_of
 from rollout_inspector.diagnose.context import DiagnosisContext, RendererFor
-from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import finding_at_break
 from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
-from rollout_inspector.diagnose.verdict import Verdict, finding_at_break
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.retokenized import rows_again
 from rollout_inspector.streams.trajectory import Trajectory
@@ -37,7 +37,7 @@ __all__ = [
     "examine",
 ]
 
-Rule = Callable[[Break], "Verdict | None"]
+Rule = Callable[[Break], "Fault | None"]
 
 # Why a prompt does not start with the sampled stream. The first rule that matches names the cause.
 BREAK_RULES: tuple[Rule, ...] = (
@@ -72,10 +72,7 @@ def diagnose(
 
 
 def examine(
-    trajectory: Trajectory,
-    codec: Codec | None,
-    renderer_for: RendererFor | None = None,
-    rows_template: str = "",
+    trajectory: Trajectory, codec: Codec | None, renderer_for: RendererFor | None = None, rows_template: str = "",
     encode_rows: bool = True,
 ) -> Diagnosis:
     """The findings of a trajectory, and what each check came to.
@@ -90,7 +87,7 @@ def examine(
         gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
         return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
     findings: list[Finding] = []
-    kept: list[int] = []
+    indices: list[int] = []
     for index in range(len(case.steps)):
         missing = step_checks.missing_ids(case, index)
         if missing is not None:
@@ -109,9 +106,9 @@ def examine(
         elif (fault := delta_rules.check_delta(case, index)) is not None:
             findings.append(fault)
         if index not in case.no_ids:
-            kept.append(index)
+            indices.append(index)
     broken = {(f.step, f.start) for f in findings if f.kind == "noncanonical_sampling"}
-    findings += [f for f in step_checks.noncanonical(case, kept) if (f.step, f.start) not in broken]
+    findings += [f for f in step_checks.noncanonical(case, indices) if (f.step, f.start) not in broken]
     findings += row_findings.row_findings(case)
     findings += _undecidable(case)
     findings = [replace(f, row=_row_that_holds(case, f)) if f.row is None else f for f in findings]
@@ -148,8 +145,8 @@ def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
     rules = (step_checks.doubled_bos, template.first_prompt, delta_rules.control_text_in_prompt)
-    found = [finding for rule in rules if (finding := rule(case, index)) is not None]
-    return found[:1]
+    findings = [finding for rule in rules if (finding := rule(case, index)) is not None]
+    return findings[:1]
 
 
 def _name_break(b: Break) -> Finding:
@@ -162,7 +159,7 @@ def _name_break(b: Break) -> Finding:
     needs = f" Naming the cause needs {missing}." if missing else ""
     return finding_at_break(
         b,
-        Verdict(
+        Fault(
             "unclassified",
             f"The prompt of step {b.index} leaves the stream of step {b.parent_index} at offset {b.start} of "
             f"{len(b.expected)}.{needs}",
@@ -198,12 +195,7 @@ def _undecidable(case: DiagnosisContext) -> list[Finding]:
 def _not_decidable(axis: Axis, field: str, what: str) -> Finding:
     on_rows = axis is Axis.ROW
     return Finding(
-        axis=axis,
-        kind="not_decidable",
-        severity=Severity.INFO,
-        step=None if on_rows else 0,
-        row=0 if on_rows else None,
-        evidence=f"{what} could not be checked: the source has no {field}.",
-        remedy=KINDS["not_decidable"].remedy,
-        missing=field,
+        axis=axis, kind="not_decidable", severity=Severity.INFO, step=None if on_rows else 0,
+        row=0 if on_rows else None, evidence=f"{what} could not be checked: the source has no {field}.",
+        remedy=KINDS["not_decidable"].remedy, missing=field,
     )

@@ -82,21 +82,21 @@ def find_raised(figure: AlarmFigure, kind: str, limit: float, steps: Iterable[Al
 
     ``kind``: of the findings, for :attr:`AlarmFigure.FINDING` alone.
     """
-    known = [
+    known_steps = [
         (step.training_step, value)
         for step in sorted(steps, key=lambda step: step.training_step)
         if (value := value_of(figure, kind, step)) is not None
     ]
     baseline: float | None = None
     if figure is AlarmFigure.GAP:
-        first, known = known[:FIRST_STEPS], known[FIRST_STEPS:]
-        if not known:
+        first, known_steps = known_steps[:FIRST_STEPS], known_steps[FIRST_STEPS:]
+        if not known_steps:
             return None
         baseline = statistics.median(value for _, value in first)
         bound = max(limit * baseline, MIN_GAP)
     else:
         bound = limit
-    above = [(step, value) for step, value in known if value > bound]
+    above = [(step, value) for step, value in known_steps if value > bound]
     if not above:
         return None
     worst_step, worst = max(above, key=lambda one: (one[1], -one[0]))
@@ -127,7 +127,7 @@ def alarm_sentence(figure: AlarmFigure, kind_title: str, limit: float, found: Ra
     """What an alarm says. ``kind_title``: the kind of findings in words."""
     where = f"Since training step {found.first_step:,}"
     if figure is AlarmFigure.GAP:
-        said = (
+        sentence = (
             f"{where} the mean gap between trainer and sampler is above {limit:g} times its first steps: "
             f"{found.worst:.3g} at step {found.worst_step:,}, against {found.baseline or 0.0:.3g}"
         )
@@ -138,10 +138,10 @@ def alarm_sentence(figure: AlarmFigure, kind_title: str, limit: float, found: Ra
             AlarmFigure.TRUNCATED: "trajectories that their length cut",
             AlarmFigure.SAME_REWARD: "groups whose rewards are all equal",
         }[figure]
-        said = (
+        sentence = (
             f"{where} the share of {of} is above {percent(limit)}: {percent(found.worst)} at step {found.worst_step:,}"
         )
-    return f"{said}. {_how_long(found)}"
+    return f"{sentence}. {_how_long(found)}"
 
 
 def _how_long(found: Raised) -> str:

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rollout_inspector.diagnose.breaks import Break
-from rollout_inspector.diagnose.verdict import Verdict
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.prefix import shared_with_stream, stream_length
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.trajectory import Message, Step
 
 
-def duplicate_call(b: Break) -> Verdict | None:
+def duplicate_call(b: Break) -> Fault | None:
     """The prompt equals that of an earlier step: a retry, or one call that was recorded twice."""
     prompt_ids = b.step.prompt_ids
     if b.start < len(prompt_ids) or not len(prompt_ids):
@@ -34,7 +34,7 @@ def duplicate_call(b: Break) -> Verdict | None:
                 if second
                 else "neither was continued"
             )
-            return Verdict(
+            return Fault(
                 "duplicate_call",
                 f"Step {b.index} sends the same {counted(len(prompt_ids), 'prompt id')} as step {earlier}; {which}.",
                 aside=b.index if first else earlier,
@@ -53,36 +53,36 @@ def _goes_on(b: Break, index: int) -> bool:
 def _of_one_answer(one: Step, other: Step) -> bool:
     """Whether two steps are choices of one answer, by the id that the server gave the answer."""
     ids = [step.extra.get("response") for step in (one, other)]
-    names = [found.get("id") if isinstance(found, Mapping) else None for found in ids]
+    names = [item.get("id") if isinstance(item, Mapping) else None for item in ids]
     choices = [step.extra.get("choice") for step in (one, other)]
     return names[0] is not None and names[0] == names[1] and choices[0] != choices[1]
 
 
-def branch(b: Break) -> Verdict | None:
+def branch(b: Break) -> Fault | None:
     """A conversation beside the main one. The main one goes on later, or this step goes back before its parent."""
     steps = b.case.steps
     other = next((n for n in range(b.index - 1, -1, -1) if _of_one_answer(steps[n], b.step)), None)
     if other is not None:
-        return Verdict(
+        return Fault(
             "branch",
             f"Steps {other} and {b.index} are two choices of one call (n > 1, or several prompts).",
             aside=other if b.index in b.case.continued else b.index,
         )
     if (later := _main_goes_on(b)) is not None:
-        return Verdict(
+        return Fault(
             "branch",
             f"Step {b.index} shares {counted(b.start, 'id')} with step {b.parent_index} and is not part of what step "
             f"{later} continues: a sub-agent or an auxiliary call.",
             aside=b.index,
         )
     if (origin := _goes_back_to(b)) is not None:
-        return Verdict(
+        return Fault(
             "branch",
             f"Step {b.index} continues step {origin} and leaves out what step {b.parent_index} had said: two "
             f"branches leave step {origin}.",
         )
     if _says_nothing_alike(b):
-        return Verdict(
+        return Fault(
             "branch", f"Step {b.index} holds no message of the conversation before it: a separate auxiliary call."
         )
     return None
@@ -147,4 +147,4 @@ def _says_nothing_alike(b: Break) -> bool:
     roles = {messages[0].get("role") for messages in (before, after) if messages}
     if not after or not roles & {"system", "developer"}:
         return False
-    return not any(msg.same(one, other) for one in b.case.conversation(b.parent_index) or () for other in after)
+    return not any(msg.same(message, other) for message in b.case.conversation(b.parent_index) or () for other in after)

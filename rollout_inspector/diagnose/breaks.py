@@ -91,18 +91,22 @@ class Break:
         """The rest of both streams as text, from an offset of the sampled stream at or before ``text_start``."""
         gone = len(self.case.bytes_of(self.expected[self.start : start]))
         before = self.case.bytes_of(self.expected[start : self.start])
-        left, right = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
-        return left.decode("utf-8", "replace"), right.decode("utf-8", "replace")
+        expected, actual = (before + tail[gone:] for tail in (self._expected_tail_bytes, self._actual_tail_bytes))
+        return expected.decode("utf-8", "replace"), actual.decode("utf-8", "replace")
 
     @cached_property
     def groups(self) -> list[AlignedGroup]:
         """Both streams from ``start`` on, aligned. Offsets count from ``start``."""
-        left, right = self.expected[self.start :], self.actual[self.start :]
+        expected, actual = self.expected[self.start :], self.actual[self.start :]
         if self.case.codec is not None and self.same_text:
-            return self._same_text_groups(left, right)
-        stop = self._same_turn_end(left, right)
-        groups = align_ids(left, right[:stop])
-        return [*groups, AlignedGroup(len(left), len(left), stop, len(right), False)] if stop < len(right) else groups
+            return self._same_text_groups(expected, actual)
+        stop = self._same_turn_end(expected, actual)
+        groups = align_ids(expected, actual[:stop])
+        return (
+            [*groups, AlignedGroup(len(expected), len(expected), stop, len(actual), False)]
+            if stop < len(actual)
+            else groups
+        )
 
     def _same_turn_end(self, left: Ids, right: Ids) -> int:
         """Where the sampled stream ends in the prompt: after as many stop tokens as the sampled stream has."""

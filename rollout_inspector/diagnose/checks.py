@@ -86,23 +86,20 @@ class Diagnosis:
             worst.setdefault(name, "noted")
             names, missing = _HIDES.get(finding.kind, ((), ""))
             hidden |= dict.fromkeys(names, missing)
-        found: dict[str, Outcome] = {}
+        outcomes: dict[str, Outcome] = {}
         for name in CHECKS:
             missing_fields = [*self.lacks.get(name, ()), *([hidden[name]] if name in hidden else ())]
             if worst.get(name) == "failed" or (name in worst and not missing_fields):
-                found[name] = worst[name]
+                outcomes[name] = worst[name]
             elif name in self.lacks:
-                found[name] = missing_fields or "passed"
-        return found
+                outcomes[name] = missing_fields or "passed"
+        return outcomes
 
 
 def failed_diagnosis(evidence: str) -> Diagnosis:
     """The diagnosis of a trajectory on which the diagnosis itself failed: no check is decided."""
     failure = Finding(
-        Axis.STREAM,
-        "not_decidable",
-        Severity.WARNING,
-        evidence=evidence,
+        Axis.STREAM, "not_decidable", Severity.WARNING, evidence=evidence,
         remedy="Nothing can be said about it. Please report it together with the file.",
         missing="a diagnosis that works",
     )
@@ -153,7 +150,7 @@ def _lacks_of_steps(case: DiagnosisContext) -> dict[str, list[str]]:
     }
     if len(steps) == 1:  # nothing follows
         del needs["prefix"], needs["delta"], needs["policy_versions"]
-    lacks = {name: [one for one in fields if gone[one]] for name, fields in needs.items()}
+    lacks = {name: [field for field in fields if gone[field]] for name, fields in needs.items()}
     for name, missing in case.undecided.items():
         if not lacks.get(name, True):
             lacks[name] = [missing]
@@ -169,7 +166,7 @@ def _lacks_of_rows(case: DiagnosisContext) -> dict[str, list[str]]:
         turns = "tokenizer" if case.codec is None else "chat template" * (case.renderer_of(case.rows_template) is None)
     logprobs, advantages = (any(not has(row) for row in rows) for has in (_has_logprobs, _has_advantages))
     trainer = any(not any(name in row.columns for name in TRAINER_LOGPROBS) for row in rows)
-    found = {
+    needs = {
         "lengths": "",
         "sampled": "steps" * (not has_steps),
         "mask": turns,
@@ -178,7 +175,7 @@ def _lacks_of_rows(case: DiagnosisContext) -> dict[str, list[str]]:
         "trainer_logprobs": "trainer logprobs" * trainer or "logprobs" * logprobs,
         "advantages": "advantages" * advantages,
     }
-    return {name: [missing] if missing else [] for name, missing in found.items()}
+    return {name: [missing] if missing else [] for name, missing in needs.items()}
 
 
 def _has_logprobs(row: Row) -> bool:
@@ -231,16 +228,16 @@ def totals(outcomes: Iterable[tuple[Mapping[str, Outcome] | None, int]]) -> list
 
 def all_clear(found: Iterable[CheckTotal]) -> str:
     """What may be said where no finding is stored: what was checked, and what was not."""
-    held: list[CheckTotal] = list(found)
-    if not held:
+    totals: list[CheckTotal] = list(found)
+    if not totals:
         return "None is stored. What was checked is not known; a new diagnosis of the run tells it."
-    passed = {total.name for total in held if total.checked and not total.not_decidable}
-    missing: list[Any] = list(dict.fromkeys(name for total in held for name in total.needs))
+    passed = {total.name for total in totals if total.checked and not total.not_decidable}
+    missing: list[Any] = list(dict.fromkeys(name for total in totals for name in total.needs))
     if {"prefix", "canonical"} <= passed:
-        said = "None: every prompt starts with what was sampled before it, and every completion is canonical."
+        sentence = "None: every prompt starts with what was sampled before it, and every completion is canonical."
     elif passed:
-        said = f"None in {len(passed)} of {len(held)} checks."
+        sentence = f"None in {len(passed)} of {len(totals)} checks."
     else:
-        said = ""
+        sentence = ""
     gaps = ", ".join("no steps in the file" if name == "steps" else f"no {name}" for name in missing)
-    return " ".join([said] * bool(said) + [f"Not checked: {gaps}."] * bool(gaps))
+    return " ".join([sentence] * bool(sentence) + [f"Not checked: {gaps}."] * bool(gaps))

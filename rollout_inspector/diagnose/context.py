@@ -145,11 +145,7 @@ class DiagnosisContext:
         return self._renderers[key]
 
     def render(
-        self,
-        step: Step,
-        messages: Sequence[Message],
-        generation_prompt: bool,
-        key: object = None,
+        self, step: Step, messages: Sequence[Message], generation_prompt: bool, key: object = None,
         with_tools: bool = True,
     ) -> Ids | None:
         """A render with the step's template, tools, switches and date. None when there is no template or it refuses.
@@ -199,11 +195,11 @@ class DiagnosisContext:
         before, after = self.conversation(index), self.request_messages(later)
         if before is None or after is None:
             return None
-        told, asked = msg.without_system(before), msg.without_system(after)
+        previous, current = msg.without_system(before), msg.without_system(after)
         n = len(msg.without_system(self.request_messages(index) or ()))
-        if len(asked) <= n or msg.first_difference(told, asked) < n:
+        if len(current) <= n or msg.first_difference(previous, current) < n:
             return False
-        return len(told) == n or msg.same(told[n], asked[n])
+        return len(previous) == n or msg.same(previous[n], current[n])
 
     @cached_property
     def _next(self) -> dict[int, int]:
@@ -222,7 +218,7 @@ class DiagnosisContext:
         before, after = self.request_messages(index), self.request_messages(later)
         if before is None or after is None or msg.first_difference(before, after) < len(before):
             return None
-        return next((one for one in after[len(before) :][:1] if one.get("role") == "assistant"), None)
+        return next((message for message in after[len(before) :][:1] if message.get("role") == "assistant"), None)
 
     @cached_property
     def trained(self) -> TrainedTokens:

@@ -100,7 +100,7 @@ class Delta:
         Content whose control tokens were encoded as text is right. Then the render, which encodes them as tokens, is
         wrong.
         """
-        special, kept = self.case.is_special(rendered), self.case.is_special(self.ids)
+        special, is_special = self.case.is_special(rendered), self.case.is_special(self.ids)
         names = {name: int(id_) for name, id_ in zip(self._pieces(rendered[special]), rendered[special], strict=True)}
         pattern = _any_of(names)
         contents = [
@@ -108,19 +108,19 @@ class Delta:
         ]
         as_decoded = Counter(names[name] for content in contents for name in pattern.findall(content))
         places = np.flatnonzero(special)
-        n = int(kept.sum()) + as_decoded.total()
+        n = int(is_special.sum()) + as_decoded.total()
         if (
             not as_decoded
             or len(places) <= n
-            or (self.stop_id is not None and len(kept) and self.ids[0] == self.stop_id)
+            or (self.stop_id is not None and len(is_special) and self.ids[0] == self.stop_id)
         ):
             return False
         tail = rendered[int(places[-n - 1]) + 1 :]
-        if Counter(tail[self.case.is_special(tail)].tolist()) != Counter(self.ids[kept].tolist()) + as_decoded:
+        if Counter(tail[self.case.is_special(tail)].tolist()) != Counter(self.ids[is_special].tolist()) + as_decoded:
             return False
         written = {name for name, id_ in names.items() if id_ in as_decoded}
-        wanted, found = (_loose(b"".join(self._pieces(ids)), written) for ids in (tail, self.ids))
-        return wanted == found or (self.stop_id is None and wanted.endswith(found))
+        expected, actual = (_loose(b"".join(self._pieces(ids)), written) for ids in (tail, self.ids))
+        return expected == actual or (self.stop_id is None and expected.endswith(actual))
 
     def _pieces(self, ids: Ids) -> list[bytes]:
         assert self.case.codec is not None
@@ -205,15 +205,15 @@ class Delta:
     def spans(self, messages: Sequence[Message], data: bytes | None = None) -> list[tuple[int, int] | None]:
         """The byte range of each message's text in the delta or in ``data``, in order. None = it is not found."""
         data = self.data if data is None else data
-        found: list[tuple[int, int] | None] = []
+        spans: list[tuple[int, int] | None] = []
         cursor = 0
         for message in messages:
             forms = next(self.case.content_forms(message.get("content")), ())
             places = [(place, place + len(form)) for form in forms if (place := data.find(form, cursor)) >= 0]
             span = min(places, key=lambda place: (place[0], -place[1]), default=None)
-            found.append(span)
+            spans.append(span)
             cursor = cursor if span is None else span[1]
-        return found
+        return spans
 
 
 def _any_of(names: Iterable[bytes]) -> re.Pattern[bytes]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.delta import Delta
-from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.diagnose.request import leading_system
 from rollout_inspector.diagnose.step_checks import control_text_in
-from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Ids, Message
@@ -21,19 +21,7 @@ _AROUND = 32
 """So many bytes of what the template writes around a text say where the text belongs."""
 
 
-@dataclass(frozen=True, eq=False)
-class DeltaFault:
-    """What a rule about the delta found. Offsets count in the delta."""
-
-    kind: str
-    evidence: str
-    start: int
-    stop: int
-    expected_ids: Ids
-    message_index: int | None = None
-
-
-def special_tokens_injected(d: Delta) -> DeltaFault | None:
+def special_tokens_injected(d: Delta) -> Fault | None:
     """A control token inside the text of a message."""
     for position, message in enumerate(d.new_messages or ()):
         if message.get("role") == "assistant":
@@ -41,16 +29,17 @@ def special_tokens_injected(d: Delta) -> DeltaFault | None:
         place = control_text_in(message.get("content"), d.data, d.case, d.ids, d.pieces)
         if place is not None:
             start, stop = place
-            return DeltaFault(
+            return Fault(
                 "special_tokens_injected",
                 f"The text of a {message.get('role')} message spells {d.case.text(d.ids[start:stop])}, which was "
                 f"encoded as the control token {int(d.ids[start])}.",
-                start, stop, d.ids[:0], _message_index(d, position),
+                start, stop,
+                message_index=_message_index(d, position),
             )
     return None
 
 
-def stop_token_doubled(d: Delta) -> DeltaFault | None:
+def stop_token_doubled(d: Delta) -> Fault | None:
     """The sampled stop token stands a second time at the start of the delta."""
     if d.stop_id is None or not len(d.ids) or int(d.ids[0]) != d.stop_id:
         return None
@@ -58,40 +47,43 @@ def stop_token_doubled(d: Delta) -> DeltaFault | None:
         pair = (d.full[1:] == d.stop_id) & (d.full[:-1] == d.stop_id)
         if pair.any():
             return None  # the template itself writes it twice
-    return DeltaFault(
+    return Fault(
         "stop_token_doubled",
         f"Step {d.parent_index} sampled the stop token {d.case.text(d.ids[:1])} and the delta of step {d.index} holds "
         "it again.",
-        0, 1, d.ids[:0],
+        0, 1,
     )
 
 
-def message_dropped(d: Delta) -> DeltaFault | None:
+def message_dropped(d: Delta) -> Fault | None:
     """A new message leaves no trace in the delta."""
     if not d.new_messages:
         return None
-    rest, gap = d.data, 0
+    remaining, gap = d.data, 0
     spans = d.spans(d.new_messages)
     for start, stop in filter(None, reversed(spans)):
-        rest = rest[:start] + b"\0" + rest[stop:]
+        remaining = remaining[:start] + b"\0" + remaining[stop:]
     for position, (message, span) in enumerate(zip(d.new_messages, spans, strict=True)):
         gap = gap if span is None else span[1]
         # Words that a message shares with a present message are not a trace of it.
         content = message.get("content")
-        if message.get("role") == "assistant" or d.case.stands_in(content, d.data) or d.case.has_trace(content, rest):
+        if (
+            message.get("role") == "assistant"
+            or d.case.stands_in(content, d.data)
+            or d.case.has_trace(content, remaining)
+        ):
             continue
-        if _is_begun(d, position, rest):
+        if _is_begun(d, position, remaining):
             continue
-        wanted = d.full if d.expected is None else d.expected
-        drops = wanted is not None and not d.case.has_trace(content, d.case.bytes_of(wanted))
+        delta = d.full if d.expected is None else d.expected
+        drops = delta is not None and not d.case.has_trace(content, d.case.bytes_of(delta))
         who = "the chat template leaves it out" if drops else "the delta leaves it out"
         ends = np.cumsum([len(piece) for piece in d.pieces])
         place = int(np.searchsorted(ends, gap, side="right")) if gap else 0
         start, stop, expected = (place, place, d.ids[:0]) if drops or d.difference is None else d.difference
-        return DeltaFault(
-            "message_dropped",
-            f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
-            start, stop, expected, _message_index(d, position),
+        return Fault(
+            "message_dropped", f"A {message.get('role')} message of step {d.index} has no trace in its prompt: {who}.",
+            start, stop, expected_ids=expected, message_index=_message_index(d, position),
         )
     return None
 
@@ -103,20 +95,22 @@ def _is_begun(d: Delta, position: int, rest: bytes) -> bool:
     """
     if d.expected is None or d.new_messages is None:
         return False
-    wanted = d.case.bytes_of(d.expected)
-    spans = d.spans(d.new_messages, wanted)
+    expected = d.case.bytes_of(d.expected)
+    spans = d.spans(d.new_messages, expected)
     span = spans[position]
     if span is None:
         return False
     others = [other for other in spans if other is not None and other != span]
-    before = wanted[max([stop for _, stop in others if stop <= span[0]], default=0) : span[0]][-_AROUND:]
-    behind = wanted[span[1] : min([start for start, _ in others if start >= span[1]], default=len(wanted))][:_AROUND]
-    text = wanted[slice(*span)].decode("utf-8", "replace")
+    before = expected[max([stop for _, stop in others if stop <= span[0]], default=0) : span[0]][-_AROUND:]
+    behind = expected[span[1] : min([start for start, _ in others if start >= span[1]], default=len(expected))][
+        :_AROUND
+    ]
+    text = expected[slice(*span)].decode("utf-8", "replace")
     begins, ends = before + text[:1].encode(), text[-1:].encode() + behind
     return (before != b"" and begins in rest) or (behind != b"" and ends in rest)
 
 
-def generation_prompt_missing(d: Delta) -> DeltaFault | None:
+def generation_prompt_missing(d: Delta) -> Fault | None:
     """The delta equals the template's up to the generation prompt, and ends without it or with another one."""
     prompt = d.generation_prompt
     if not len(prompt) or d.full is None:
@@ -138,14 +132,15 @@ def generation_prompt_missing(d: Delta) -> DeltaFault | None:
         shared = cut = len(d.ids)
     what = "without the assistant header" if cut == len(d.ids) else "with another assistant header"
     missing = (expected if expected is not None else np.concatenate([d.ids, prompt]))[shared:]
-    return DeltaFault(
+    return Fault(
         "generation_prompt_missing",
         f"The prompt of step {d.index} ends {what}; the template writes {d.case.text(prompt)!r}.",
-        shared, len(d.ids), missing,
+        shared, len(d.ids),
+        expected_ids=missing,
     )
 
 
-def turn_separator_lost(d: Delta) -> DeltaFault | None:
+def turn_separator_lost(d: Delta) -> Fault | None:
     """The text that the template writes right after the stop token is missing, and nothing else."""
     expected = d.expected
     if expected is not None:
@@ -160,11 +155,12 @@ def turn_separator_lost(d: Delta) -> DeltaFault | None:
         if lost_ids is None:
             return None
         lost = lost_ids
-    return DeltaFault(
+    return Fault(
         "turn_separator_lost",
         f"The template writes {d.case.text(lost)!r} after the stop token; the delta of step {d.index} starts with "
         f"{d.case.text(d.ids[:1])!r}.",
-        0, 0, lost,
+        0, 0,
+        expected_ids=lost,
     )
 
 
@@ -182,7 +178,7 @@ def _usual_separator(d: Delta) -> Ids | None:
     return following[:1] if not d.case.text(following[:1]).strip() else None
 
 
-def system_prompt_injected(d: Delta) -> DeltaFault | None:
+def system_prompt_injected(d: Delta) -> Fault | None:
     """The additional tokens start like a conversation: with BOS, or with the header of the system block."""
     if any(message.get("role") in ("system", "developer") for message in d.new_messages or ()):
         return None
@@ -197,29 +193,29 @@ def system_prompt_injected(d: Delta) -> DeltaFault | None:
     for start, stop in extra:
         added = d.case.text(d.ids[start:stop]).strip()
         if added in own:
-            return DeltaFault(
+            return Fault(
                 "system_prompt_injected",
                 f"The delta of step {d.index} holds the conversation's system text once more: {quoted(added)}.",
-                max(start, differs), max(start, differs, stop), d.ids[:0],
+                max(start, differs), max(start, differs, stop),
             )
         for place in range(max(0, start - 3), min(stop, start + 4)):
             ids = d.ids[place:]
             has_bos = bos is not None and len(ids) > 0 and int(ids[0]) == bos and bos != d.stop_id
             has_header = any(np.array_equal(ids[: len(head)], head) and _too_many(d, head) for head in starts)
             if has_bos or has_header:
-                return DeltaFault(
+                return Fault(
                     "system_prompt_injected",
                     f"The delta of step {d.index} holds the start of a conversation in the middle of the stream: "
                     f"{quoted(d.case.text(ids[:48]))}.",
-                    max(place, differs), max(place + 1, differs, stop), d.ids[:0],
+                    max(place, differs), max(place + 1, differs, stop),
                 )
     return None
 
 
 def _too_many(d: Delta, head: Ids) -> bool:
     """Whether the delta holds these ids more often than the template writes them there."""
-    actual, wanted = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
-    return actual.count(head.tobytes()) > wanted.count(head.tobytes())
+    actual, expected = (ids.tobytes() for ids in (d.ids, d.ids[:0] if d.expected is None else d.expected))
+    return actual.count(head.tobytes()) > expected.count(head.tobytes())
 
 
 def _system_header(d: Delta, with_tools: bool) -> Ids:
@@ -278,7 +274,7 @@ def _preamble(d: Delta, with_tools: bool) -> Ids:
     return preamble[:4] if len(preamble) > 3 or d.case.is_special(preamble).any() else preamble[:0]
 
 
-def tool_messages_split(d: Delta) -> DeltaFault | None:
+def tool_messages_split(d: Delta) -> Fault | None:
     """A run of tool messages has more turns in the delta than in the template's render."""
     tools = [m for m in d.new_messages or () if m.get("role") == "tool"]
     if len(tools) < 2 or d.expected is None:
@@ -291,28 +287,29 @@ def tool_messages_split(d: Delta) -> DeltaFault | None:
         if group.equal:
             continue
         extra = d.case.is_special(d.ids[group.right_start : group.right_stop]).sum()
-        wanted = d.case.is_special(d.expected[group.left_start : group.left_stop]).sum()
+        n_expected = d.case.is_special(d.expected[group.left_start : group.left_stop]).sum()
         place, end = int(offsets[group.right_start]), int(offsets[group.right_stop])
         between = any(stop <= end and place <= start for (_, stop), (start, _) in pairwise(spans))
-        if between and extra > wanted:
-            return DeltaFault(
+        if between and extra > n_expected:
+            return Fault(
                 "tool_messages_split",
                 f"The {len(tools)} tool messages of step {d.index} were rendered one by one: the template does not end "
                 f"the turn between them.",
-                group.right_start, group.right_stop, d.expected[group.left_start : group.left_stop],
+                group.right_start, group.right_stop,
+                expected_ids=d.expected[group.left_start : group.left_stop],
             )
     return None
 
 
-def delta_differs(d: Delta) -> DeltaFault | None:
+def delta_differs(d: Delta) -> Fault | None:
     """All other differences from the template."""
     if d.expected is None or d.difference is None:
         return None
     start, stop, expected = d.difference
     texts = [d.case.text(expected), d.case.text(d.ids[start:stop])]
-    wanted, found = (quoted_or_nothing(text) for text in texts)
-    how = f"{found} stands" if texts[0] != texts[1] else "other ids spell it"
-    where = f"where the template writes {wanted}, {how}"
+    expected_text, actual = (quoted_or_nothing(text) for text in texts)
+    how = f"{actual} stands" if texts[0] != texts[1] else "other ids spell it"
+    where = f"where the template writes {expected_text}, {how}"
     evidence = (
         f"After the completion of step {d.parent_index} the template writes {len(d.expected)} ids, and the prompt of "
         f"step {d.index} has {len(d.ids)}: {where}."
@@ -321,30 +318,31 @@ def delta_differs(d: Delta) -> DeltaFault | None:
     if position is not None:
         role = (d.new_messages or ())[position].get("role")
         evidence = f"A {role} message of step {d.index} is cut in its prompt, {cut}: {where}."
-    return DeltaFault(
-        "delta_differs", evidence, start, stop, expected, None if position is None else _message_index(d, position)
+    return Fault(
+        "delta_differs", evidence, start, stop,
+        expected_ids=expected, message_index=None if position is None else _message_index(d, position),
     )
 
 
 def _cut_message(d: Delta) -> tuple[int | None, str]:
     """The new message of which a part is missing, and which part. None when the difference is another one."""
     assert d.expected is not None
-    wanted, found = d.case.bytes_of(d.expected), d.data
-    start = _shared(wanted, found)
-    tail = _shared(wanted[start:][::-1], found[start:][::-1])
-    stop, added = len(wanted) - tail, len(found) - tail - start
-    for position, span in enumerate(d.spans(d.new_messages or (), wanted)):
+    expected, actual = d.case.bytes_of(d.expected), d.data
+    start = _shared(expected, actual)
+    tail = _shared(expected[start:][::-1], actual[start:][::-1])
+    stop, added = len(expected) - tail, len(actual) - tail - start
+    for position, span in enumerate(d.spans(d.new_messages or (), expected)):
         if span is None:
             continue
         first, last = start, stop
         # With equal text on both sides of a cut, the same bytes are missing a little earlier.
-        while not added and last > span[1] and first > span[0] and wanted[first - 1] == wanted[last - 1]:
+        while not added and last > span[1] and first > span[0] and expected[first - 1] == expected[last - 1]:
             first, last = first - 1, last - 1
         # A mark of the cut may stand in place of a much longer end.
         ends_early = not added or (last == span[1] and 2 * added < last - first)
         if span[0] <= first and last <= span[1] and first < last and ends_early:
-            size, kept = (len(wanted[a:b].decode("utf-8", "ignore")) for a, b in (span, (span[0], first)))
-            return position, f"after {kept} of its {size} characters"
+            size, n_written = (len(expected[a:b].decode("utf-8", "ignore")) for a, b in (span, (span[0], first)))
+            return position, f"after {n_written} of its {size} characters"
     return None, ""
 
 
@@ -373,20 +371,19 @@ def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Find
     if case.codec is None:
         return None
     d = Delta(case, index)
-    fault = next((found for rule in BY_IDS if (found := rule(d)) is not None), None)
+    fault = next((match for rule in BY_IDS if (match := rule(d)) is not None), None)
     if fault is None and not (render and d.is_templates):
         # The delta may hold another step's answer as it was sampled. No render can tell whether that is right.
         answers = any(message.get("role") == "assistant" for message in d.new_messages or ())
-        known = render and d.is_templates is False and not answers
-        rules = BY_RENDER if known else (stop_token_doubled, turn_separator_lost)
-        fault = next((found for rule in rules if (found := rule(d)) is not None), None)
-        if fault is None and render and not known:
+        is_known = render and d.is_templates is False and not answers
+        rules = BY_RENDER if is_known else (stop_token_doubled, turn_separator_lost)
+        fault = next((match for rule in rules if (match := rule(d)) is not None), None)
+        if fault is None and render and not is_known:
             case.undecided["delta"] = "render of the new messages"
     if fault is None:
         return None
-    verdict = Verdict(fault.kind, fault.evidence, message_index=fault.message_index)
-    span = StepSpan(d.start + fault.start, d.start + fault.stop, d.ids[fault.start : fault.stop], fault.expected_ids)
-    return finding_on_step(case, index, verdict, span, Axis.DELTA)
+    placed = replace(fault, start=d.start + fault.start, stop=d.start + fault.stop)
+    return finding_on_step(case, index, placed, Axis.DELTA)
 
 
 def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None:
@@ -411,6 +408,8 @@ def control_text_in_prompt(case: DiagnosisContext, index: int) -> Finding | None
                 f"The text of a {message.get('role')} message spells {case.text(ids)}, which was encoded as the "
                 f"control token {int(ids[0])}."
             )
-            verdict = Verdict("special_tokens_injected", evidence, Severity.WARNING, position)
-            return finding_on_step(case, index, verdict, StepSpan(start, stop, ids), Axis.DELTA)
+            fault = Fault(
+                "special_tokens_injected", evidence, start, stop, severity=Severity.WARNING, message_index=position
+            )
+            return finding_on_step(case, index, fault, Axis.DELTA)
     return None

@@ -46,6 +46,33 @@ class Cost:
     """Sampled tokens behind a break. They would be lost if the row went on over the break, and no new row began."""
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What a rule found: of a row, of the delta of a step or its stream with the place in it, or of a break."""
+
+    kind: str
+    evidence: str
+    start: int = 0
+    stop: int = 0
+    """Of a break the place is that of the break."""
+    wrong: int | None = 0
+    """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
+    lost: int | None = 0
+    """Sampled tokens that are not trained. None = not known."""
+    severity: Severity | None = None
+    """None = that of the kind."""
+    places: tuple[tuple[int, int], ...] = ()
+    """The stretches to mark, when there are several; an empty one marks where tokens are missing."""
+    expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
+    """The ids that should stand at ``[start, stop)``; empty = not known."""
+    message_index: int | None = None
+    missing: str = ""
+    aside: int | None = None
+    """Of a break: a step that is no part of the main conversation. Later breaks are measured against other steps."""
+    stops: tuple[int, int] | None = None
+    """Of a break: where the differing stretch ends in the sampled stream and in the prompt. None = by the alignment."""
+
+
 @dataclass(frozen=True, eq=False)
 class Finding:
     """One diagnosis. Offsets count in the stream of ``step`` (prompt + completion); without a step, in ``row``."""

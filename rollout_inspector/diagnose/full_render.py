@@ -12,20 +12,16 @@ from rollout_inspector.diagnose import text, thinking
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import bound_note, bounded
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.template import template_not_append_only
-from rollout_inspector.diagnose.verdict import bound_note, bounded
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.prefix import stream_length
 from rollout_inspector.streams.recorded_renders import kwargs_of_record
 from rollout_inspector.streams.snippets import quoted_or_nothing
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Link, Request, Step, Trajectory
 
-COMPARE = {
-    "strict": "every token",
-    "ignore_whitespace": "the text, white space aside",
-    "off": "not at all",
-}
+COMPARE = {"strict": "every token", "ignore_whitespace": "the text, white space aside", "off": "not at all"}
 """How a finished stream is compared with a full render."""
 
 _CAUSES = (
@@ -63,9 +59,11 @@ def compare_with_render(
         return None
     kwargs = kwargs_of_record(step, step.request, renderer, codec)[0]
     conversation = replace(step.request, messages=(*step.request.messages, step.reply), chat_template_kwargs=kwargs)
-    asked = replace(step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None)
-    case = DiagnosisContext(Trajectory("", (asked,)), codec, lambda _: renderer)
-    full = case.render(asked, conversation.messages, False)
+    asked_step = replace(
+        step, prompt_ids=NO_IDS, completion_ids=NO_IDS, logprobs=None, request=conversation, reply=None
+    )
+    case = DiagnosisContext(Trajectory("", (asked_step,)), codec, lambda _: renderer)
+    full = case.render(asked_step, conversation.messages, False)
     if full is None:
         return _not_rendered(last)
     places = _Difference(codec, step, full, mode == "strict")
@@ -130,16 +128,12 @@ def _broken(
 
 
 def _other_tokens(
-    trajectory: Trajectory,
-    codec: Codec,
-    renderer: Renderer,
-    conversation: Request,
-    full: Ids,
+    trajectory: Trajectory, codec: Codec, renderer: Renderer, conversation: Request, full: Ids,
     known: Collection[Finding],
 ) -> Finding | None:
     """The first place in a completion where other tokens have the same text, unless a known finding says so."""
     stream = trajectory.steps[-1].stream
-    told = {finding.step for finding in known if finding.kind == "noncanonical_sampling"}
+    noncanonical = {finding.step for finding in known if finding.kind == "noncanonical_sampling"}
     n = min(len(stream), len(full))
     differs = np.flatnonzero(stream[:n] != full[:n])
     if not differs.size:
@@ -150,10 +144,10 @@ def _other_tokens(
         if group.equal or place >= len(stream):
             continue
         step = next((i for i in b.case.chain(b.parent_index) if len(b.case.steps[i].prompt_ids) <= place), None)
-        if step in told and place < stream_length(b.case.steps[step or 0]):
+        if step in noncanonical and place < stream_length(b.case.steps[step or 0]):
             continue
-        rest = full[b.start + group.right_start :]
-        return _finding(_broken(trajectory, codec, renderer, conversation, place, rest))
+        remaining = full[b.start + group.right_start :]
+        return _finding(_broken(trajectory, codec, renderer, conversation, place, remaining))
     return None
 
 
@@ -195,21 +189,18 @@ def _other_kind(b: Break, sampled: bool) -> str:
 
 def _goes_on(b: Break) -> Finding:
     """The render goes on after the stream's end."""
-    rest = b.actual[b.start :]
-    text = b.case.text(bounded(rest))
+    remaining = b.actual[b.start :]
+    text = b.case.text(bounded(remaining))
     return Finding(
         Axis.DELTA, "delta_differs", Severity.WARNING, step=b.parent_index, start=b.start, stop=b.start,
-        expected_ids=bounded(rest), expected_text=text, remedy=KINDS["delta_differs"].remedy,
+        expected_ids=bounded(remaining), expected_text=text, remedy=KINDS["delta_differs"].remedy,
         evidence=f"{_DIFFERS}: the stream ends, a render goes on with {quoted_or_nothing(text)}.",
     )
 
 
 def _not_rendered(step: int) -> Finding:
     return Finding(
-        Axis.DELTA,
-        "not_decidable",
-        Severity.INFO,
-        step=step,
+        Axis.DELTA, "not_decidable", Severity.INFO, step=step,
         evidence="The stream could not be compared with a full render: the chat template refuses it.",
         remedy="Look at the last messages: a call that is not JSON, or roles that the template does not accept.",
         missing="a render of the final conversation",

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rollout_inspector.diagnose.row_checks import LAGS, RowFault, nonzero, shift_fault
+from rollout_inspector.diagnose.finding import Fault, Severity
+from rollout_inspector.diagnose.row_checks import LAGS, nonzero, shift_fault
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
@@ -48,13 +49,13 @@ def places_of(needle: Ids, ids: Ids) -> list[int]:
 
 def header_places(marks: TurnBoundaries, ids: Ids) -> list[tuple[int, int]]:
     """Where the assistant's turns open: ``[start, stop)``, in order. Of two headers that overlap, the longer one."""
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     for header in sorted(marks.headers, key=len, reverse=True):
         for start in places_of(header, ids):
             stop = start + len(header)
-            if not any(first < stop and start < last for first, last in found):
-                found.append((start, stop))
-    return sorted(found)
+            if not any(first < stop and start < last for first, last in places):
+                places.append((start, stop))
+    return sorted(places)
 
 
 def written_by_assistant(row: Row, marks: TurnBoundaries) -> Mask | None:
@@ -78,7 +79,7 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
     """The header without a template: the ids between the turn before and a trained stretch, as in most stretches."""
     stops = derived_stops(ids, mask, special)
     starts = [start for start, _ in mask_runs(mask)][:16]
-    found: list[Ids] = []
+    headers: list[Ids] = []
     for start in starts:
         low = max(0, start - 16)
         before = ids[low:start]
@@ -86,9 +87,9 @@ def derived_header(ids: Ids, mask: Mask, special: Mask) -> Ids:
         marks = np.flatnonzero(special[low:start])
         behind = marks[marks >= ends[-1]] if ends.size else marks[-1:]
         if behind.size:
-            found.append(before[int(behind[0]) :])
+            headers.append(before[int(behind[0]) :])
     best, most = NO_IDS, 0
-    for header in found:
+    for header in headers:
         places = places_of(header, ids)
         fits = sum(any(place <= start <= place + len(header) for place in places) for start in starts)
         if fits > most:
@@ -103,7 +104,7 @@ def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = f
     return frozenset(int(ids[stop - 1]) for stop in ends if stop == len(ids) or int(ids[stop]) not in known)
 
 
-def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> RowFault | None:
+def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> Fault | None:
     """The mask fits the turns at one lag other than 0, at both ends of every stretch. Its columns moved with it."""
     runs, n = mask_runs(row.loss_mask), len(row.ids)
     marks = marks_of(row)
@@ -141,7 +142,7 @@ def _sampled(row: Row) -> Mask | None:
     return sampled if sampled.any() else None
 
 
-def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
+def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     """Every place where the mask covers tokens that were not sampled, or leaves out sampled tokens."""
     if overrun := _to_the_end(row, marks):
         yield overrun
@@ -154,7 +155,7 @@ def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
 # -- with the origin of each token
 
 
-def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
+def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     origin = row.origin
     assert origin is not None
     sampled = origin == Origin.SAMPLED
@@ -171,11 +172,11 @@ def _by_origin(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
 def _is_encoded_again(row: Row, start: int, stop: int) -> bool:
     """Whether a strategy encoded an assistant's text again. Then the mask is right; the steps decide about the ids."""
     assert row.origin is not None
-    said = bool((row.origin[start:stop] == Origin.INSERTED).all()) and bool(row.step_indices)
-    return said and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
+    is_inserted = bool((row.origin[start:stop] == Origin.INSERTED).all()) and bool(row.step_indices)
+    return is_inserted and (stop - start > 2 or stop < len(row.ids)) and not bool((row.origin == Origin.SAMPLED).any())
 
 
-def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:
+def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Fault:
     """The fault of trained tokens that were not sampled, named by who wrote them."""
     origin, n = row.origin, stop - start
     assert origin is not None
@@ -191,11 +192,11 @@ def _named(row: Row, marks: TurnBoundaries, start: int, stop: int) -> RowFault:
     return _observation(start, stop)
 
 
-def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: bool) -> RowFault:
+def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: bool) -> Fault:
     if stop - start == 1 and ends_turn and _is_stop(row, marks, start) and start > 0 and row.loss_mask[start - 1]:
         return _stop_untrained(row, start)
-    return RowFault(
-        "sampled_masked", start, stop, f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.",
+    return Fault(
+        "sampled_masked", f"Masked: {counted(stop - start, 'sampled token')} from offset {start} on.", start, stop,
         lost=stop - start,
     )
 
@@ -203,12 +204,12 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
 # -- with ids, mask and marks only
 
 
-def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[RowFault]:
+def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     for start, stop in mask_runs(row.loss_mask):
         yield from _run_faults(row, marks, start, stop)
 
 
-def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
+def _to_the_end(row: Row, marks: TurnBoundaries) -> Fault | None:
     """One trained stretch that reaches the row's end and holds whole turns of others."""
     runs = mask_runs(row.loss_mask)
     if len(runs) != 1 or runs[0][1] != len(row.ids):
@@ -226,14 +227,15 @@ def _to_the_end(row: Row, marks: TurnBoundaries) -> RowFault | None:
         wrong = len(row.ids) - start
     if n_others < 1 or not wrong:
         return None
-    return RowFault(
-        "mask_overrun", start, len(row.ids),
+    return Fault(
+        "mask_overrun",
         f"The mask runs from offset {start} to the end of the row, over {counted(n_others, 'turn')} of others.",
+        start, len(row.ids),
         wrong=wrong,
     )
 
 
-def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[RowFault]:
+def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Iterator[Fault]:
     """Checks one trained stretch: it should start after the header and end with the stop token."""
     headers = header_places(marks, row.ids)
     opens = [last for _, last in headers]
@@ -313,40 +315,44 @@ def _is_stop(row: Row, marks: TurnBoundaries, place: int) -> bool:
 # -- the faults with their sentences
 
 
-def _header(start: int, stop: int) -> RowFault:
-    return RowFault(
-        "generation_prompt_trained", start, stop,
+def _header(start: int, stop: int) -> Fault:
+    return Fault(
+        "generation_prompt_trained",
         f"The assistant header at {start} to {stop} is under the gradient, but was not sampled.",
+        start, stop,
         wrong=stop - start,
     )
 
 
-def _separator(start: int, stop: int) -> RowFault:
-    return RowFault(
-        "separator_trained", start, stop, f"The white space after the stop token at {start} is under the gradient.",
+def _separator(start: int, stop: int) -> Fault:
+    return Fault(
+        "separator_trained", f"The white space after the stop token at {start} is under the gradient.", start, stop,
         wrong=stop - start,
     )
 
 
-def _observation(start: int, stop: int) -> RowFault:
-    return RowFault(
-        "observation_trained", start, stop,
+def _observation(start: int, stop: int) -> Fault:
+    return Fault(
+        "observation_trained",
         f"Under the gradient, but not the assistant's: {counted(stop - start, 'token')} from offset {start} on.",
+        start, stop,
         wrong=stop - start,
     )
 
 
-def _appended(row: Row, start: int, stop: int) -> RowFault:
-    return RowFault(
-        "appended_eos_trained", start, stop,
+def _appended(row: Row, start: int, stop: int) -> Fault:
+    return Fault(
+        "appended_eos_trained",
         f"The last token (id {int(row.ids[stop - 1])}) was appended, not sampled, and is under the gradient.",
-        wrong=stop - start, severity="" if row.origin is not None else "warning",
+        start, stop,
+        wrong=stop - start, severity=None if row.origin is not None else Severity.WARNING,
     )
 
 
-def _stop_untrained(row: Row, place: int) -> RowFault:
-    return RowFault(
-        "stop_token_untrained", place, place + 1,
+def _stop_untrained(row: Row, place: int) -> Fault:
+    return Fault(
+        "stop_token_untrained",
         f"The stop token that was sampled at offset {place} (id {int(row.ids[place])}) is masked.",
+        place, place + 1,
         lost=1,
     )

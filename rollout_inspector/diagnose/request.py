@@ -10,7 +10,7 @@ import numpy as np
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import kwargs_of
-from rollout_inspector.diagnose.verdict import Verdict
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.snippets import clipped, contrast, counted, quoted
 from rollout_inspector.streams.trajectory import Message, Step
@@ -18,11 +18,11 @@ from rollout_inspector.streams.trajectory import Message, Step
 _MIN_KEPT = 4
 
 
-def chat_template_changed(b: Break) -> Verdict | None:
+def chat_template_changed(b: Break) -> Fault | None:
     """The two steps have different templates, or different template switches."""
     before, after = b.parent.chat_template_sha256, b.step.chat_template_sha256
     if before != after and before and after:
-        return Verdict(
+        return Fault(
             "chat_template_changed",
             f"Step {b.parent_index} used chat template {before[:12]}, step {b.index} used {after[:12]}.",
         )
@@ -31,7 +31,7 @@ def chat_template_changed(b: Break) -> Verdict | None:
     old, new = kwargs_of(b.parent), kwargs_of(b.step)
     for key in sorted(set(old) | set(new)):
         if old.get(key) != new.get(key):
-            return Verdict(
+            return Fault(
                 "chat_template_changed",
                 f"The template switch {key} was {_short(old.get(key))} at step {b.parent_index} and is "
                 f"{_short(new.get(key))} at step {b.index}.",
@@ -39,7 +39,7 @@ def chat_template_changed(b: Break) -> Verdict | None:
     return None
 
 
-def request_changed(b: Break) -> Verdict | None:
+def request_changed(b: Break) -> Fault | None:
     """Tools or system text differ, and so do the streams inside the first prompt."""
     if b.known_messages is None:
         return None
@@ -49,7 +49,7 @@ def request_changed(b: Break) -> Verdict | None:
     return changed_request(b)
 
 
-def changed_request(b: Break) -> Verdict | None:
+def changed_request(b: Break) -> Fault | None:
     """Tools or system text differ. The streams may differ anywhere."""
     if b.known_messages is None:
         return None
@@ -58,12 +58,12 @@ def changed_request(b: Break) -> Verdict | None:
         what = f"step {b.parent_index} sent {counted(len(old), 'tool')} and step {b.index} sent {len(new)}"
         if len(old) == len(new):
             what = f"the tools of step {b.index} are not those of step {b.parent_index}"
-        return Verdict("request_changed", what[0].upper() + what[1:] + ".")
+        return Fault("request_changed", what[0].upper() + what[1:] + ".")
     before, after = (leading_system(messages) for messages in b.known_messages)
     if before != after and (before or after):
         old_text, new_text = ("\n".join(map(_words, texts)) for texts in (before, after))
         was, now = contrast(old_text, new_text)
-        return Verdict(
+        return Fault(
             "request_changed",
             f"The system text was {was} at step {b.parent_index} and is {now} at step {b.index}.",
             message_index=0,
@@ -81,7 +81,7 @@ def leading_system(messages: Sequence[Message]) -> list[Any]:
     return [msg.text_of(message.get("content")) for message in messages[:n]]
 
 
-def bos_mismatch(b: Break) -> Verdict | None:
+def bos_mismatch(b: Break) -> Fault | None:
     """BOS stands twice at the start, or in one stream only."""
     if b.start > 1 or not len(b.actual) or not len(b.expected):
         return None
@@ -94,7 +94,7 @@ def bos_mismatch(b: Break) -> Verdict | None:
     if not _same_behind(b, old, new):
         return None  # the start was cut or rewritten, together with its BOS
     words = {0: "no BOS", 1: "one BOS"}
-    return Verdict(
+    return Fault(
         "bos_mismatch",
         f"The stream of step {b.parent_index} starts with {words.get(old, f'{old} BOS')} (id {bos}), the prompt of "
         f"step {b.index} with {words.get(new, f'{new} BOS')}.",
@@ -111,7 +111,7 @@ def _same_behind(b: Break, old: int, new: int) -> bool:
     return n > 0 and np.array_equal(b.expected[old : old + n], b.actual[new : new + n])
 
 
-def context_truncated(b: Break) -> Verdict | None:
+def context_truncated(b: Break) -> Fault | None:
     """The prompt starts with the part of the sampled stream after a cut, at once or after the system block."""
     if b.start > _head_end(b):
         return None
@@ -123,17 +123,17 @@ def context_truncated(b: Break) -> Verdict | None:
     haystack = expected.tobytes()
     place = haystack.find(needle, (b.start + 1) * expected.itemsize)
     while place >= 0:
-        k, rest = divmod(place, expected.itemsize)
-        kept = len(expected) - k
-        if not rest and kept <= len(actual) and np.array_equal(expected[k:], actual[:kept]):
-            moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[kept:].tobytes()
+        k, offset = divmod(place, expected.itemsize)
+        n_kept = len(expected) - k
+        if not offset and n_kept <= len(actual) and np.array_equal(expected[k:], actual[:n_kept]):
+            moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[n_kept:].tobytes()
             if moved or _template_gives(b):
                 return None  # no cut: the template moved something away
             where = f"after the first {counted(b.start, 'id')}" if b.start else "at the start"
-            return Verdict(
+            return Fault(
                 "context_truncated",
                 f"Gone: {counted(k - b.start, 'id')} {where} of the stream of step {b.parent_index}. The rest, "
-                f"{counted(kept, 'id')}, follows unchanged. The prompt has {len(b.actual)} ids.",
+                f"{counted(n_kept, 'id')}, follows unchanged. The prompt has {len(b.actual)} ids.",
             )
         place = haystack.find(needle, place + 1)
     return None
@@ -169,7 +169,7 @@ def _head_end(b: Break) -> int:
     return 0
 
 
-def history_rewritten(b: Break) -> Verdict | None:
+def history_rewritten(b: Break) -> Fault | None:
     """An earlier message of another role than assistant was edited, removed or summarised."""
     if b.first_changed is None or b.known_messages is None:
         return None
@@ -184,12 +184,12 @@ def history_rewritten(b: Break) -> Verdict | None:
     elif after[index].get("role") != role:
         what = f"of step {b.parent_index} is a message of the role {after[index].get('role')} at step {b.index}"
     else:
-        one, other = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
-        was, now = contrast(one, other)
+        old, new = (_words(msg.text_of(side[index].get("content"))) for side in (before, after))
+        was, now = contrast(old, new)
         what = f"was {was} at step {b.parent_index} and is {now} at step {b.index}"
     n = len(after)
     sent = f", which sends {n} message{'s' * (n != 1)} where step {b.parent_index} sent {len(before)}"
-    return Verdict(
+    return Fault(
         "history_rewritten",
         f"Message {index} ({role}) {what}{sent * (n < len(before))}.",
         message_index=min(index, max(0, len(after) - 1)),
@@ -200,11 +200,11 @@ def _is_assistants_or_same(before: Sequence[Message], after: Sequence[Message], 
     """Whether both requests have a message there that is equal or the assistant's."""
     if index >= len(after):
         return False
-    one, other = before[index], after[index]
-    return one.get("role") == other.get("role") == "assistant" or msg.same(one, other)
+    old, new = before[index], after[index]
+    return old.get("role") == new.get("role") == "assistant" or msg.same(old, new)
 
 
-def assistant_rewritten(b: Break) -> Verdict | None:
+def assistant_rewritten(b: Break) -> Fault | None:
     """The assistant's message came back as something else."""
     if b.known_messages is None:
         return None
@@ -219,7 +219,7 @@ def assistant_rewritten(b: Break) -> Verdict | None:
     if sent.get("role") != "assistant":
         if reply is None and not len(b.parent.completion_ids):
             return None
-        return Verdict(
+        return Fault(
             "assistant_rewritten",
             f"The assistant's answer of step {b.parent_index} is missing from the messages of step {b.index}.",
             message_index=index,
@@ -230,7 +230,7 @@ def assistant_rewritten(b: Break) -> Verdict | None:
         return _rewritten(b, index, reply, sent)
     old, new = msg.call_ids(reply), msg.call_ids(sent)
     if old != new and b.case.codec is not None and any(name in b.b_window for name in set(new) - set(old)):
-        return Verdict(
+        return Fault(
             "assistant_rewritten",
             f"The tool call ids of message {index} were renamed from {_short(old)} to {_short(new)}.",
             message_index=index,
@@ -238,18 +238,18 @@ def assistant_rewritten(b: Break) -> Verdict | None:
     return None
 
 
-def _rewritten(b: Break, index: int, old: Message, new: Message) -> Verdict:
-    one, other = msg.plain(old), msg.plain(new)
-    key = next((key for key in (*one, *other) if one.get(key) != other.get(key)), "content")
-    was, now = contrast(_words(one.get(key)), _words(other.get(key)))
-    return Verdict(
+def _rewritten(b: Break, index: int, old: Message, new: Message) -> Fault:
+    old_fields, new_fields = msg.plain(old), msg.plain(new)
+    key = next((key for key in (*old_fields, *new_fields) if old_fields.get(key) != new_fields.get(key)), "content")
+    was, now = contrast(_words(old_fields.get(key)), _words(new_fields.get(key)))
+    return Fault(
         "assistant_rewritten",
         f"The {key.replace('_', ' ')} of the assistant's message {index} came back changed: {was} became {now}.",
         message_index=index,
     )
 
 
-def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
+def _untraced(b: Break, index: int, sent: Message) -> Fault | None:
     """The reply was not parsed, and a sent message holds words that were not sampled."""
     if b.case.codec is None:
         return None
@@ -258,7 +258,7 @@ def _untraced(b: Break, index: int, sent: Message) -> Verdict | None:
     parts += [("tool call", text) for call in msg.calls_of(sent) for text in msg.strings_in(call)]
     for name, value in parts:
         if value and not b.case.has_trace(value, sampled):
-            return Verdict(
+            return Fault(
                 "assistant_rewritten",
                 f"The {name} of the assistant's message {index} ({quoted(_words(value))}) is not in what step "
                 f"{b.parent_index} sampled.",

@@ -1,20 +1,20 @@
 """Checks one training row: lengths, logprobs, advantages, shifts. ``mask_checks`` checks the mask.
 
-A check returns a :class:`RowFault` or None. Offsets count in the row.
+A check returns a :class:`Fault` or None. Offsets count in the row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.snippets import counted
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Row
+from rollout_inspector.streams.trajectory import Floats, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")
 ROUTING = ("routed_experts", "rollout_expert_indices", "routing")
@@ -24,27 +24,7 @@ LAGS = (1, -1, 2, -2)
 """The shifts that are looked for: by how many tokens a column is behind its place."""
 
 
-@dataclass(frozen=True)
-class RowFault:
-    """What is wrong with a row, and where."""
-
-    kind: str
-    start: int
-    stop: int
-    evidence: str
-    wrong: int | None = 0
-    """Tokens under the gradient that should not be there, or that have values of other tokens. None = not known."""
-    lost: int | None = 0
-    """Sampled tokens that are not trained. None = not known."""
-    severity: str = ""
-    """``error``, ``warning`` or ``info``; empty = that of the kind."""
-    places: tuple[tuple[int, int], ...] = ()
-    """Every stretch, when there are several."""
-    expected_ids: Ids = field(default_factory=lambda: NO_IDS, compare=False)
-    """The ids that should stand at ``[start, stop)``; empty = not known."""
-
-
-def length_mismatch(row: Row) -> RowFault | None:
+def length_mismatch(row: Row) -> Fault | None:
     """A column and the ids differ in length."""
     n = len(row.ids)
     columns: dict[str, Any] = {"loss_mask": row.loss_mask, **row.columns}
@@ -62,16 +42,16 @@ def length_mismatch(row: Row) -> RowFault | None:
     if not wrong:
         return None
     what = ", ".join(f"{name} has {size}" for name, size in wrong.items())
-    return RowFault("length_mismatch", min(n, *wrong.values()), n, f"The row has {n} ids, but {what}.", wrong=n)
+    return Fault("length_mismatch", f"The row has {n} ids, but {what}.", min(n, *wrong.values()), n, wrong=n)
 
 
-def mask_overrun(row: Row, has_other_roles: bool) -> RowFault | None:
+def mask_overrun(row: Row, has_other_roles: bool) -> Fault | None:
     """The mask is 1 on a whole row that has other roles, or is 1 nowhere."""
     n, trained = len(row.ids), int(np.count_nonzero(row.loss_mask))
     if n and trained == n and has_other_roles:
-        return RowFault("mask_overrun", 0, n, f"All {n} tokens of the row are under the gradient.", wrong=n)
+        return Fault("mask_overrun", f"All {n} tokens of the row are under the gradient.", 0, n, wrong=n)
     if n and not trained and not _left_out(row):
-        return RowFault("mask_overrun", 0, n, f"None of the {n} tokens of the row is under the gradient.", lost=n)
+        return Fault("mask_overrun", f"None of the {n} tokens of the row is under the gradient.", 0, n, lost=n)
     return None
 
 
@@ -89,7 +69,7 @@ def nonzero(values: Floats) -> Mask:
     return says
 
 
-def columns_shifted(row: Row) -> RowFault | None:
+def columns_shifted(row: Row) -> Fault | None:
     """A column's zeros fit the mask's zeros, but at a lag other than 0."""
     for name, values in columns_of(row):
         says = nonzero(values)
@@ -101,15 +81,14 @@ def columns_shifted(row: Row) -> RowFault | None:
     return None
 
 
-def shift_fault(row: Row, right: Mask, what: str, lag: int) -> RowFault:
+def shift_fault(row: Row, right: Mask, what: str, lag: int) -> Fault:
     """The fault of a row whose mask differs from the ``right`` one by a shift. ``what`` begins the sentence."""
     places = np.flatnonzero(right != row.loss_mask)
     behind = "behind" if lag > 0 else "before"
-    return RowFault(
+    return Fault(
         "columns_shifted",
-        int(places[0]),
-        int(places[-1]) + 1,
         f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
+        int(places[0]), int(places[-1]) + 1,
         wrong=int(np.count_nonzero(row.loss_mask)),
     )
 
@@ -146,7 +125,7 @@ def _misfit(says: Mask, mask: Mask, lag: int) -> int:
     return int(np.count_nonzero(np.not_equal(*_beside(says, mask, lag))))
 
 
-def logprob_invalid(row: Row) -> RowFault | None:
+def logprob_invalid(row: Row) -> Fault | None:
     """A value under the gradient cannot be a logprob."""
     if row.logprobs is None or not row.loss_mask.any():
         return None
@@ -154,25 +133,24 @@ def logprob_invalid(row: Row) -> RowFault | None:
     bad = row.loss_mask & ((values > _ROUNDING) | ~np.isfinite(values))
     if bad.any():
         place = int(bad.argmax())
-        return RowFault(
+        return Fault(
             "logprob_invalid",
-            place,
-            place + 1,
             f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
             f"{int(np.count_nonzero(row.loss_mask))} trained tokens have an impossible value.",
+            place, place + 1,
             wrong=int(bad.sum()),
         )
     trained = values[row.loss_mask]
     if len(trained) > 1 and not trained.any():
         first = int(row.loss_mask.argmax())
-        return RowFault(
-            "logprob_invalid", first, len(row.ids), f"The logprobs of all {len(trained)} trained tokens are exactly 0.",
+        return Fault(
+            "logprob_invalid", f"The logprobs of all {len(trained)} trained tokens are exactly 0.", first, len(row.ids),
             wrong=len(trained),
         )
     return None
 
 
-def advantage_misplaced(row: Row) -> RowFault | None:
+def advantage_misplaced(row: Row) -> Fault | None:
     """Masked tokens have advantages, or trained tokens have none."""
     for name, values in row.columns.items():
         if "advantage" not in name or len(values) != len(row.loss_mask):
@@ -186,14 +164,15 @@ def advantage_misplaced(row: Row) -> RowFault | None:
         place = int((none | extra).argmax())
         parts = [f"{counted(n_none, 'trained token')} without one"] * bool(n_none)
         parts += [f"{counted(n_extra, 'masked token')} with one"] * bool(n_extra)
-        return RowFault(
-            "advantage_misplaced", place, int(np.flatnonzero(none | extra)[-1]) + 1,
-            f"By {name}: {' and '.join(parts)}.", wrong=n_none,
+        return Fault(
+            "advantage_misplaced",
+            f"By {name}: {' and '.join(parts)}.",
+            place, int(np.flatnonzero(none | extra)[-1]) + 1, wrong=n_none,
         )
     return None
 
 
-def logprobs_other_distribution(row: Row) -> RowFault | None:
+def logprobs_other_distribution(row: Row) -> Fault | None:
     """The trainer's logprobs are a multiple of the sampler's, or off by a constant: another temperature or filter."""
     if row.logprobs is None:
         return None
@@ -215,10 +194,10 @@ def logprobs_other_distribution(row: Row) -> RowFault | None:
         what = f"are {slope:.2f} times the sampler's, as another temperature makes them"
     else:
         return None
-    return RowFault("logprobs_other_distribution", start, stop, f"The trainer's {name} {what}.", wrong=int(use.sum()))
+    return Fault("logprobs_other_distribution", f"The trainer's {name} {what}.", start, stop, wrong=int(use.sum()))
 
 
-def prompt_split_wrong(row: Row, written: Mask | None = None) -> RowFault | None:
+def prompt_split_wrong(row: Row, written: Mask | None = None) -> Fault | None:
     """The prompt's length is the count of masked tokens, or of tokens that the assistant did not write.
 
     ``written``: what the assistant wrote ``[T]``, None when that is not known.
@@ -232,28 +211,30 @@ def prompt_split_wrong(row: Row, written: Mask | None = None) -> RowFault | None
     ):
         if mask is None or not (first := int(mask.argmax())) < length == len(row.ids) - int(np.count_nonzero(mask)):
             continue
-        return RowFault(
-            "prompt_split_wrong", first, length,
+        return Fault(
+            "prompt_split_wrong",
             f"The prompt is said to be {length} ids long, which is the number of {what}; the first {which} stands at "
             f"{first}.",
+            first, length,
             wrong=length - first,
         )
     return None
 
 
-RowRule = Callable[[Row], RowFault | None]
+RowRule = Callable[[Row], Fault | None]
 ROW_RULES: tuple[RowRule, ...] = (logprob_invalid, logprobs_other_distribution)
 """The checks that need nothing but the row and depend on no other check, in reading order."""
 
 
-def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> RowFault | None:
+def routing_misaligned(extra: Mapping[str, Any], n_tokens: int) -> Fault | None:
     """Expert routing has neither ``n - 1`` rows nor ``n`` (padded)."""
     for name in ROUTING:
         n = routing_rows(extra.get(name))
         if n is not None and n not in (n_tokens - 1, n_tokens):
-            return RowFault(
-                "routing_misaligned", min(n, n_tokens), n_tokens,
+            return Fault(
+                "routing_misaligned",
                 f"{name} has {n} rows for {n_tokens} tokens; {n_tokens - 1} rows are right.",
+                min(n, n_tokens), n_tokens,
             )
     return None
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from rollout_inspector.diagnose import row_checks as checks
 from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
-from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding
+from rollout_inspector.diagnose.finding_makers import bounded
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.mask_checks import (
     TurnBoundaries,
@@ -21,9 +22,7 @@ from rollout_inspector.diagnose.mask_checks import (
     places_of,
     written_by_assistant,
 )
-from rollout_inspector.diagnose.row_checks import RowFault
 from rollout_inspector.diagnose.row_versions import trained_versions
-from rollout_inspector.diagnose.verdict import bounded
 from rollout_inspector.streams.align import sampled_places
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix, stream_length
@@ -50,7 +49,7 @@ def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     yield from _step_rows(case)
 
 
-def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[RowFault]:
+def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[Fault]:
     if fault := checks.length_mismatch(row):
         yield fault
         return  # without equal lengths nothing else can be compared
@@ -82,7 +81,7 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         yield fault
 
 
-def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
+def _mended(row: Row, faults: Sequence[Fault]) -> Row:
     """The row with the mask that it should have."""
     mask = row.loss_mask.copy()
     for fault in faults:
@@ -90,7 +89,7 @@ def _mended(row: Row, faults: Sequence[RowFault]) -> Row:
     return replace(row, loss_mask=mask)
 
 
-def _with_counts(fault: RowFault, row: Row, marks: TurnBoundaries) -> RowFault:
+def _with_counts(fault: Fault, row: Row, marks: TurnBoundaries) -> Fault:
     """A mask that runs over turns or leaves out all: its wrong and lost tokens, counted by who wrote each token."""
     if fault.kind != "mask_overrun":
         return fault
@@ -101,9 +100,9 @@ def _with_counts(fault: RowFault, row: Row, marks: TurnBoundaries) -> RowFault:
     return replace(fault, wrong=int(np.count_nonzero(wrong)), lost=int(np.count_nonzero(lost)))
 
 
-def _merged(faults: Sequence[RowFault]) -> Iterator[RowFault]:
+def _merged(faults: Sequence[Fault]) -> Iterator[Fault]:
     """One fault for each kind: the first place, with all places and their counts."""
-    by_kind: dict[str, list[RowFault]] = {}
+    by_kind: dict[str, list[Fault]] = {}
     for fault in faults:
         by_kind.setdefault(fault.kind, []).append(fault)
     for same in by_kind.values():
@@ -228,7 +227,7 @@ class _TemplateProperties:
         special = self.case.is_special(row.ids)
         # A row does not say whether thinking was on. Its first turn does.
         switched = (self._headers(thinking) for thinking in (None, True, False))
-        headers = next((one for one in switched if one and places_of(one[0], row.ids)), self._headers(None))
+        headers = next((switch for switch in switched if switch and places_of(switch[0], row.ids)), self._headers(None))
         by_template = any(places_of(header, row.ids) for header in headers)
         if not by_template:
             derived = derived_header(row.ids, row.loss_mask, special)
@@ -245,24 +244,15 @@ class _TemplateProperties:
         return TurnBoundaries(special, blank, headers, by_template, stops, self.stop_ids)
 
 
-def _finding(case: DiagnosisContext, index: int, row: Row, fault: RowFault, step: int | None = None) -> Finding:
+def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault, step: int | None = None) -> Finding:
     kind = KINDS[fault.kind]
     ids = row.ids[fault.start : fault.stop]
     return Finding(
-        axis=Axis.ROW,
-        kind=fault.kind,
-        severity=Severity(fault.severity) if fault.severity else kind.severity,
-        step=step,
-        row=index,
-        start=fault.start,
-        stop=fault.stop,
-        expected_ids=bounded(fault.expected_ids),
-        expected_text=case.text(fault.expected_ids),
-        actual_ids=bounded(ids),
+        axis=Axis.ROW, kind=fault.kind, severity=fault.severity or kind.severity, step=step, row=index,
+        start=fault.start, stop=fault.stop, expected_ids=bounded(fault.expected_ids),
+        expected_text=case.text(fault.expected_ids), actual_ids=bounded(ids),
         actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
-        places=fault.places[:MAX_STRETCH],
-        evidence=fault.evidence,
-        remedy=kind.remedy,
+        places=fault.places[:MAX_STRETCH], evidence=fault.evidence, remedy=kind.remedy,
         cost=Cost(fault.lost, fault.wrong, rows=max(1, len(case.trajectory.rows))),
     )
 
@@ -288,7 +278,7 @@ def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
                            Cost(trained_tokens_lost=len(counts), rows=len(rows)))
 
 
-def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | None:
+def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> Fault | None:
     """A row that does not hold what its steps sampled, at each trained token that was not sampled as it stands.
 
     None when it trains no such token and begins with all that its last call read and sampled: then a break tells more.
@@ -300,15 +290,16 @@ def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> RowFault | 
     if not places:
         if shared == len(stream):
             return None
-        return RowFault(
-            "row_not_sampled", shared, len(row.ids),
-            f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.", lost=lost,
+        return Fault(
+            "row_not_sampled",
+            f"From offset {shared} on the row's ids differ from the ids that its steps read and sampled.",
+            shared, len(row.ids), lost=lost,
         )
     n = int(np.count_nonzero(foreign))
-    return RowFault(
-        "row_not_sampled", *places[0],
+    return Fault(
+        "row_not_sampled",
         f"The row trains {counted(n, 'token')} that its steps did not sample, the first at offset {places[0][0]}.",
-        wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
+        *places[0], wrong=n, lost=lost, places=tuple(places), expected_ids=sampled_instead(case.steps, row, *places[0]),
     )
 
 
@@ -316,10 +307,10 @@ def _on_step(
     case: DiagnosisContext, index: int, kind: str, start: int, stop: int, evidence: str, cost: Cost
 ) -> Finding:
     step = case.steps[index]
-    offset, known = len(step.prompt_ids), KINDS[kind]
+    offset, finding_kind = len(step.prompt_ids), KINDS[kind]
     return Finding(
-        axis=Axis.ROW, kind=kind, severity=known.severity, step=index, start=offset + start, stop=offset + stop,
-        actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=known.remedy, cost=cost,
+        axis=Axis.ROW, kind=kind, severity=finding_kind.severity, step=index, start=offset + start, stop=offset + stop,
+        actual_ids=bounded(step.completion_ids[start:stop]), evidence=evidence, remedy=finding_kind.remedy, cost=cost,
         actual_text=case.widened(step.stream, offset + start, offset + stop),
     )
 
@@ -341,7 +332,7 @@ def _order(case: DiagnosisContext) -> Iterator[Finding]:
         if wrong is None:
             return
         what = "is marked as the last step and is not" if flags[wrong] else "is the last step and is not marked"
-    fault = RowFault("step_order_invalid", 0, len(rows[wrong].ids), f"Row {wrong} of {len(rows)} {what}.")
+    fault = Fault("step_order_invalid", f"Row {wrong} of {len(rows)} {what}.", 0, len(rows[wrong].ids))
     yield _finding(case, wrong, rows[wrong], fault)
 
 
@@ -366,11 +357,11 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
         versions = [case.steps[i].policy_version for i in steps if i < len(case.steps) and case.steps[i].policy_version]
         distinct = list(dict.fromkeys(versions)) or (trained_versions(rows[index]) if rows else [])
         if len(distinct) > 1:
-            known = KINDS["mixed_policy_versions"]
-            names = ", ".join(one[:100] for one in distinct[:8])
+            finding_kind = KINDS["mixed_policy_versions"]
+            names = ", ".join(version[:100] for version in distinct[:8])
             yield Finding(
-                axis=Axis.ROW, kind=known.slug, severity=known.severity, row=index, remedy=known.remedy,
-                evidence=f"Row {index} holds tokens of the policy versions {names}.",
+                axis=Axis.ROW, kind=finding_kind.slug, severity=finding_kind.severity, row=index,
+                remedy=finding_kind.remedy, evidence=f"Row {index} holds tokens of the policy versions {names}.",
             )
 
 
@@ -404,8 +395,8 @@ def _past_stop_string(case: DiagnosisContext, step: Step) -> int | None:
         return None
     sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(step.completion_ids)])
     cut = int(np.searchsorted(sizes, len(step.text.encode()), side="left")) + 1 if step.text else 0
-    rest = step.completion_ids[cut:]
-    return cut if len(rest) and not case.is_special(rest).all() else None
+    after_stop = step.completion_ids[cut:]
+    return cut if len(after_stop) and not case.is_special(after_stop).all() else None
 
 
 def _is_trained(case: DiagnosisContext, index: int) -> bool:

@@ -17,10 +17,10 @@ def run_lengths(value: Any) -> list[tuple[str, int]] | None:
     if not isinstance(value, list) or not value:
         return None
     pairs: list[tuple[str, int]] = []
-    for one in value:
-        if not isinstance(one, list | tuple) or len(one) != 2 or not isinstance(one[1], int) or one[1] < 0:
+    for item in value:
+        if not isinstance(item, list | tuple) or len(item) != 2 or not isinstance(item[1], int) or item[1] < 0:
             return None
-        pairs.append((str(one[0]), one[1]))
+        pairs.append((str(item[0]), item[1]))
     return pairs
 
 
@@ -36,16 +36,16 @@ def trained_versions(row: Row) -> list[str]:
     for key in (RUN_LENGTHS, OF_TOKENS):
         value = row.extra.get(key)
         pairs = run_lengths(value)
-        if pairs is None and isinstance(value, list) and not any(isinstance(one, list | dict) for one in value):
-            pairs = [("" if one is None else str(one), 1) for one in value]
+        if pairs is None and isinstance(value, list) and not any(isinstance(item, list | dict) for item in value):
+            pairs = [("" if item is None else str(item), 1) for item in value]
         total = sum(count for _, count in pairs or ())
         if not pairs or total not in (n, n_trained):
             continue
-        found: dict[str, None] = {}
+        versions: dict[str, None] = {}
         at = 0
         for version, count in pairs:
             if version and count and (total == n_trained or row.loss_mask[at : at + count].any()):
-                found[version] = None
+                versions[version] = None
             at += count
-        return list(found)
+        return list(versions)
     return []

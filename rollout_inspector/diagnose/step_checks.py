@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from rollout_inspector.diagnose.context import DiagnosisContext
-from rollout_inspector.diagnose.finding import Cost, Finding, Severity
-from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.canonical import canonical_check_batch
 from rollout_inspector.streams.dropped_text import holds_all, unheld_tokens
@@ -18,7 +18,7 @@ from rollout_inspector.streams.message_view import reply_in, texts_of
 from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import clipped, counted, listed
 from rollout_inspector.streams.token_origins import byte_offsets
-from rollout_inspector.streams.trajectory import Ids, Message, Step
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Message, Step
 
 _CONSTANT = 4
 _PLACES = 20
@@ -46,13 +46,9 @@ def missing_ids(case: DiagnosisContext, index: int) -> Finding | None:
         return None
     case.no_ids.add(index)
     which, start, stop = reason
-    return finding_on_step(
-        case,
-        index,
-        Verdict("token_ids_missing", f"Step {index}: {which}."),
-        StepSpan(start, stop, step.stream[start:stop]),
-        cost=Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=case.n_rows),
-    )
+    cost = Cost(trained_tokens_wrong=len(step.completion_ids) if start >= n else 0, rows=case.n_rows)
+    fault = Fault("token_ids_missing", f"Step {index}: {which}.", start, stop)
+    return finding_on_step(case, index, fault, cost=cost)
 
 
 def _parts(step: Step) -> tuple[tuple[str, Ids, int], ...]:
@@ -90,12 +86,12 @@ def _made_up(case: DiagnosisContext, step: Step, ids: Ids, is_completion: bool) 
     """Whether a stretch of one id was not sampled: its text differs from the reply of the source."""
     if not is_completion:
         return len(ids) >= _CONSTANT or int(ids[0]) == 0
-    said = _said(step)
+    text = _said(step)
     stops = () if case.codec is None else (case.codec.eos_id, *getattr(case.codec, "stop_ids", ()))
-    if len(ids) == 1 and not said and (said is not None or int(ids[0]) in stops):
+    if len(ids) == 1 and not text and (text is not None or int(ids[0]) in stops):
         return False  # the model stopped at once
-    if said is not None and case.codec is not None:
-        return said != "" and not case.has_trace(said, case.bytes_of(ids))
+    if text is not None and case.codec is not None:
+        return text != "" and not case.has_trace(text, case.bytes_of(ids))
     return int(ids[0]) == 0 or len(ids) >= 2 * _CONSTANT
 
 
@@ -117,20 +113,20 @@ def inconsistent(case: DiagnosisContext, index: int) -> Finding | None:
     n, sampled = len(step.prompt_ids), len(step.completion_ids)
     cost = Cost(trained_tokens_wrong=sampled, rows=case.n_rows)
     if step.logprobs is not None and len(step.logprobs) != sampled:
-        verdict = Verdict(
+        fault = Fault(
             "engine_ids_inconsistent",
             f"Step {index} sampled {counted(sampled, 'id')} and came with {counted(len(step.logprobs), 'logprob')}.",
+            n, n + sampled,
         )
-        return finding_on_step(case, index, verdict, StepSpan(n, n + sampled), cost=cost)
+        finding = finding_on_step(case, index, fault, cost=cost)
+        return replace(finding, actual_ids=NO_IDS, evidence=fault.evidence)  # the ids may be right
     if case.codec is None:
         return None
     if (place := _text_differs(case, index)) is not None:
-        verdict = Verdict(
-            "engine_ids_inconsistent", f"The decoded ids of step {index} differ from the text that came with them."
-        )
+        evidence = f"The decoded ids of step {index} differ from the text that came with them."
         text = clipped(step.text if step.text is not None else _said(step) or "", 1000)
-        span = StepSpan(n + place, n + sampled, step.completion_ids[place:], expected_text=text)
-        return finding_on_step(case, index, verdict, span, cost=cost)
+        fault = Fault("engine_ids_inconsistent", evidence, n + place, n + sampled)
+        return finding_on_step(case, index, fault, cost=cost, expected_text=text)
     return None
 
 
@@ -143,8 +139,8 @@ def _text_differs(case: DiagnosisContext, index: int) -> int | None:
         return None if silent else 0
     # Decoding with special tokens skipped often leaves out fewer tokens than all control tokens.
     skipped = np.isin(step.completion_ids, sorted(getattr(case.codec, "skipped_ids", ())))
-    kept = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
-    as_decoded = [case.text(step.completion_ids[~left_out]).strip() for left_out in kept]
+    left_out_sets = (np.zeros_like(skipped), case.is_special(step.completion_ids), skipped)
+    as_decoded = [case.text(step.completion_ids[~left_out]).strip() for left_out in left_out_sets]
     if any(_cut_from(step.text.strip(), whole) for whole in as_decoded):
         return None
     if any(_cut_from(case.as_decoded(step.text).strip(), whole) for whole in as_decoded):
@@ -189,23 +185,21 @@ def reply_text_lost(case: DiagnosisContext, index: int) -> Finding | None:
     decoded = case.completion_bytes[index].decode("utf-8", "surrogateescape")
     if isinstance(message, Mapping) and holds_all(decoded, texts_of(message)):
         return None  # most replies
-    said = reply_in(message)
-    lost = unheld_tokens(ids, case.is_special(ids), case.codec.joined_bytes, said.held if said is not None else "")
+    reply = reply_in(message)
+    lost = unheld_tokens(ids, case.is_special(ids), case.codec.joined_bytes, reply.held if reply is not None else "")
     if not lost:
         return None
     start, closed = len(case.steps[index].prompt_ids), _reasoning_stop(case, index)
-    is_reasoning = lost[-1].stop <= closed
+    is_reasoning = lost[-1][2] <= closed
     what = "reasoning that was sampled" if is_reasoning else "sampled text"
     more = f" and at {counted(len(lost) - 1, 'more place')}" if len(lost) > 1 else ""
-    verdict = Verdict(
+    places = tuple((start + first, start + stop) for _, first, stop in lost[:_PLACES])
+    fault = Fault(
         "reply_text_lost",
-        f"The message of step {index} does not hold {what}: “{clipped(lost[0].text, 100)}”{more}.",
-        Severity.INFO if is_reasoning else None,
+        f"The message of step {index} does not hold {what}: “{clipped(lost[0][0], 100)}”{more}.",
+        *places[0], severity=Severity.INFO if is_reasoning else None, places=places if len(places) > 1 else (),
     )
-    first = lost[0]
-    span = StepSpan(start + first.start, start + first.stop, ids[first.start : first.stop])
-    places = tuple((start + one.start, start + one.stop) for one in lost[:_PLACES])
-    return replace(finding_on_step(case, index, verdict, span), places=places if len(places) > 1 else ())
+    return finding_on_step(case, index, fault)
 
 
 def _reasoning_stop(case: DiagnosisContext, index: int) -> int:
@@ -222,8 +216,8 @@ def doubled_bos(case: DiagnosisContext, index: int) -> Finding | None:
     prompt_ids = case.steps[index].prompt_ids
     if bos is None or len(prompt_ids) < 2 or int(prompt_ids[0]) != bos or int(prompt_ids[1]) != bos:
         return None
-    verdict = Verdict("bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.")
-    return finding_on_step(case, index, verdict, StepSpan(1, 2, prompt_ids[1:2]))
+    fault = Fault("bos_mismatch", f"The prompt of step {index} starts with BOS (id {bos}) twice.", 1, 2)
+    return finding_on_step(case, index, fault)
 
 
 def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Finding]:
@@ -241,14 +235,14 @@ def noncanonical(case: DiagnosisContext, indices: Sequence[int]) -> Iterator[Fin
         others = len(drifts) - 1
         more = f", and at {others} more place{'s' * (others > 1)}" if others else ""
         half = " It holds bytes that are not a whole character." if any(d.invalid_utf8 for d in drifts) else ""
-        verdict = Verdict(
+        fault = Fault(
             "noncanonical_sampling",
             f"Step {index} sampled {listed(drift.actual_ids)} where the encoder chooses "
             f"{listed(drift.expected_ids)}{more}; it would drift if it were encoded again.{half}",
-            Severity.INFO,
+            start + drift.start, start + drift.stop,
+            severity=Severity.INFO, expected_ids=drift.expected_ids,
         )
-        span = StepSpan(start + drift.start, start + drift.stop, drift.actual_ids, drift.expected_ids)
-        yield finding_on_step(case, index, verdict, span)
+        yield finding_on_step(case, index, fault)
 
 
 def control_text_in(
@@ -269,11 +263,11 @@ def control_text_in(
             if len(parts) == 1:
                 continue
             # SentencePiece may put a space after a control token. WordPiece drops spaces around it, and capitals.
-            found = re.search(b" *".join(re.escape(part.strip(b" ")) for part in parts), data, re.IGNORECASE)
-            if found is None:
+            match = re.search(b" *".join(re.escape(part.strip(b" ")) for part in parts), data, re.IGNORECASE)
+            if match is None:
                 continue
-            first = int(np.searchsorted(offsets, found.start(), side="left"))
-            last = int(np.searchsorted(offsets, found.end(), side="right")) - 1
+            first = int(np.searchsorted(offsets, match.start(), side="left"))
+            last = int(np.searchsorted(offsets, match.end(), side="right")) - 1
             inside = np.flatnonzero(special[first:last])
             if inside.size:
                 return first + int(inside[0]), first + int(inside[0]) + 1

@@ -6,15 +6,17 @@ import numpy as np
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import DiagnosisContext
-from rollout_inspector.diagnose.finding import Finding
-from rollout_inspector.diagnose.verdict import StepSpan, Verdict, finding_on_step
+from rollout_inspector.diagnose.finding import Fault, Finding
+from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.snippets import quoted_or_nothing
 from rollout_inspector.streams.trajectory import Step
 
+_FOREIGN = "Decoded with this tokenizer, the prompt of step {} does not hold the text of its messages."
 
-def template_not_append_only(b: Break) -> Verdict | None:
+
+def template_not_append_only(b: Break) -> Fault | None:
     """The streams differ in text that the template wrote, and the messages are equal."""
     if b.known_messages is not None and b.first_changed is not None:
         return None
@@ -36,7 +38,7 @@ def template_not_append_only(b: Break) -> Verdict | None:
         where = "at the end of" if tail_length >= len(b.parent.prompt_ids) - start else "in"
         was, came = quoted_or_nothing(b.a), quoted_or_nothing(b.b)
         evidence = f"The template wrote {was} {where} step {b.parent_index}'s prompt and {came} in its place"
-    return Verdict("template_not_append_only", f"{evidence} when messages followed.")
+    return Fault("template_not_append_only", f"{evidence} when messages followed.")
 
 
 def _tail_length(b: Break) -> int:
@@ -62,22 +64,19 @@ def _template_did_it(b: Break) -> bool:
     # A date in the text before may make the sent prompts longer or shorter than the renders.
     start = common_prefix(first, second)
     n = min(8, len(first) - start)
-    left, right = b.expected[b.start : b.start + n], b.actual[b.start : b.start + 8]
-    return n > 0 and np.array_equal(first[start : start + n], left) and np.array_equal(second[start : start + 8], right)
+    expected, actual = b.expected[b.start : b.start + n], b.actual[b.start : b.start + 8]
+    return (
+        n > 0
+        and np.array_equal(first[start : start + n], expected)
+        and np.array_equal(second[start : start + 8], actual)
+    )
 
 
-def tokenizer_mismatch(b: Break) -> Verdict | None:
+def tokenizer_mismatch(b: Break) -> Fault | None:
     """With this tokenizer the prompt's text is not that of the request's messages."""
     if b.known_messages is None or not foreign(b.case, b.index):
         return None
-    return _foreign_verdict(b.index)
-
-
-def _foreign_verdict(index: int) -> Verdict:
-    return Verdict(
-        "tokenizer_mismatch",
-        f"Decoded with this tokenizer, the prompt of step {index} does not hold the text of its messages.",
-    )
+    return Fault("tokenizer_mismatch", _FOREIGN.format(b.index))
 
 
 def foreign(case: DiagnosisContext, index: int) -> bool:
@@ -98,7 +97,8 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
     if case.codec is None or messages is None or index in case.no_ids:
         return None
     if foreign(case, index):
-        return finding_on_step(case, index, _foreign_verdict(index), StepSpan(0, len(step.prompt_ids), step.prompt_ids))
+        fault = Fault("tokenizer_mismatch", _FOREIGN.format(index), 0, len(step.prompt_ids))
+        return finding_on_step(case, index, fault)
     rendered = case.render(step, messages, True, key=("prompt", index))
     if rendered is None:
         case.undecided["first_prompt"] = "render of the first messages"
@@ -117,13 +117,14 @@ def first_prompt(case: DiagnosisContext, index: int) -> Finding | None:
         return None  # content whose control tokens were encoded as text, which is right
     tail = common_prefix(rendered[start:][::-1], step.prompt_ids[start:][::-1])
     stop = len(step.prompt_ids) - tail
-    verdict = Verdict(
+    fault = Fault(
         "tokenizer_mismatch",
         f"The prompt of step {index} has the text that the template writes for its messages, but from offset "
         f"{start} on other ids than this tokenizer writes.",
+        start, stop,
+        expected_ids=rendered[start : len(rendered) - tail],
     )
-    span = StepSpan(start, stop, step.prompt_ids[start:stop], rendered[start : len(rendered) - tail])
-    return finding_on_step(case, index, verdict, span)
+    return finding_on_step(case, index, fault)
 
 
 def _spelled(names: set[bytes], step: Step) -> int:

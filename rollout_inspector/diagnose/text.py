@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import foreign
-from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.snippets import contrast, listed
 from rollout_inspector.streams.trajectory import Ids, Step
@@ -21,7 +21,7 @@ _TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")
 _TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
 
 
-def special_tokens_dropped(b: Break) -> Verdict | None:
+def special_tokens_dropped(b: Break) -> Fault | None:
     """Every missing token is a control token."""
     if b.case.codec is None:
         return None
@@ -41,7 +41,7 @@ def special_tokens_dropped(b: Break) -> Verdict | None:
     kinds = list(dict.fromkeys(gone.tolist()))
     names = ", ".join(b.case.text(np.array([kind])) for kind in kinds[:4]) + " and others" * (len(kinds) > 4)
     places = b.start + _lost_at(b, lost, alone)
-    return Verdict(
+    return Fault(
         "special_tokens_dropped",
         f"Only control tokens are missing from the prompt of step {b.index}: {names}.",
         stops=(b.start + int(lost[-1]) + 1, int(places[-1])),
@@ -56,9 +56,9 @@ def _lost_at(b: Break, lost: NDArray[np.intp], exact: bool) -> NDArray[np.intp]:
     token of the prompt becomes the start of that token.
     """
     before, behind = (_text_offsets(b, ids[b.start :], exact) for ids in (b.expected, b.actual))
-    wanted = before[lost]
-    places = np.minimum(np.searchsorted(behind, wanted), len(behind) - 1)
-    return places - (behind[places] > wanted)
+    sought = before[lost]
+    places = np.minimum(np.searchsorted(behind, sought), len(behind) - 1)
+    return places - (behind[places] > sought)
 
 
 def _text_offsets(b: Break, ids: Ids, exact: bool) -> NDArray[np.int64]:
@@ -73,10 +73,10 @@ def _text_alone_came_back(b: Break) -> bool:
     """Whether the rest of the sampled text came back whole, except for control tokens, up to an end of turn."""
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     dropped = b.case.is_special(expected)
-    said = b.case.bytes_of(expected[~dropped]) if b.in_completion and dropped[:-1].any() else b""
+    sampled_text = b.case.bytes_of(expected[~dropped]) if b.in_completion and dropped[:-1].any() else b""
     special = np.flatnonzero(b.case.is_special(actual))
     text = b.case.bytes_of(actual[: int(special[0])] if special.size else actual)
-    return bool(said.strip()) and text.strip() == said.strip()
+    return bool(sampled_text.strip()) and text.strip() == sampled_text.strip()
 
 
 def _gone_for_good(b: Break) -> NDArray[np.intp]:
@@ -87,9 +87,9 @@ def _gone_for_good(b: Break) -> NDArray[np.intp]:
     expected, actual = b.expected[b.start :], b.actual[b.start :]
     lost = np.flatnonzero(b.case.is_special(expected) & ~np.isin(expected, actual))
     gone = expected[lost]
-    said, came = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
-    as_decoded = "".join(said)
-    return lost if len(lost) > 1 and as_decoded and "".join(came).startswith(as_decoded) else lost[:0]
+    expected_words, actual_words = (b.case.text(ids).split() for ids in (expected[~np.isin(expected, gone)], actual))
+    as_decoded = "".join(expected_words)
+    return lost if len(lost) > 1 and as_decoded and "".join(actual_words).startswith(as_decoded) else lost[:0]
 
 
 def _stop_alone_is_lost(b: Break) -> bool:
@@ -101,18 +101,18 @@ def _stop_alone_is_lost(b: Break) -> bool:
     return rendered is not None and np.array_equal(rendered[-len(lost) - len(behind) :], np.append(lost, behind))
 
 
-def invalid_utf8(b: Break) -> Verdict | None:
+def invalid_utf8(b: Break) -> Fault | None:
     """A replacement character stands in one of the differing texts."""
     if b.case.codec is None or "�" not in b.a + b.b or foreign(b.case, b.index):
         return None
-    return Verdict(
+    return Fault(
         "invalid_utf8",
         f"What step {b.parent_index} sampled holds bytes that are not a whole character. As text they became U+FFFD, "
         "which encodes to other tokens.",
     )
 
 
-def tool_call_reserialized(b: Break) -> Verdict | None:
+def tool_call_reserialized(b: Break) -> Fault | None:
     """The texts differ inside a tool call, and the values of the call are equal."""
     turn = b.turn_at(b.text_start)
     if b.case.codec is None or b.same_text or turn is None:
@@ -133,19 +133,19 @@ def tool_call_reserialized(b: Break) -> Verdict | None:
     else:
         return None
     was, now = contrast(old, new)
-    return Verdict(
+    return Fault(
         "tool_call_reserialized",
         f"The tool call was parsed and written again: {was} became {now}; {values}.",
         message_index=len(b.known_messages[0]) if b.known_messages and turn is b.parent else None,
     )
 
 
-def whitespace_changed(b: Break) -> Verdict | None:
+def whitespace_changed(b: Break) -> Fault | None:
     """The texts are equal except for white space."""
     if b.case.codec is None or b.same_text or not _only_white_space(b):
         return None
     sampled, came = contrast(b.a, b.b)
-    return Verdict("whitespace_changed", f"Only white space differs: {sampled} was sampled, {came} came back.")
+    return Fault("whitespace_changed", f"Only white space differs: {sampled} was sampled, {came} came back.")
 
 
 def _only_white_space(b: Break) -> bool:
@@ -160,22 +160,22 @@ def _said(b: Break, step: Step) -> str:
     return b.case.text(step.completion_ids[: int(text[-1]) + 1]).rstrip() if text.size else ""
 
 
-def boundary_merge(b: Break) -> Verdict | None:
+def boundary_merge(b: Break) -> Fault | None:
     """The same text in other tokens, across the seam of two pieces that were encoded separately."""
     if b.case.codec is None or not b.same_text or _inside_sampled(b):
         return None
-    return Verdict(
+    return Fault(
         "boundary_merge",
         f"The text is the same. Tokens {listed(b.expected_stretch)} were joined from pieces and "
         f"became {listed(b.actual_stretch)} when the text was encoded as a whole.",
     )
 
 
-def noncanonical_sampling(b: Break) -> Verdict | None:
+def noncanonical_sampling(b: Break) -> Fault | None:
     """The same text in other tokens. All of them were sampled."""
     if b.case.codec is None or not b.same_text or not _inside_sampled(b):
         return None
-    return Verdict(
+    return Fault(
         "noncanonical_sampling",
         f"The text is the same. The model sampled {listed(b.expected_stretch)} where the encoder "
         f"chooses {listed(b.actual_stretch)}.",
@@ -190,17 +190,17 @@ def _inside_sampled(b: Break) -> bool:
     if not b.sampled_at(b.start + group.left_start, b.start + group.left_stop):
         return False
     # A token of the prompt that reaches over the end of the sampled bytes belongs to the text after them too.
-    left = b.case.bytes_of(b.expected[b.start + group.left_start : b.start + group.left_stop])
-    right = b.case.bytes_of(b.actual[b.start + group.right_start : b.start + group.right_stop])
-    return len(left) == len(right)
+    dropped = b.case.bytes_of(b.expected[b.start + group.left_start : b.start + group.left_stop])
+    added = b.case.bytes_of(b.actual[b.start + group.right_start : b.start + group.right_stop])
+    return len(dropped) == len(added)
 
 
 def _calls(b: Break, turn: Step) -> list[dict[str, Any]]:
     """The calls of a turn, as they were parsed and as they came back, in plain text and as the tokenizer spells it."""
-    said = [turn.reply or {}]
+    replies = [turn.reply or {}]
     if turn.request is not None:
-        said += (b.case.request_messages(b.index) or ())[len(turn.request.messages) :][:1]
-    calls = [call for message in said for call in msg.calls_of(message)]
+        replies += (b.case.request_messages(b.index) or ())[len(turn.request.messages) :][:1]
+    calls = [call for message in replies for call in msg.calls_of(message)]
     texts = [(str(call["name"]), json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
     spelled = [{"name": b.case.as_decoded(name), "arguments": b.case.as_decoded(text)} for name, text in texts]
     return calls + msg.calls_of({"tool_calls": spelled})
@@ -214,9 +214,9 @@ def call_regions(text: str, calls: list[dict[str, Any]]) -> list[tuple[int, int]
     """
     regions: list[tuple[int, int]] = []
     for start, stop, value in json_objects(text):
-        named = any(call["name"] and call["name"] in msg.strings_in(value) for call in calls)
+        has_name = any(call["name"] and call["name"] in msg.strings_in(value) for call in calls)
         names = [str(call["name"]) for call in calls if call["arguments"] == value]
-        if named or (not calls and _is_call(value)):
+        if has_name or (not calls and _is_call(value)):
             regions.append(_padded(text, start, stop))
         elif names:
             behind = regions[-1][1] if regions else 0
@@ -249,19 +249,19 @@ def _padded(text: str, start: int, stop: int) -> tuple[int, int]:
 def json_objects(text: str, limit: int = 64) -> list[tuple[int, int, Any]]:
     """Objects ``(start, stop, value)`` in a text, as JSON or in Python's notation."""
     decoder = json.JSONDecoder(strict=False)
-    found: list[tuple[int, int, Any]] = []
+    objects: list[tuple[int, int, Any]] = []
     place = text.find("{")
-    while place >= 0 and len(found) < limit:
+    while place >= 0 and len(objects) < limit:
         try:
             value, stop = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
             value, stop = _python_object(text, place)
         if stop > place:
-            found.append((place, stop, value))
+            objects.append((place, stop, value))
             place = text.find("{", stop)
         else:
             place = text.find("{", place + 1)
-    return found
+    return objects
 
 
 def _python_object(text: str, start: int) -> tuple[Any, int]:

@@ -6,8 +6,8 @@ import re
 from functools import lru_cache
 
 from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import foreign
-from rollout_inspector.diagnose.verdict import Verdict
 from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.snippets import counted
 
@@ -30,15 +30,15 @@ _BLOCKS = tuple(re.compile(f"(?:{a})(?P<body>.*?)(?:{b})", _FLAGS) for a, b in _
 _SPACE = re.compile(r"\s+")
 
 
-def empty_think_toggled(b: Break) -> Verdict | None:
+def empty_think_toggled(b: Break) -> Fault | None:
     """The removed or inserted text is an opening marker, white space and a closing marker."""
     if b.case.codec is None:
         return None
     texts = _both_texts(b)
-    for removed, (one, other) in ((True, texts), (False, texts[::-1])):
-        if (body := lone_block(one, other)) is not None and not body.strip():
+    for removed, (old, new) in ((True, texts), (False, texts[::-1])):
+        if (body := lone_block(old, new)) is not None and not body.strip():
             what = "is gone from" if removed else "has appeared in"
-            return Verdict(
+            return Fault(
                 "empty_think_toggled",
                 f"An empty think block {what} the prompt of step {b.index}, where an earlier turn is rendered again.",
                 message_index=_place(b),
@@ -46,7 +46,7 @@ def empty_think_toggled(b: Break) -> Verdict | None:
     return None
 
 
-def thinking_stripped(b: Break) -> Verdict | None:
+def thinking_stripped(b: Break) -> Fault | None:
     """The missing text holds reasoning, and no message was changed."""
     if b.case.codec is None:
         return None
@@ -57,7 +57,7 @@ def thinking_stripped(b: Break) -> Verdict | None:
         if not reasoning or reasoning not in expected or reasoning in actual or foreign(b.case, b.index):
             return None
         body = reasoning
-    return Verdict(
+    return Fault(
         "thinking_stripped",
         f"The reasoning ({counted(len(body.split()), 'word')}) that step {b.parent_index} or an earlier one "
         f"sampled is not in the prompt of step {b.index}. Its messages still hold what was said.",
@@ -65,7 +65,7 @@ def thinking_stripped(b: Break) -> Verdict | None:
     )
 
 
-def reasoning_misparsed(b: Break) -> Verdict | None:
+def reasoning_misparsed(b: Break) -> Fault | None:
     """The prompt had opened the think block. The parser missed that, and the reasoning came back as content."""
     if b.case.codec is None:
         return None
@@ -87,7 +87,7 @@ def reasoning_misparsed(b: Break) -> Verdict | None:
     twice = len(CLOSE.findall(turn)) > 1 or len(OPEN.findall(turn)) > 1
     if not twice and not (literal and CLOSE.search(turn)):
         return None
-    return Verdict(
+    return Fault(
         "reasoning_misparsed",
         f"The prompt of step {b.parent_index} ends inside a think block that the completion closes. It was parsed as "
         f"if there were no block, and step {b.index} sends the reasoning as content.",
@@ -125,15 +125,15 @@ def lone_block(one: str, other: str) -> str | None:
             # White space around a block may also belong to what follows it.
             if not start - 4 <= shared <= stop:
                 continue
-            left = _SPACE.sub("", one[:start] + one[stop:])
+            without_block = _SPACE.sub("", one[:start] + one[stop:])
             head = len(_SPACE.sub("", one[:start]))
             emptied = pattern.match(other, start) if match.group("body").strip() else None
             if emptied and emptied.group("body").strip():
                 emptied = None
-            for rest in (other, emptied and other[:start] + other[emptied.end() :]):
-                right = _SPACE.sub("", rest or "")
-                agrees = _common(left, right)
-                if agrees >= min(len(left), len(right), head + 12) and agrees >= head:
+            for candidate in (other, emptied and other[:start] + other[emptied.end() :]):
+                compared = _SPACE.sub("", candidate or "")
+                agrees = _common(without_block, compared)
+                if agrees >= min(len(without_block), len(compared), head + 12) and agrees >= head:
                     return match.group("body")
     return None
 

@@ -5,49 +5,50 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 MAX_NAMED = 3
 """Places that a sentence names."""
 
 
-@dataclass(frozen=True)
-class AxisStep:
+class AxisStep(Protocol):
     """Where the trajectories of a training step stand in their run."""
 
-    training_step: int
-    first: int | None
-    """Position of the first one in the run, in the order in which they were stored; None = not known."""
-    last: int | None
-    """Position of the last one."""
+    @property
+    def training_step(self) -> int: ...
+    @property
+    def first(self) -> int | None:
+        """Position of the first one in the run, in the order in which they were stored; None = not known."""
+    @property
+    def last(self) -> int | None: ...
 
 
 def axis_sentences(steps: Sequence[AxisStep]) -> list[str]:
     """A sentence for each oddity of the axis; empty = none. Steps may come in any order, each once."""
     ordered = sorted(steps, key=lambda one: one.training_step)
     again = came_again(ordered)
-    once = [one for one in ordered if one.training_step not in again]
-    found = []
-    if missing := missing_steps([one.training_step for one in ordered]):
-        found.append(
-            f"No trajectory has training step {_listed([_range(*one) for one in missing], 'or')}. "
+    once = [step for step in ordered if step.training_step not in again]
+    sentences = []
+    if missing := missing_steps([step.training_step for step in ordered]):
+        sentences.append(
+            f"No trajectory has training step {_listed([_range(*missing_range) for missing_range in missing], 'or')}. "
             "The lines of the charts go straight on there."
         )
     if again:
-        named = _listed([f"{step:,}" for step in sorted(again)], "and")
-        found.append(
-            f"Trajectories of training step {named} were stored before and after all those of another step, as when a "
-            "trainer goes back to a checkpoint. The figures are over all of them."
+        steps_named = _listed([f"{step:,}" for step in sorted(again)], "and")
+        sentences.append(
+            f"Trajectories of training step {steps_named} were stored before and after all those of another step, as "
+            "when a trainer goes back to a checkpoint. The figures are over all of them."
         )
     for before, after in pairwise(once):
         if before.first is not None and after.first is not None and after.first < before.first:
-            found.append(
+            sentences.append(
                 f"The steps did not come in order: step {after.training_step:,} was stored before step "
                 f"{before.training_step:,}. Charts and tables follow the number of the step."
             )
             break
-    return found
+    return sentences
 
 
 def missing_steps(steps: Sequence[int]) -> list[tuple[int, int]]:
@@ -61,16 +62,18 @@ def missing_steps(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 def came_again(steps: Sequence[AxisStep]) -> set[int]:
     """The steps that have trajectories before and after all those of another step."""
-    known = [
-        (one.first, one.last, one.training_step) for one in steps if one.first is not None and one.last is not None
+    ranges = [
+        (step.first, step.last, step.training_step)
+        for step in steps
+        if step.first is not None and step.last is not None
     ]
-    found: set[int] = set()
+    steps_again: set[int] = set()
     earliest_end = math.inf
-    for _, last, step in sorted(known, reverse=True):
+    for _, last, step in sorted(ranges, reverse=True):
         if last > earliest_end:
-            found.add(step)
+            steps_again.add(step)
         earliest_end = min(earliest_end, last)
-    return found
+    return steps_again
 
 
 def _range(low: int, high: int) -> str:

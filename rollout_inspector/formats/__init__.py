@@ -1,4 +1,4 @@
-"""Formats of files, one module each: read and, in some, write. A line in ``FORMATS`` adds one.
+"""Formats of files, one module each: read and, in some, write. A line in ``FORMATS`` adds one, as do other packages.
 
 A format is recognised by content. Readers stream, and yield :class:`Rejected` for a line that cannot be read.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from rollout_inspector.formats.containers.refused import FileRefused, TooLarge
+from rollout_inspector.formats.containers.refusals import FileRefused, TooLarge
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.policy_versions import with_policy_versions
 from rollout_inspector.formats.readers import (
@@ -33,7 +33,7 @@ from rollout_inspector.formats.readers import (
     verifiers_legacy,
     verifiers_traces,
 )
-from rollout_inspector.formats.registry import Format, Rejected, is_named_by_line
+from rollout_inspector.formats.registry import Format, Rejected, installed_formats, is_named_by_line
 from rollout_inspector.formats.routing import with_routing
 from rollout_inspector.formats.shapes import BadLine, decode
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule, with_steps
@@ -42,6 +42,7 @@ from rollout_inspector.streams.trajectory import Trajectory
 FORMATS: dict[str, Format] = {
     format.name: format
     for format in (
+        *installed_formats(),
         inspector_jsonl.FORMAT,
         inspector_parquet.FORMAT,
         recorded_calls.FORMAT,
@@ -63,7 +64,7 @@ FORMATS: dict[str, Format] = {
         *text_only.FORMATS,
     )
 }
-"""In the order in which they are tried."""
+"""In the order in which they are tried. Of two with one name, the later one is read: a name of ours stays ours."""
 
 _LOOK_AT = 20
 """Lines that are tried to recognise a format. Broken lines before the first good line do not matter."""

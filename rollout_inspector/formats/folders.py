@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from rollout_inspector.formats.containers.refused import FileRefused
+from rollout_inspector.formats.containers.refusals import FileRefused
 
 READ = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".zst")
 """Endings of the names of files that are taken out of a folder."""

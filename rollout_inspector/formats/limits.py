@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_inspector.formats.containers.refused import BadLine, TooLarge
+from rollout_inspector.formats.containers.refusals import BadLine, TooLarge
 from rollout_inspector.streams.trajectory import Trajectory
 
 

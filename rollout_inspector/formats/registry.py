@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import IO, Any
 
 import numpy as np
@@ -27,7 +29,11 @@ ROWS_ALONE = (
     "These are the trainer's rows: which engine calls they came from, and what the engine read, is not in the file."
 )
 """What a file lacks, for formats that lack the same."""
+GROUP = "rollout_inspector.formats"
+"""The group of entry points in which other packages name formats."""
 _BY_LINE = re.compile(r"line-\d+(-\d+)*(-row-\d+)?")
+
+_log = logging.getLogger(__name__)
 
 
 def is_named_by_line(trajectory: Trajectory) -> bool:
@@ -41,6 +47,8 @@ class Rejected:
 
     line: int | None
     reason: str
+    file: str = ""
+    """Where it is among lines of several files."""
 
 
 Detect = Callable[[Sequence[Any]], bool]
@@ -76,6 +84,20 @@ class Format:
     """Every field is kept as it is: our own formats. Elsewhere arrays of expert routing are summarised."""
 
 
+def installed_formats() -> Iterator[Format]:
+    """The formats of other packages, by the name of their entry point; what cannot be used is left out and logged."""
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            format = entry.load()
+        except Exception as error:  # one package must not stop the reading of all files
+            _log.warning("The format %s cannot be loaded from %s: %s", entry.name, entry.value, error)
+            continue
+        if isinstance(format, Format):
+            yield format
+        else:
+            _log.warning("The entry point %s of formats names %s, which is no Format.", entry.name, entry.value)
+
+
 def join_lines(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:
     """Files of lines one after the other."""
     for part in parts:
@@ -103,9 +125,7 @@ class SeenIds:
 
 
 def each_batch(
-    source: Source,
-    read_batch: Callable[[Any, int], Sequence[Trajectory]],
-    decode: Callable[[bytes], Any] = decode,
+    source: Source, read_batch: Callable[[Any, int], Sequence[Trajectory]], decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
     seen_ids = SeenIds()
@@ -125,9 +145,7 @@ def each_batch(
 
 
 def each_line(
-    source: Source,
-    read_line: Callable[[Any, int], Trajectory],
-    decode: Callable[[bytes], Any] = decode,
+    source: Source, read_line: Callable[[Any, int], Trajectory], decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
     """One trajectory a line; a line that cannot be read, or whose id came before, is rejected."""
     return each_batch(source, lambda value, number: (read_line(value, number),), decode)

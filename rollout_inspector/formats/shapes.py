@@ -13,7 +13,7 @@ import numpy as np
 
 from rollout_inspector.formats import limits
 from rollout_inspector.formats.containers.json_text import canonical_json
-from rollout_inspector.formats.containers.refused import BadLine
+from rollout_inspector.formats.containers.refusals import BadLine
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Message
 
 MAX_DEPTH = 100

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rollout_inspector.formats import shapes
-from rollout_inspector.formats.containers.refused import FileRefused
+from rollout_inspector.formats.containers.refusals import FileRefused
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.formats.shapes import BadLine
@@ -159,9 +159,7 @@ def folded(trace: dict[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
             if branch.get(name):
                 values = shapes.sequence(branch[name], f"{where}.{name}")
                 _spread(
-                    nodes,
-                    paths[index],
-                    name,
+                    nodes, paths[index], name,
                     [float(number) if isinstance(number, bool) else number for number in values],
                 )
     return {**trace, "nodes": nodes}

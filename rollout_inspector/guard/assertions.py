@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,10 @@ import msgspec
 from rollout_inspector import formats
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.guard.checked_files import CheckedFiles, check_files, codec_of, diagnosis_of
-from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template, purposes_of
+from rollout_inspector.guard.checked_templates import NamedTemplate, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
 from rollout_inspector.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
-from rollout_inspector.guard.template_reports import ReportedTemplate
 from rollout_inspector.guard.template_reports import as_text as template_text
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.guard.trainer_batches import array_of, items_of_rows
@@ -30,11 +30,7 @@ _ROWS = "rows"
 
 
 def assert_tito(
-    rows_or_file: Any,
-    tokenizer: Any = None,
-    *,
-    chat_template: str | None = None,
-    fail_on: str = "error",
+    rows_or_file: Any, tokenizer: Any = None, *, chat_template: str | None = None, fail_on: str = "error",
     max_rate: Iterable[str] = (),
 ) -> None:
     """Assert that rollouts can be trained on. Raises ``AssertionError`` with the report of the check.
@@ -65,20 +61,20 @@ def assert_tito(
 def _paths(value: Any) -> list[str | Path]:
     if isinstance(value, str | Path):
         return [value]
-    is_paths = isinstance(value, list | tuple) and value and all(isinstance(one, str | Path) for one in value)
+    is_paths = isinstance(value, list | tuple) and value and all(isinstance(item, str | Path) for item in value)
     return list(value) if is_paths else []
 
 
 def _check_rows(rows: Any, codec: Codec | None, writer: Renderer | None) -> CheckedFiles:
     checked = CheckedFiles(files=[_ROWS])
     rows = rows if isinstance(rows, Mapping) or hasattr(rows, "keys") else list(rows)
-    known = _of_a_format(rows) if isinstance(rows, list) else None
-    if known is not None:
-        for one in known:
-            if isinstance(one, Rejected):
-                checked.refuse(_ROWS, one.line, one.reason)
+    trajectories = _of_a_format(rows) if isinstance(rows, list) else None
+    if trajectories is not None:
+        for item in trajectories:
+            if isinstance(item, Rejected):
+                checked.refuse(_ROWS, item.line, item.reason)
             else:
-                checked.add(_ROWS, None, one, diagnosis_of(one, codec, writer))
+                checked.add(_ROWS, None, item, diagnosis_of(item, codec, writer))
         return checked
     items = items_of_rows(rows, "row")
     for n in range(items.n):
@@ -109,12 +105,8 @@ def _listed(value: Any) -> Any:
 
 
 def assert_template_safe(
-    tokenizer: Any = None,
-    chat_template: str | Path | None = None,
-    *,
-    purposes: str | Iterable[str] = "tools",
-    lock: str | Path | None = None,
-    name: str = "",
+    tokenizer: Any = None, chat_template: str | Path | None = None, *, purposes: str | Iterable[str] = "tools",
+    lock: str | Path | None = None, name: str = "",
 ) -> None:
     """Assert that a chat template is safe for its purposes. Raises ``AssertionError`` with the report of the check.
 
@@ -124,8 +116,8 @@ def assert_template_safe(
     empty where the lock holds one template. Raises ``ValueError`` for what cannot be used.
     """
     __tracebackhide__ = True
-    wanted = purposes_of(purposes)
-    held = None if lock is None else read_lock(lock)
+    wanted_purposes = purposes_of(purposes)
+    template_lock = None if lock is None else read_lock(lock)
     codec, folder = codec_of(tokenizer)
     try:
         own = None if codec is None else codec.chat_template
@@ -135,21 +127,18 @@ def assert_template_safe(
         if text is None:
             raise Refusal("There is no chat template: the tokenizer has none, and none was named.")
         label = name or (codec.name if codec is not None and folder is None else "the chat template")
-        checked = check_template(NamedTemplate(label, text, codec), wanted, "" if held is None else LOCK_TIME)
-        compared = None if held is None else compare_with_lock(checked, held, _locked_name(held, name))
+        checked = check_template(
+            NamedTemplate(label, text, codec), wanted_purposes, "" if template_lock is None else LOCK_TIME
+        )
+        if template_lock is not None:
+            comparison = compare_with_lock(checked, template_lock, _locked_name(template_lock, name))
+            checked = replace(checked, compared=comparison)
     finally:
         if folder is not None:
             folder.cleanup()
-    assert_passed(ReportedTemplate(checked, compared))
+    if checked.outcome is not ExitStatus.PASSED:
+        raise AssertionError("\n" + template_text([checked]))
 
 
 def _locked_name(lock: TemplateLock, name: str) -> str:
     return name or (next(iter(lock.templates)) if len(lock.templates) == 1 else "")
-
-
-def assert_passed(reported: ReportedTemplate) -> CheckedTemplate:
-    """The check of a template that passed. Raises ``AssertionError`` with the report of any other."""
-    __tracebackhide__ = True
-    if reported.outcome is not ExitStatus.PASSED:
-        raise AssertionError("\n" + template_text([reported]))
-    return reported.checked

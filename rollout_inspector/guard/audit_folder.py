@@ -44,12 +44,12 @@ class AuditFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            held = {one.name for one in self.path.iterdir()} if self.path.exists() else set()
-            if held and SHARDS not in held:
+            names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
+            if names and SHARDS not in names:
                 raise Refusal(f"{path} holds other files. Name a new folder, or that of an earlier audit.")
             (self.path / SHARDS).mkdir(parents=True, exist_ok=True)
-            for one in (self.path / SHARDS).glob("*.part"):  # of an audit that was killed
-                one.unlink()
+            for part in (self.path / SHARDS).glob("*.part"):  # of an audit that was killed
+                part.unlink()
         except OSError as error:
             raise Refusal(f"{path} cannot be written: {error.strerror}.") from error
 
@@ -90,23 +90,23 @@ class AuditFolder:
             }
             for table in self._tables(cut.shards, digest, cut.refused):
                 is_read = pc.is_null(table["unread"])
-                read, rest = table.filter(is_read), table.filter(pc.invert(is_read))
-                found = _flat(read)
-                for name, one in ((TRAJECTORIES, read), (FINDINGS, found), (UNREAD, rest)):
-                    counts[name] += len(one)
-                    if len(one):
-                        files[name].write_table(one.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
+                read, unread = table.filter(is_read), table.filter(pc.invert(is_read))
+                findings = _flat(read)
+                for name, rows in ((TRAJECTORIES, read), (FINDINGS, findings), (UNREAD, unread)):
+                    counts[name] += len(rows)
+                    if len(rows):
+                        files[name].write_table(rows.select(SCHEMAS[name].names).cast(SCHEMAS[name]))
                 counts["tokens"] += pc.sum(read["n_tokens"]).as_py() or 0
-                _count(kinds, found)
+                _count(kinds, findings)
         summary = {
             "version": VERSION, "files": cut.n_files, "shards": len(cut.shards),
             "trajectories": counts[TRAJECTORIES], "tokens": counts["tokens"], "findings": counts[FINDINGS],
             "unread": counts[UNREAD],
             "kinds": {
-                kind: dict(sorted(held.items()))
-                for kind, held in sorted(kinds.items(), key=lambda one: (-one[1]["trajectories"], one[0]))
+                kind: dict(sorted(counts.items()))
+                for kind, counts in sorted(kinds.items(), key=lambda one: (-one[1]["trajectories"], one[0]))
             },
-            "settings": asdict(settings), "pieces": [one.pieces for one in cut.shards],
+            "settings": asdict(settings), "pieces": [shard.pieces for shard in cut.shards],
         }
         for name in SCHEMAS:
             (self.path / f"{name}.part").replace(self.path / name)
@@ -129,25 +129,25 @@ class AuditFolder:
 
 def _flat(table: pa.Table) -> pa.Table:
     """One row a finding, with the place of its trajectory."""
-    held = table["findings"].combine_chunks()
-    places = table.select(_PLACE).take(pc.list_parent_indices(held))
-    found = pc.list_flatten(held)
-    for n, one in enumerate(FINDING):
-        places = places.append_column(one, pc.struct_field(found, [n]))
+    column = table["findings"].combine_chunks()
+    places = table.select(_PLACE).take(pc.list_parent_indices(column))
+    flat = pc.list_flatten(column)
+    for n, name in enumerate(FINDING):
+        places = places.append_column(name, pc.struct_field(flat, [n]))
     return places
 
 
 def _count(kinds: dict[str, Counter[str]], found: pa.Table) -> None:
-    for one in found.group_by(["kind", "shard", "place"]).aggregate([([], "count_all")]).to_pylist():
-        held = kinds.setdefault(one["kind"], Counter())
-        held["findings"] += one["count_all"]
-        held["trajectories"] += 1
+    for row in found.group_by(["kind", "shard", "place"]).aggregate([([], "count_all")]).to_pylist():
+        counts = kinds.setdefault(row["kind"], Counter())
+        counts["findings"] += row["count_all"]
+        counts["trajectories"] += 1
 
 
 def read_summary(path: str | Path) -> dict[str, Any]:
     """The summary of a whole audit. Raises :class:`Refusal`."""
     try:
-        found = json.loads(Path(path, SUMMARY).read_text(encoding="utf-8"))
+        summary = json.loads(Path(path, SUMMARY).read_text(encoding="utf-8"))
         missing = [name for name in SCHEMAS if not Path(path, name).is_file()]
     except FileNotFoundError as error:
         raise Refusal(
@@ -155,6 +155,6 @@ def read_summary(path: str | Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError) as error:
         raise Refusal(f"{Path(path, SUMMARY)} cannot be read: {error}.") from error
-    if missing or not isinstance(found, dict) or not {"pieces", "settings", "kinds"} <= found.keys():
+    if missing or not isinstance(summary, dict) or not {"pieces", "settings", "kinds"} <= summary.keys():
         raise Refusal(f"{path} holds no whole audit. Run the same audit again.")
-    return found
+    return summary

@@ -40,14 +40,14 @@ def on_processes(
     ``read``: the function that reads a shard, of the top level of its module.
     """
     n = max(1, min(n or os.cpu_count() or 1, len(todo)))
-    left, suspects = dict(todo), list[str]()
-    while left:
-        rest = {key: shard for key, shard in left.items() if key not in suspects}
-        if rest:
-            yield from _in_pool(rest, settings, n, read, left, suspects)
+    todo_left, suspects = dict(todo), list[str]()
+    while todo_left:
+        untried = {key: shard for key, shard in todo_left.items() if key not in suspects}
+        if untried:
+            yield from _in_pool(untried, settings, n, read, todo_left, suspects)
             continue
         for key in suspects:  # one by one: the next death tells which shard it was
-            yield from _alone(key, left.pop(key), settings, read)
+            yield from _alone(key, todo_left.pop(key), settings, read)
 
 
 def _pool(n: int) -> ProcessPoolExecutor:
@@ -80,11 +80,11 @@ def _in_pool(
     with _pool(n) as pool:
         try:
             while True:
-                while len(under_way) < n and (one := next(waiting, None)) is not None:
-                    under_way[pool.submit(read, one[1], settings)] = one[0]
-                for key, found in ready:  # after the next shards were sent: a process never waits for our caller
+                while len(under_way) < n and (item := next(waiting, None)) is not None:
+                    under_way[pool.submit(read, item[1], settings)] = item[0]
+                for key, table in ready:  # after the next shards were sent: a process never waits for our caller
                     left.pop(key)
-                    yield key, found
+                    yield key, table
                 if not under_way:
                     return
                 done = wait(under_way, return_when=FIRST_COMPLETED).done
@@ -138,14 +138,14 @@ def on_ray(todo: Todo, settings: AuditSettings, address: str = "auto") -> Done:
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise Refusal(f"No Ray cluster answers at {address!r}. Start one: ray start --head.") from error
     remote = ray.remote(audit).options(num_cpus=1, max_retries=3)  # retries are for lost nodes alone
-    held = ray.put(settings)
+    settings_reference = ray.put(settings)
     under_way: dict[Any, str] = {}
     waiting = iter(todo.items())
     most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     try:
         while True:
-            while len(under_way) < most and (one := next(waiting, None)) is not None:
-                under_way[remote.remote(one[1], held)] = one[0]
+            while len(under_way) < most and (item := next(waiting, None)) is not None:
+                under_way[remote.remote(item[1], settings_reference)] = item[0]
             if not under_way:
                 return
             for reference in ray.wait(list(under_way))[0]:
@@ -168,8 +168,8 @@ def _must_answer(address: str) -> None:
 
 def _of_ray(ray: Any, reference: Any) -> pa.Table | str:
     try:
-        found: pa.Table = ray.get(reference)
-        return found
+        table: pa.Table = ray.get(reference)
+        return table
     except ray.exceptions.RayTaskError as error:
         return reason_of(error.cause or error)
     except ray.exceptions.RayError as error:

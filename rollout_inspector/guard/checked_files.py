@@ -54,6 +54,14 @@ class PlacedFinding:
     place: FindingPlace
 
 
+def placed_finding(finding: Finding, file: str, line: int | None, trajectory: Trajectory) -> PlacedFinding:
+    """A finding of a trajectory that stands on a line of a file."""
+    return PlacedFinding(finding, FindingPlace(
+        file, line, trajectory.external_id, trajectory.training_step, finding.step, finding.row, finding.start,
+        finding.stop,
+    ))
+
+
 @dataclass
 class KindCount:
     """How often one kind of finding was found."""
@@ -62,15 +70,6 @@ class KindCount:
     """The worst severity of its findings."""
     n_findings: int = 0
     n_trajectories: int = 0
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A file, or a line of a file, that was not read."""
-
-    file: str
-    line: int | None
-    reason: str
 
 
 @dataclass
@@ -88,7 +87,8 @@ class CheckedFiles:
     """Kind of finding -> its counts; ``not_decidable`` is not among them."""
     found: list[PlacedFinding] = field(default_factory=list)
     """In reading order, at most ``MAX_PLACES`` of each kind."""
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[Rejected] = field(default_factory=list)
+    """Lines that were not read; without a number the whole file was not."""
     n_unread: int = 0
     checks: Counter[str] = field(default_factory=Counter)
     """Check -> on how many trajectories it passed, was noted or failed."""
@@ -108,7 +108,7 @@ class CheckedFiles:
         """Count what was not read."""
         self.n_unread += 1
         if len(self.unread) < MAX_UNREAD:
-            self.unread.append(Unread(file, line, reason))
+            self.unread.append(Rejected(line, reason, file))
 
     def add(self, file: str, line: int | None, trajectory: Trajectory, diagnosis: Diagnosis) -> None:
         """Count a trajectory and what was found in it."""
@@ -123,7 +123,7 @@ class CheckedFiles:
                 self.checks[check] += 1
             else:
                 self.undecided.setdefault(check, Counter()).update(outcome)
-        seen: set[str] = set()
+        kinds: set[str] = set()
         for finding in diagnosis.findings:
             if finding.kind == "not_decidable" and finding.severity is Severity.INFO:
                 continue
@@ -132,14 +132,10 @@ class CheckedFiles:
             count = self.kinds.setdefault(finding.kind, KindCount(finding.severity))
             count.severity = min(count.severity, finding.severity, key=_WORST_FIRST.index)
             count.n_findings += 1
-            count.n_trajectories += finding.kind not in seen
-            seen.add(finding.kind)
+            count.n_trajectories += finding.kind not in kinds
+            kinds.add(finding.kind)
             if count.n_findings <= MAX_PLACES:
-                place = FindingPlace(
-                    file, line, trajectory.external_id, trajectory.training_step,
-                    finding.step, finding.row, finding.start, finding.stop,
-                )
-                self.found.append(PlacedFinding(finding, place))
+                self.found.append(placed_finding(finding, file, line, trajectory))
 
     def sorted_kinds(self) -> list[tuple[str, KindCount]]:
         """The kinds, errors first, then the kind of most trajectories."""
@@ -150,12 +146,8 @@ class CheckedFiles:
 
 
 def check_files(
-    paths: Iterable[str | Path],
-    codec: Codec | None = None,
-    renderer: Renderer | None = None,
-    format_name: str = "auto",
-    training_step: TrainingStepRule = ANY,
-    progress: Progress | None = None,
+    paths: Iterable[str | Path], codec: Codec | None = None, renderer: Renderer | None = None,
+    format_name: str = "auto", training_step: TrainingStepRule = ANY, progress: Progress | None = None,
 ) -> CheckedFiles:
     """Read files and folders and diagnose every trajectory in them.
 
@@ -176,13 +168,8 @@ def check_files(
 
 
 def _check_file(
-    file: Path,
-    checked: CheckedFiles,
-    codec: Codec | None,
-    renderer: Renderer | None,
-    format_name: str,
-    training_step: TrainingStepRule,
-    progress: Progress | None,
+    file: Path, checked: CheckedFiles, codec: Codec | None, renderer: Renderer | None, format_name: str,
+    training_step: TrainingStepRule, progress: Progress | None,
 ) -> None:
     name = str(file)
     checked.files.append(name)
@@ -191,12 +178,12 @@ def _check_file(
         chosen, items = formats.read(source, format_name, training_step)
         if chosen.name not in checked.formats:
             checked.formats.append(chosen.name)
-        for one in items:
-            if isinstance(one, Rejected):
-                checked.refuse(name, one.line, one.reason)
+        for item in items:
+            if isinstance(item, Rejected):
+                checked.refuse(name, item.line, item.reason)
                 continue
             line = source.line if chosen.by_line and source.line else None
-            checked.add(name, line, one, diagnosis_of(one, codec, renderer))
+            checked.add(name, line, item, diagnosis_of(item, codec, renderer))
             if progress is not None:
                 progress(checked)
     except FileRefused as refusal:

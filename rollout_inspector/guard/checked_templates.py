@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.guard.template_changes import LockComparison
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.text import chat_templates
@@ -42,6 +43,8 @@ class CheckedTemplate:
     report: CheckReport | None = None
     error: str = ""
     """Why there is no report, as a sentence."""
+    compared: LockComparison | None = None
+    """What changed since it was locked. None = no lock was named."""
 
     @property
     def name(self) -> str:
@@ -56,8 +59,14 @@ class CheckedTemplate:
 
     @property
     def outcome(self) -> ExitStatus:
-        """Failed where a purpose is not safe, undecided where one cannot be told: a void pass is no pass."""
-        return ExitStatus.of_all(ExitStatus.of(one) for one in self.outcomes().values())
+        """Failed where a purpose is not safe, undecided where one cannot be told: a void pass is no pass.
+
+        With a lock, a change fails, and what was locked as not safe is accepted.
+        """
+        outcomes = list(self.outcomes().values())
+        if self.compared is None:
+            return ExitStatus.of_all(map(ExitStatus.of, outcomes))
+        return ExitStatus.of_all([self.compared.outcome, *([ExitStatus.UNDECIDED] if None in outcomes else [])])
 
     def reasons(self) -> list[str]:
         """One sentence for each purpose that is not safe or cannot be told."""
@@ -69,11 +78,28 @@ class CheckedTemplate:
             if not safe
         ]
 
+    def last_sentence(self) -> str:
+        """The outcome in words."""
+        if self.compared is not None and self.outcome is ExitStatus.FAILED:
+            return "Failed: it is not what was locked. If that is meant, write the lock again."
+        reasons = " ".join(self.reasons())
+        if self.outcome is ExitStatus.PASSED:
+            reasons_known = f" Known since it was locked: {reasons}" if reasons else ""
+            return f"Passed: {'it is what was locked' if self.compared is not None else 'safe'}.{reasons_known}"
+        if self.outcome is ExitStatus.FAILED:
+            return f"Failed: {reasons}"
+        unsaid = "" if self.compared is None else " ".join([*self.compared.changes, *self.compared.notes])
+        return f"Not decided: {' '.join(filter(None, [reasons, unsaid]))}"
+
     def failing(self) -> list[Check]:
         """The checks that make a purpose unsafe."""
         checks = () if self.report is None else self.report.checks
-        wanted = {purpose for purpose, safe in self.outcomes().items() if safe is False}
-        return [one for one in checks if one.purpose in wanted and one.decisive and one.status is CheckStatus.BROKEN]
+        purposes = {purpose for purpose, safe in self.outcomes().items() if safe is False}
+        return [
+            check
+            for check in checks
+            if check.purpose in purposes and check.decisive and check.status is CheckStatus.BROKEN
+        ]
 
 
 def purposes_of(words: str | Iterable[str]) -> tuple[Purpose, ...]:

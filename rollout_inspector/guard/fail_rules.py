@@ -37,8 +37,8 @@ class ExitStatus(IntEnum):
     @classmethod
     def of_all(cls, statuses: Iterable[ExitStatus]) -> ExitStatus:
         """One status for many: a failure counts before what was not decided."""
-        found = set(statuses)
-        return next((one for one in (cls.FAILED, cls.UNDECIDED) if one in found), cls.PASSED)
+        distinct = set(statuses)
+        return next((status for status in (cls.FAILED, cls.UNDECIDED) if status in distinct), cls.PASSED)
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def read_baseline(path: str | Path) -> dict[str, float]:
     kinds = value.get("kinds") if isinstance(value, dict) else None
     if not isinstance(kinds, dict):
         raise Refusal(f"The baseline {path} is no report of a check: it has no object 'kinds'. {make}")
-    rates = {str(kind): _rate(one) for kind, one in kinds.items()}
+    rates = {str(kind): _rate(rate) for kind, rate in kinds.items()}
     if bad := sorted(kind for kind, rate in rates.items() if rate is None):
         raise Refusal(f"The baseline {path} has no rate from 0 to 1 for {', '.join(bad[:5])}. {make}")
     return {kind: rate for kind, rate in rates.items() if rate is not None}
@@ -155,12 +155,12 @@ def verdict_on(checked: CheckedFiles, rule: FailRule) -> FilesVerdict:
         if kind == "not_decidable" or not rule.concerns(kind, count):
             continue
         rate, allowed = checked.rate(kind), rule.allowed(kind)
-        known = f"{kind}: {_share(rate)} of the trajectories"
+        label = f"{kind}: {_share(rate)} of the trajectories"
         if rate > allowed + _RATE_ERROR:
             failing.append(kind)
-            reasons.append(f"{known}; allowed are {_share(allowed)}." if allowed else f"{known}.")
+            reasons.append(f"{label}; allowed are {_share(allowed)}." if allowed else f"{label}.")
         else:
-            accepted.append(f"{known}; allowed are {_share(allowed)}.")
+            accepted.append(f"{label}; allowed are {_share(allowed)}.")
     if failing:
         return FilesVerdict(ExitStatus.FAILED, tuple(failing), tuple(reasons), tuple(accepted))
     reasons = _not_checked(checked, rule)
@@ -175,26 +175,26 @@ def _not_checked(checked: CheckedFiles, rule: FailRule) -> list[str]:
     """Why nothing can be said, one sentence each; empty = enough was checked to say *passed*."""
     if not checked.n_trajectories:
         return ["No trajectory could be read."]
-    found = []
+    reasons = []
     if checked.n_unread:
-        found.append(
+        reasons.append(
             f"{checked.n_unread:,} {'line or file was' if checked.n_unread == 1 else 'lines or files were'} not read."
         )
     if "not_decidable" in checked.kinds:
-        found.append(f"The diagnosis failed on {checked.kinds['not_decidable'].n_trajectories:,} trajectories.")
+        reasons.append(f"The diagnosis failed on {checked.kinds['not_decidable'].n_trajectories:,} trajectories.")
     if not checked.checks:
-        found.append(f"Nothing could be checked without {', '.join(_lacking(checked, checked.undecided))}.")
-        return found
+        reasons.append(f"Nothing could be checked without {', '.join(_lacking(checked, checked.undecided))}.")
+        return reasons
     for kind in sorted(rule.named()):
         about = KINDS[kind]
         check = check_of(Finding(about.axis, kind, about.severity, step=1))
         if check in checked.undecided and not checked.checks[check]:
             lacking = ", ".join(_lacking(checked, [check]))
-            found.append(f"{kind} could not be checked: the check {check} lacks {lacking}.")
+            reasons.append(f"{kind} could not be checked: the check {check} lacks {lacking}.")
         elif about.axis is Axis.STREAM and checked.unnamed and kind not in checked.kinds:
             lacking = ", ".join(sorted(checked.unnamed))
-            found.append(f"{kind} could not be told from other breaks: naming the cause needs {lacking}.")
-    return found
+            reasons.append(f"{kind} could not be told from other breaks: naming the cause needs {lacking}.")
+    return reasons
 
 
 def _lacking(checked: CheckedFiles, checks: Iterable[str]) -> list[str]:

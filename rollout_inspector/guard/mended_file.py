@@ -25,14 +25,14 @@ from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.formats.writers.mask_patches import PATCHED, why_not, without
 from rollout_inspector.guard.checked_files import CheckedFiles, KindCount, check_files, diagnosis_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, verdict_on
-from rollout_inspector.guard.mended_trajectory import LeftOut, MendedTrajectory, MendWay, Remake, mend_trajectory
+from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay, Remake, left_out, mend_trajectory
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
 
 VERSION = 1
 """Of the manifest."""
-OWN = tuple(name for name, one in FORMATS.items() if one.write is not None)
+OWN = tuple(name for name, export in FORMATS.items() if export.write is not None)
 """Formats that hold every mended trajectory."""
 
 
@@ -98,14 +98,14 @@ class MendReport:
 def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
     """Mend one file. Raises :class:`MendRefused`; then neither the output nor the manifest was touched."""
     manifest = output.with_name(f"{output.name}{MANIFEST}")
-    drafts = [one.with_name(f"{one.name}.part") for one in (output, manifest)]
+    drafts = [path.with_name(f"{path.name}.part") for path in (output, manifest)]
     if not path.is_file():
         raise MendRefused(f"There is no file {path}. Name one file; a folder is mended file by file.")
     if output.exists() and output.samefile(path):
         raise MendRefused(f"The output {output} is the input. Name another file.")
-    for one in (output, manifest):
-        if (one.exists() and not one.is_file()) or not one.absolute().parent.is_dir():
-            raise MendRefused(f"The output {one} cannot be written: name a file in a folder that is there.")
+    for file_path in (output, manifest):
+        if (file_path.exists() and not file_path.is_file()) or not file_path.absolute().parent.is_dir():
+            raise MendRefused(f"The output {file_path} cannot be written: name a file in a folder that is there.")
     try:
         with drafts[0].open("wb") as file, drafts[1].open("w", encoding="utf-8") as log:
             report = _Mending(path, options, log).write(file)
@@ -138,7 +138,7 @@ def _check_output(draft: Path, options: MendOptions, report: MendReport) -> None
     checked = check_files([draft], options.codec, options.renderer, report.format)
     verdict = verdict_on(checked, options.rule)
     if verdict.outcome is not ExitStatus.PASSED or checked.n_trajectories != report.after.trajectories:
-        unread = [one.reason for one in checked.unread[:1]]
+        unread = [line.reason for line in checked.unread[:1]]
         why = " ".join([*(f"{kind} is still there." for kind in verdict.failing), *verdict.reasons, *unread])
         raise MendRefused(f"What would be written does not pass the check, so nothing is written. {why}")
     report.after.take_kinds(checked)
@@ -172,28 +172,28 @@ class _Mending:
 
     def write(self, file: IO[bytes]) -> MendReport:
         """Write the output and the changes. Raises :class:`MendRefused` for a format that cannot be written."""
-        found, items = formats.read(self._source, self._options.input_format, ANY)
-        target = self._options.output_format or found.name
+        format_name, items = formats.read(self._source, self._options.input_format, ANY)
+        target = self._options.output_format or format_name.name
         self.report.format = target
         self._log.write('{"changes": [')
         if target in OWN:
             write = FORMATS[target].write
             assert write is not None
-            write(self._values(found, items), file)
+            write(self._values(format_name, items), file)
         elif target in PATCHED:
-            self._patch(found, items, file)
+            self._patch(format_name, items, file)
         else:
-            raise MendRefused(f"{found.title} can be read, but not written.", Remedy.OWN_FORMAT)
+            raise MendRefused(f"{format_name.title} can be read, but not written.", Remedy.OWN_FORMAT)
         self.report.before.take_kinds(self._checked)
         return self.report
 
     def _values(self, found: Format, items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory]:
-        for one in items:
-            if isinstance(one, Rejected):
-                self._not_read(one)
+        for item in items:
+            if isinstance(item, Rejected):
+                self._not_read(item)
                 continue
-            done = self._mend(one)
-            self._tell(self._source.line if found.by_line else None, one, done)
+            done = self._mend(item)
+            self._tell(self._source.line if found.by_line else None, item, done)
             yield from done.written
 
     def _patch(self, found: Format, items: Iterator[Trajectory | Rejected], file: IO[bytes]) -> None:
@@ -203,15 +203,15 @@ class _Mending:
         raw = lines.lines()
         of_line: list[Trajectory] = []
         number = 0
-        for one in items:
+        for item in items:
             if self._source.line != number and of_line:
                 self._write_line(found, _line_of(raw, number), number, of_line, file)
                 of_line = []
             number = self._source.line
-            if isinstance(one, Rejected):
-                self._not_read(one)
+            if isinstance(item, Rejected):
+                self._not_read(item)
             else:
-                of_line.append(one)
+                of_line.append(item)
         if of_line:
             self._write_line(found, _line_of(raw, number), number, of_line, file)
 
@@ -219,10 +219,10 @@ class _Mending:
         self, found: Format, line: bytes, number: int, trajectories: list[Trajectory], file: IO[bytes]
     ) -> None:
         mask_places, list_key = PATCHED[found.name]
-        done = [self._mend(one) for one in trajectories]
-        if not any(one.actions for one in done):
-            for trajectory, one in zip(trajectories, done, strict=True):
-                self._tell(number, trajectory, one)
+        done = [self._mend(trajectory) for trajectory in trajectories]
+        if not any(result.actions for result in done):
+            for trajectory, result in zip(trajectories, done, strict=True):
+                self._tell(number, trajectory, result)
             file.write(_one_line(line) + b"\n")
             return
         record = decode(line)
@@ -231,17 +231,17 @@ class _Mending:
                 f"Line {number} of {self._path} cannot be changed where it stands. {why}", Remedy.OWN_FORMAT
             )
         left_out = []
-        for n, (trajectory, one) in enumerate(zip(trajectories, done, strict=True)):
-            if one.actions == ("masked",) and len(one.masked) == 1:
-                mask_places(record, n, one.masked[0])
-            elif one.actions:
-                if one.written:
-                    one = _not_in_place(trajectory, one, found)
+        for n, (trajectory, result) in enumerate(zip(trajectories, done, strict=True)):
+            if result.actions == ("masked",) and len(result.masked) == 1:
+                mask_places(record, n, result.masked[0])
+            elif result.actions:
+                if result.written:
+                    result = _not_in_place(trajectory, result, found)
                 left_out.append(n)
-            self._tell(number, trajectory, one)
-        kept = without(record, left_out, list_key)
-        if kept is not None:
-            file.write(json.dumps(kept).encode() + b"\n")
+            self._tell(number, trajectory, result)
+        remaining = without(record, left_out, list_key)
+        if remaining is not None:
+            file.write(json.dumps(remaining).encode() + b"\n")
 
     def _mend(self, trajectory: Trajectory) -> MendedTrajectory:
         options = self._options
@@ -261,7 +261,7 @@ class _Mending:
         except Exception as error:  # as in diagnosis_of: one odd trajectory must not stop the others
             reason = f"The repair itself failed on this trajectory ({type(error).__name__}: {error})."
             every = tuple(range(len(trajectory.steps)))
-            return MendedTrajectory((), ("left_out",), (), (LeftOut(every, (), reason),))
+            return left_out(every, (), reason)
 
     def _not_read(self, one: Rejected) -> None:
         self.report.actions["not_read"] += 1
@@ -269,16 +269,16 @@ class _Mending:
         self._change({"line": one.line, "actions": ["not_read"], "reason": one.reason})
 
     def _tell(self, line: int | None, trajectory: Trajectory, done: MendedTrajectory) -> None:
-        for one in done.written:
-            self.report.after.add(one)
+        for part in done.written:
+            self.report.after.add(part)
         if not done.actions:
             self.report.actions["unchanged"] += 1
             return
         self.report.actions.update(done.actions)
         before, after = Figures(), Figures()
         before.add(trajectory)
-        for one in done.written:
-            after.add(one)
+        for part in done.written:
+            after.add(part)
         self._change(
             {
                 "line": line,
@@ -286,11 +286,11 @@ class _Mending:
                 "actions": list(done.actions),
                 "kinds": list(done.kinds),
                 "written": [
-                    {"trajectory": one.external_id, "steps": list(steps)}
-                    for one, steps in zip(done.written, done.steps, strict=True)
+                    {"trajectory": part.external_id, "steps": list(steps)}
+                    for part, steps in zip(done.written, done.steps, strict=True)
                 ],
-                "left_out": [{"steps": list(one.steps), "kinds": list(one.kinds), "reason": one.reason}
-                             for one in done.left_out],
+                "left_out": [{"steps": list(part.steps), "kinds": list(part.kinds), "reason": part.reason}
+                             for part in done.left_out],
                 "masked": [_stretches(offsets) for offsets in done.masked],
                 "columns_left_out": list(done.columns_left_out),
                 "trained_tokens": [before.trained_tokens, after.trained_tokens],
@@ -312,7 +312,7 @@ def _fails(finding: Finding, rule: FailRule) -> bool:
 def _not_in_place(trajectory: Trajectory, done: MendedTrajectory, found: Format) -> MendedTrajectory:
     reason = f"It would need {', '.join(done.actions)}; in {found.title} a record is only masked or left out."
     every = tuple(range(len(trajectory.steps)))
-    return MendedTrajectory((), ("left_out",), done.kinds, (LeftOut(every, done.kinds, reason),))
+    return left_out(every, done.kinds, reason)
 
 
 def _line_of(lines: Iterator[Any], number: int) -> bytes:

@@ -87,6 +87,11 @@ class _Part:
     columns: list[str] = field(default_factory=list)
 
 
+def left_out(steps: tuple[int, ...], kinds: tuple[str, ...], reason: str) -> MendedTrajectory:
+    """A trajectory of which nothing is written."""
+    return MendedTrajectory((), ("left_out",), kinds, (LeftOut(steps, kinds, reason),))
+
+
 def mend_trajectory(
     trajectory: Trajectory, way: MendWay, find_faults: FindFaults, remake: Remake | None = None
 ) -> MendedTrajectory:
@@ -97,39 +102,35 @@ def mend_trajectory(
         return MendedTrajectory((trajectory,), steps=(every,))
     kinds = _kinds(faults)
     if way is MendWay.DROP:
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, "It fails the check."),))
+        return left_out(every, kinds, "It fails the check.")
     if way is MendWay.STRATEGY:
         assert remake is not None
         return _remade(trajectory, kinds, find_faults, remake(trajectory))
     parts = _cut(trajectory, faults, way)
     written: list[_Part] = []
-    left_out: list[LeftOut] = []
+    dropped: list[LeftOut] = []
     for part in parts:
         remaining = find_faults(part.trajectory)
         if remaining and (repaired := _repaired(part, remaining, find_faults)) is not None:
             part, remaining = repaired, ()
         if remaining:
-            left_out.append(LeftOut(part.steps, _kinds(remaining), "No repair makes it pass the check."))
+            dropped.append(LeftOut(part.steps, _kinds(remaining), "No repair makes it pass the check."))
         else:
             written.append(part)
     if way is MendWay.MASK and len(parts) == 1 and parts[0].steps != every:
         parts[0].actions.insert(0, "masked")
     actions = [*(["split"] if len(parts) > 1 else []), *(action for part in written for action in part.actions)]
-    actions += ["left_out"] if left_out else []
+    actions += ["left_out"] if dropped else []
     same_rows = len(written) == 1 and written[0].actions == ["masked"] and written[0].steps == every
     return MendedTrajectory(
-        tuple(part.trajectory for part in written),
-        tuple(dict.fromkeys(actions)),
-        kinds,
-        tuple(left_out),
-        tuple(part.steps for part in written),
-        _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
+        tuple(part.trajectory for part in written), tuple(dict.fromkeys(actions)), kinds, tuple(dropped),
+        tuple(part.steps for part in written), _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
         tuple(dict.fromkeys(name for part in written for name in part.columns)),
     )
 
 
 def _kinds(faults: Sequence[Finding]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(one.kind for one in faults))
+    return tuple(dict.fromkeys(fault.kind for fault in faults))
 
 
 def _newly_masked(before: Trajectory, after: Trajectory) -> tuple[tuple[int, ...], ...]:
@@ -143,17 +144,16 @@ def _remade(
     every = tuple(range(len(trajectory.steps)))
     if doubtful := sorted(UNSOUND_IDS & set(kinds)):
         reason = f"Its ids are in doubt ({', '.join(doubtful)}), and rows alone would not show it."
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, reason),))
+        return left_out(every, kinds, reason)
     if result.refused or not result.rows:
-        why = result.refused or "The strategy makes no row of it."
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, kinds, why),))
+        return left_out(every, kinds, result.refused or "The strategy makes no row of it.")
     rows = tuple(replace(row, step_indices=()) for row in result.rows)
-    made = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
-    if faults := find_faults(made):
+    remade = replace(trajectory, steps=(), rows=rows, extra={**trajectory.extra, "mended": {"strategy": result.slug}})
+    if faults := find_faults(remade):
         reason = f"The rows of the strategy {result.slug} fail the check."
-        return MendedTrajectory((), ("left_out",), kinds, (LeftOut(every, _kinds(faults), reason),))
+        return replace(left_out(every, _kinds(faults), reason), kinds=kinds)
     columns = dict.fromkeys(name for row in trajectory.rows for name in row.columns)
-    return MendedTrajectory((made,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
+    return MendedTrajectory((remade,), ("strategy",), kinds, steps=(every,), columns_left_out=tuple(columns))
 
 
 # -- breaks ----------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> lis
     The way ``MASK`` keeps only the parts that no later part continues: what they continue is in their prompts.
     """
     steps, links = trajectory.steps, links_of(trajectory)
-    cuts = {one.step for one in faults if one.step and one.axis in (Axis.STREAM, Axis.DELTA)}
+    cuts = {fault.step for fault in faults if fault.step and fault.axis in (Axis.STREAM, Axis.DELTA)}
     part_of = list(range(len(steps)))
     chain_before = {b: a for chain in merge_steps(steps, links) for a, b in pairwise(chain)}
     for index, link in enumerate(links):
@@ -178,10 +178,12 @@ def _cut(trajectory: Trajectory, faults: Sequence[Finding], way: MendWay) -> lis
     if way is MendWay.MASK:
         befores = (chain_before.get(cut, links[cut].parent) for cut in cuts)
         continued = {part_of[before] for before in befores if before is not None}
-        members = {first: found for first, found in members.items() if first not in continued}
+        members = {first: indices for first, indices in members.items() if first not in continued}
     if len(members) <= 1 and (not members or len(next(iter(members.values()))) == len(steps)):
         return [_Part(trajectory, tuple(range(len(steps))))]
-    return [_part(trajectory, tuple(found), way, n, len(members)) for n, found in enumerate(members.values(), start=1)]
+    return [
+        _part(trajectory, tuple(indices), way, n, len(members)) for n, indices in enumerate(members.values(), start=1)
+    ]
 
 
 def _part(trajectory: Trajectory, members: tuple[int, ...], way: MendWay, n: int, n_parts: int) -> _Part:
@@ -228,7 +230,7 @@ def _repairs(trajectory: Trajectory, faults: Sequence[Finding]) -> Iterator[tupl
             yield "rows_left_out", trained, []
     if trajectory.steps:
         yield "rebuilt", (), [name for row in rows for name in row.columns]
-    faulty = {one.row for one in faults if one.axis is Axis.ROW}
+    faulty = {fault.row for fault in faults if fault.axis is Axis.ROW}
     if sound := [row for n, row in enumerate(rows) if n not in faulty]:
         yield "rows_left_out", sound, []
 
@@ -248,10 +250,10 @@ def _masked(row: Row, mask: Mask) -> Row:
 def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mask]:
     """Everything but the places that findings name, and what the origins know as not sampled."""
     masks = [np.ones(len(row.loss_mask), dtype=np.bool_) for row in rows]
-    for one in faults:
-        if one.kind in MASKED_AT_PLACE and one.row is not None:
-            for start, stop in one.places or ((one.start, one.stop),):
-                masks[one.row][start:stop] = False
+    for fault in faults:
+        if fault.kind in MASKED_AT_PLACE and fault.row is not None:
+            for start, stop in fault.places or ((fault.start, fault.stop),):
+                masks[fault.row][start:stop] = False
     for row, mask in zip(rows, masks, strict=True):
         if row.origin is not None and len(row.origin) == len(mask):
             mask &= row.origin == Origin.SAMPLED

@@ -27,14 +27,14 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     place = file_path.relative_to(config.rootpath) if file_path.is_relative_to(config.rootpath) else file_path
     for setting, kind in (("tito_files", RolloutFile), ("tito_locks", LockFile)):
         if any(fnmatch(place.as_posix(), pattern) for pattern in config.getini(setting)):
-            found: pytest.Collector = kind.from_parent(parent, path=file_path)
-            return found
+            collector: pytest.Collector = kind.from_parent(parent, path=file_path)
+            return collector
     return None
 
 
 def _tokenizer(config: pytest.Config) -> str | None:
-    named: str = config.getini("tito_tokenizer")
-    return str(config.rootpath / named) if named else None
+    tokenizer: str = config.getini("tito_tokenizer")
+    return str(config.rootpath / tokenizer) if tokenizer else None
 
 
 class GuardTest(pytest.Item):

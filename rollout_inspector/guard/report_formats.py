@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from rollout_inspector.diagnose import KINDS
 from rollout_inspector.diagnose.checks import CHECKS
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
+from rollout_inspector.formats import Rejected
 from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, title_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FilesVerdict
 from rollout_inspector.guard.text_files import line_of, plain
@@ -63,10 +64,10 @@ def _sentences(one: PlacedFinding) -> Iterator[str]:
 
 def _counts(checked: CheckedFiles) -> str:
     n = len(checked.files)
-    known = f" ({', '.join(checked.formats)})" if checked.formats else ""
+    formats = f" ({', '.join(checked.formats)})" if checked.formats else ""
     return (
         f"{checked.n_trajectories:,} trajectories, {checked.n_steps:,} steps, {checked.n_rows:,} rows in {n:,} "
-        f"file{'s' * (n != 1)}{known}"
+        f"file{'s' * (n != 1)}{formats}"
     )
 
 
@@ -87,7 +88,7 @@ def _outcome(verdict: FilesVerdict) -> str:
 
 
 def _by_kind(checked: CheckedFiles, kind: str) -> list[PlacedFinding]:
-    return [one for one in checked.found if one.finding.kind == kind]
+    return [placed for placed in checked.found if placed.finding.kind == kind]
 
 
 # -- text ------------------------------------------------------------------------------------------
@@ -102,28 +103,28 @@ def as_text(checked: CheckedFiles, verdict: FilesVerdict) -> str:
             f"{count.severity.value:7}  {kind}: {title_of(kind)}. {count.n_findings:,} on {count.n_trajectories:,} of "
             f"{checked.n_trajectories:,} trajectories ({100 * checked.rate(kind):.4g} %)."
         )
-        shown = _by_kind(checked, kind)[:MAX_TEXT]
-        for one in shown:
-            lines.append(f"  {place_text(one)}")
-            lines += [f"    {sentence}" for sentence in _sentences(one)]
-        if count.n_findings > len(shown):
-            lines.append(f"  ... and {count.n_findings - len(shown):,} more.")
+        findings = _by_kind(checked, kind)[:MAX_TEXT]
+        for finding in findings:
+            lines.append(f"  {place_text(finding)}")
+            lines += [f"    {sentence}" for sentence in _sentences(finding)]
+        if count.n_findings > len(findings):
+            lines.append(f"  ... and {count.n_findings - len(findings):,} more.")
     if checked.n_unread:
         lines += ["", "Not read:"]
-        lines += [f"  {_unread_text(one.file, one.line)}: {line_of(one.reason)}" for one in checked.unread]
+        lines += [f"  {_unread_text(line)}" for line in checked.unread]
         if checked.n_unread > len(checked.unread):
             lines.append(f"  ... and {checked.n_unread - len(checked.unread):,} more.")
     if unchecked := list(_unchecked(checked)):
-        lines += ["", "Not checked, and on how many trajectories:", *(f"  {one}" for one in unchecked)]
+        lines += ["", "Not checked, and on how many trajectories:", *(f"  {sentence}" for sentence in unchecked)]
         lines += [f"  {sentence}" for sentence in checked.lacks]
     if verdict.accepted:
-        lines += ["", "Allowed:", *(f"  {one}" for one in verdict.accepted)]
+        lines += ["", "Allowed:", *(f"  {sentence}" for sentence in verdict.accepted)]
     opened = ["", OPENED] if checked.found and checked.formats else []
     return "\n".join([*lines, *opened, "", _outcome(verdict), ""])
 
 
-def _unread_text(file: str, line: int | None) -> str:
-    return line_of(file if line is None else f"{file}:{line}")
+def _unread_text(line: Rejected) -> str:
+    return f"{line_of(line.file if line.line is None else f'{line.file}:{line.line}')}: {line_of(line.reason)}"
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -144,53 +145,30 @@ def as_json(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         "rows": checked.n_rows,
         "kinds": {
             kind: {
-                "severity": count.severity.value,
-                "findings": count.n_findings,
-                "trajectories": count.n_trajectories,
+                "severity": count.severity.value, "findings": count.n_findings, "trajectories": count.n_trajectories,
                 "rate": checked.rate(kind),
             }
             for kind, count in checked.sorted_kinds()
         },
-        "findings": [_finding_value(one) for one in checked.found],
+        "findings": [_finding_value(finding) for finding in checked.found],
         "checks": {
             name: {"decided": checked.checks[name], "undecided": dict(checked.undecided.get(name, {}))}
             for name in CHECKS
             if name in checked.checks or name in checked.undecided
         },
         "n_unread": checked.n_unread,
-        "unread": [{"file": one.file, "line": one.line, "reason": one.reason} for one in checked.unread],
+        "unread": [{"file": line.file, "line": line.line, "reason": line.reason} for line in checked.unread],
     }
     return json.dumps(value, indent=1) + "\n"
 
 
 def _finding_value(one: PlacedFinding) -> dict[str, Any]:
-    place, finding, cost = one.place, one.finding, one.finding.cost
+    finding = one.finding
     return {
-        "file": place.file,
-        "line": place.line,
-        "trajectory": place.trajectory,
-        "training_step": place.training_step,
-        "step": place.step,
-        "row": place.row,
-        "start": place.start,
-        "stop": place.stop,
-        "axis": finding.axis.value,
-        "kind": finding.kind,
-        "severity": finding.severity.value,
-        "expected_ids": finding.expected_ids.tolist(),
-        "actual_ids": finding.actual_ids.tolist(),
-        "expected_text": finding.expected_text,
-        "actual_text": finding.actual_text,
-        "evidence": finding.evidence,
-        "remedy": finding.remedy,
-        "missing": finding.missing,
-        "cost": {
-            "trained_tokens_lost": cost.trained_tokens_lost,
-            "trained_tokens_wrong": cost.trained_tokens_wrong,
-            "rows": cost.rows,
-            "prompt_tokens_repaid": cost.prompt_tokens_repaid,
-            "lost_in_one_row": cost.lost_in_one_row,
-        },
+        **vars(one.place), "axis": finding.axis.value, "kind": finding.kind, "severity": finding.severity.value,
+        "expected_ids": finding.expected_ids.tolist(), "actual_ids": finding.actual_ids.tolist(),
+        "expected_text": finding.expected_text, "actual_text": finding.actual_text, "evidence": finding.evidence,
+        "remedy": finding.remedy, "missing": finding.missing, "cost": vars(finding.cost),
     }
 
 
@@ -205,7 +183,9 @@ def as_junit(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         if kind not in checked.kinds and kind not in verdict.failing:
             continue
         case = ElementTree.SubElement(suite, "testcase", classname="rollouts", name=kind)
-        body = "\n".join("\n  ".join([place_text(one), *_sentences(one)]) for one in _by_kind(checked, kind)[:MAX_TEXT])
+        body = "\n".join(
+            "\n  ".join([place_text(finding), *_sentences(finding)]) for finding in _by_kind(checked, kind)[:MAX_TEXT]
+        )
         if kind in verdict.failing:
             n_failures += 1
             failure = ElementTree.SubElement(case, "failure", message=title_of(kind), type=kind)
@@ -216,7 +196,7 @@ def as_junit(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     if verdict.outcome is ExitStatus.UNDECIDED:
         n_errors = 1
         error = ElementTree.SubElement(case, "error", message=plain(_outcome(verdict)), type="undecided")
-        error.text = "\n".join(f"{_unread_text(one.file, one.line)}: {line_of(one.reason)}" for one in checked.unread)
+        error.text = "\n".join(map(_unread_text, checked.unread))
     else:
         ElementTree.SubElement(case, "system-out").text = "\n".join([f"Read {_counts(checked)}.", *_unchecked(checked)])
     suite.set("tests", str(len(suite)))
@@ -243,22 +223,14 @@ def as_sarif(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     ]
     results = [
         {
-            "ruleId": one.finding.kind,
-            "ruleIndex": kinds.index(one.finding.kind),
-            "level": _LEVEL[one.finding.severity],
-            "message": {"text": finding_text(one)},
-            "locations": [{"physicalLocation": _location(one)}],
+            "ruleId": placed.finding.kind, "ruleIndex": kinds.index(placed.finding.kind),
+            "level": _LEVEL[placed.finding.severity], "message": {"text": finding_text(placed)},
+            "locations": [{"physicalLocation": _location(placed)}],
         }
-        for one in checked.found
-        if one.finding.kind in kinds
+        for placed in checked.found
+        if placed.finding.kind in kinds
     ]
-    notes = [
-        {
-            "level": "error",
-            "message": {"text": f"{_unread_text(one.file, one.line)}: {line_of(one.reason)}"},
-        }
-        for one in checked.unread
-    ]
+    notes = [{"level": "error", "message": {"text": _unread_text(line)}} for line in checked.unread]
     value = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -296,11 +268,11 @@ def as_github(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     lines = []
     for kind, count in checked.sorted_kinds():
         level = {"error": "error", "warning": "warning", "info": "notice"}[count.severity.value]
-        for one in _by_kind(checked, kind)[:MAX_TEXT]:
-            line = "" if one.place.line is None else f",line={one.place.line}"
+        for placed in _by_kind(checked, kind)[:MAX_TEXT]:
+            line = "" if placed.place.line is None else f",line={placed.place.line}"
             title = workflow_property(f"{title_of(kind)} ({kind})")
-            message = workflow_data(finding_text(one))
-            lines.append(f"::{level} file={workflow_property(one.place.file)}{line},title={title}::{message}")
+            message = workflow_data(finding_text(placed))
+            lines.append(f"::{level} file={workflow_property(placed.place.file)}{line},title={title}::{message}")
         if count.n_findings > MAX_TEXT:
             lines.append(f"::notice::{kind}: {count.n_findings - MAX_TEXT:,} more.")
     for unread in checked.unread[:MAX_TEXT]:
@@ -354,12 +326,9 @@ def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         lines += ["", OPENED]
     if checked.unread:
         lines += ["", "Not read:", ""]
-        lines += [
-            f"* {markdown_cell(_unread_text(one.file, one.line))}: {markdown_cell(one.reason)}"
-            for one in checked.unread[:MAX_TEXT]
-        ]
+        lines += [f"* {markdown_cell(_unread_text(line))}" for line in checked.unread[:MAX_TEXT]]
     if unchecked := list(_unchecked(checked)):
-        lines += ["", "Not checked, and on how many trajectories:", "", *(f"* {one}" for one in unchecked)]
+        lines += ["", "Not checked, and on how many trajectories:", "", *(f"* {sentence}" for sentence in unchecked)]
     return "\n".join(lines) + "\n"
 
 

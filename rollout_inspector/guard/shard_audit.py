@@ -80,14 +80,14 @@ class AuditSettings:
 
     def digest(self) -> str:
         """A hash of what decides the result beside the files: the settings, the tokenizer's files, the version."""
-        found = hashlib.sha256(json.dumps([VERSION, str(SCHEMA), asdict(self)]).encode())
+        digest = hashlib.sha256(json.dumps([VERSION, str(SCHEMA), asdict(self)]).encode())
         if self.tokenizer:
             from rollout_inspector.text.tokenizers.files import WANTED, tokenizer_folder
 
             for name in WANTED:
                 path = tokenizer_folder(self.tokenizer) / name
-                found.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"-")
-        return found.hexdigest()
+                digest.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"-")
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -135,16 +135,16 @@ def cut_files(
             cut.refused.append((str(path), f"{path} cannot be read: {error.strerror}."))
     cut.n_files = len(files)
     n_bytes = max(n_bytes, sum(files.values()) // MAX_SHARDS)
-    held: list[dict[str, Any]] = []
+    pieces: list[dict[str, Any]] = []
     for file in files:
         for piece in _pieces(file, format_name, n_bytes):
-            is_alone = "part" in piece or (held and "part" in held[-1])
-            if held and (is_alone or sum(one["bytes"] for one in held) + piece["bytes"] > n_bytes):
-                cut.shards.append(AuditShard(tuple(held)))
-                held = []
-            held.append(piece)
-    if held:
-        cut.shards.append(AuditShard(tuple(held)))
+            is_alone = "part" in piece or (pieces and "part" in pieces[-1])
+            if pieces and (is_alone or sum(item["bytes"] for item in pieces) + piece["bytes"] > n_bytes):
+                cut.shards.append(AuditShard(tuple(pieces)))
+                pieces = []
+            pieces.append(piece)
+    if pieces:
+        cut.shards.append(AuditShard(tuple(pieces)))
     return cut
 
 
@@ -156,9 +156,9 @@ def _pieces(file: Path, format_name: str, n_bytes: int) -> Iterator[dict[str, An
         whole |= {"bytes": state.st_size, "size": state.st_size, "changed": state.st_mtime_ns}
         source = Source.of_path(file)
         if source.size >= 2 * n_bytes:
-            found, _ = formats.read(source, format_name)
-            parts = found.cut(source, n_bytes) if found.cut else []
-            whole["format"] = found.name if parts else format_name
+            reader, _ = formats.read(source, format_name)
+            parts = reader.cut(source, n_bytes) if reader.cut else []
+            whole["format"] = reader.name if parts else format_name
     except (FileRefused, OSError):
         parts = []  # whoever reads it says why
     for part in parts:
@@ -182,12 +182,12 @@ def audit(shard: AuditShard, settings: AuditSettings) -> pa.Table:
         name = piece["path"]
         _must_be_as_cut(piece)
         try:
-            for line, format_name, one in _items(piece, settings):
-                if isinstance(one, Rejected):
-                    rows.append(unread_row(name, one.line, one.reason))
+            for line, format_name, item in _items(piece, settings):
+                if isinstance(item, Rejected):
+                    rows.append(unread_row(name, item.line, item.reason))
                     continue
-                found = diagnosis_of(one, codec, renderer)
-                rows.append(_row(name, line, place, format_name, one, found, fallback))
+                diagnosis = diagnosis_of(item, codec, renderer)
+                rows.append(_row(name, line, place, format_name, item, diagnosis, fallback))
                 place += 1
         except FileRefused as refusal:
             rows.append(unread_row(name, None, str(refusal)))
@@ -223,10 +223,10 @@ def trajectories_at(shard: AuditShard, settings: AuditSettings, places: set[int]
     for piece in shard.pieces:
         _must_be_as_cut(piece)
         try:
-            for line, _, one in _items(piece, settings):
-                if isinstance(one, Trajectory):
+            for line, _, item in _items(piece, settings):
+                if isinstance(item, Trajectory):
                     if place in places:
-                        yield replace(one, extra={**one.extra, "audited": {"file": piece["path"], "line": line}})
+                        yield replace(item, extra={**item.extra, "audited": {"file": piece["path"], "line": line}})
                     place += 1
                     if place > last:
                         return
@@ -241,8 +241,8 @@ def _items(piece: dict[str, Any], settings: AuditSettings) -> Iterator[tuple[int
     source = source if part is None else source.of_part(part)
     rule = TrainingStepRule(settings.step, settings.pattern)
     chosen, items = formats.read(source, piece["format"], rule)
-    for one in items:
-        yield source.line if chosen.by_line and source.line else None, chosen.name, one
+    for item in items:
+        yield source.line if chosen.by_line and source.line else None, chosen.name, item
 
 
 @lru_cache(maxsize=1)
@@ -264,12 +264,12 @@ def unread_row(file: str, line: int | None, reason: str) -> dict[str, Any]:
 def _row(
     file: str, line: int | None, place: int, format_name: str, one: Trajectory, diagnosis: Diagnosis, template: str
 ) -> dict[str, Any]:
-    found = [
+    findings = [
         finding
         for finding in diagnosis.findings
         if finding.kind != "not_decidable" or finding.severity is not Severity.INFO
     ]
-    worst = min((finding.severity for finding in found), key=_WORST_FIRST.index, default=None)
+    worst = min((finding.severity for finding in findings), key=_WORST_FIRST.index, default=None)
     sampled = sum(len(step.completion_ids) for step in one.steps)
     return {
         "file": _text(file, 4096), "line": line, "place": place, "format": format_name,
@@ -277,8 +277,8 @@ def _row(
         "tokenizer": _text(one.tokenizer), "policy_version": _text(one.steps[0].policy_version if one.steps else ""),
         "reward": one.reward, "n_steps": len(one.steps), "n_rows": len(one.rows),
         "n_tokens": sampled or sum(len(row.ids) for row in one.rows),
-        "n_findings": len(found), "worst": None if worst is None else worst.value,
-        "findings": [_finding(finding, one, template) for finding in found],
+        "n_findings": len(findings), "worst": None if worst is None else worst.value,
+        "findings": [_finding(finding, one, template) for finding in findings],
     }
 
 

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.snippets import contrast, counted
 from rollout_inspector.text.chat_templates.jinja_source.scan import line_text
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.chat_templates.probes.report import CheckReport
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 MAX_CHANGES = 40
 """Changes of one template that are tried alone."""
@@ -57,11 +59,23 @@ class ChangedLines:
             return f"{text} What it does alone cannot be told."
         if not self.titles:
             return f"{text} It changes no render."
-        shown = ", ".join(f"“{title}”" for title in self.titles[:MAX_TITLES])
+        titles = ", ".join(f"“{title}”" for title in self.titles[:MAX_TITLES])
         more = f" and {len(self.titles) - MAX_TITLES} more" if len(self.titles) > MAX_TITLES else ""
         return (
-            f"{text} It changes the renders of {counted(len(self.titles), 'probe')}: {shown}{more}. {self.difference}"
+            f"{text} It changes the renders of {counted(len(self.titles), 'probe')}: {titles}{more}. {self.difference}"
         )
+
+
+@dataclass(frozen=True)
+class LockComparison:
+    """What changed since a template was locked."""
+
+    outcome: ExitStatus
+    changes: tuple[str, ...] = ()
+    """One sentence for each change."""
+    lines: tuple[ChangedLines, ...] = ()
+    """The changed lines, those that change most renders first."""
+    notes: tuple[str, ...] = ()
 
 
 def lines_of(template: str) -> list[str]:
@@ -79,36 +93,38 @@ def changed_lines(
     before, after = lines_of(older.chat_template), lines_of(newer.chat_template)
     if max(len(before), len(after)) > MAX_LINES:
         return []
-    asked = _conversations(report)
-    conversations = [conversation for _, conversation in asked]
-    known = older.render_many(conversations, lines=True)
-    found = []
+    asked_conversations = _conversations(report)
+    conversations = [conversation for _, conversation in asked_conversations]
+    old_renders = older.render_many(conversations, lines=True)
+    changes = []
     until = time.monotonic() + MAX_TRIES_SECONDS
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     edits = [edit for edit in matcher.get_opcodes() if edit[0] != "equal"]
     for n, (_, start, stop, new_start, new_stop) in enumerate(edits):
-        one, other = ("".join(part).strip("\r\n") for part in (before[start:stop], after[new_start:new_stop]))
+        old_text, new_text = ("".join(part).strip("\r\n") for part in (before[start:stop], after[new_start:new_stop]))
         first = min(new_start + 1, max(len(after), 1))
         alone = "".join([*before[:start], *after[new_start:new_stop], *before[stop:]])
         renders: Sequence[Rendered] = ()
         if n < MAX_CHANGES and time.monotonic() < until:
             renders = TemplateRenderer(older.tokenizer, alone, now).render_many(conversations, lines=True)
         if not renders or any(it.kind in _NO_TEMPLATE for it in renders):
-            found.append(ChangedLines(first, new_stop, one, other, is_tried=False))
+            changes.append(ChangedLines(first, new_stop, old_text, new_text, is_tried=False))
             continue
-        differing = [m for m, it in enumerate(renders) if (it.text, it.error) != (known[m].text, known[m].error)]
-        titles = tuple(dict.fromkeys(asked[m][0] for m in differing))
-        difference = _difference(known[differing[0]], renders[differing[0]]) if differing else ""
-        found.append(ChangedLines(first, new_stop, one, other, titles, difference))
-    return sorted(found, key=lambda one: (-len(one.titles), one.first))
+        differing = [
+            m for m, it in enumerate(renders) if (it.text, it.error) != (old_renders[m].text, old_renders[m].error)
+        ]
+        titles = tuple(dict.fromkeys(asked_conversations[m][0] for m in differing))
+        difference = _difference(old_renders[differing[0]], renders[differing[0]]) if differing else ""
+        changes.append(ChangedLines(first, new_stop, old_text, new_text, titles, difference))
+    return sorted(changes, key=lambda one: (-len(one.titles), one.first))
 
 
 def first_difference(older: TemplateRenderer, newer: TemplateRenderer, report: CheckReport) -> str:
     """The first difference between the renders of two templates, and the line that writes it; empty = there is none."""
-    asked = _conversations(report)
-    conversations = [conversation for _, conversation in asked]
+    labelled = _conversations(report)
+    conversations = [conversation for _, conversation in labelled]
     renders = zip(older.render_many(conversations, True), newer.render_many(conversations, True), strict=True)
-    for (title, _), (was, now) in zip(asked, renders, strict=True):
+    for (title, _), (was, now) in zip(labelled, renders, strict=True):
         if (was.text, was.error) != (now.text, now.error):
             line = None if now.error else now.line_at(common_length(was.text, now.text))
             source = line_text(newer.chat_template, line)
@@ -119,11 +135,11 @@ def first_difference(older: TemplateRenderer, newer: TemplateRenderer, report: C
 
 def _conversations(report: CheckReport) -> list[tuple[str, Conversation]]:
     """Title and conversation of each render that a probe asked for."""
-    found = []
+    conversations = []
     for check in report.checks:
         sides = (check.comparison.before, check.comparison.after) if check.comparison else (check.failed,)
-        found += [(check.title, side.conversation) for side in sides if side is not None]
-    return found
+        conversations += [(check.title, side.conversation) for side in sides if side is not None]
+    return conversations
 
 
 def _difference(was: Rendered, now: Rendered) -> str:
@@ -131,5 +147,5 @@ def _difference(was: Rendered, now: Rendered) -> str:
         return f"Now it is not rendered: {now.error}"
     if was.error:
         return f"It was not rendered: {was.error}"
-    one, other = contrast(was.text, now.text)
-    return f"First, {one} becomes {other}."
+    old_text, new_text = contrast(was.text, now.text)
+    return f"First, {old_text} becomes {new_text}."

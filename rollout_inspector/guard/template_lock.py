@@ -15,7 +15,13 @@ from typing import Any
 
 from rollout_inspector.guard.checked_templates import CheckedTemplate, NamedTemplate, check_template
 from rollout_inspector.guard.fail_rules import ExitStatus
-from rollout_inspector.guard.template_changes import ChangedLines, changed_lines, first_difference, lines_of
+from rollout_inspector.guard.template_changes import (
+    ChangedLines,
+    LockComparison,
+    changed_lines,
+    first_difference,
+    lines_of,
+)
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.snippets import counted
@@ -65,24 +71,12 @@ class TemplateLock:
     """The version of Jinja that rendered."""
 
 
-@dataclass(frozen=True)
-class LockComparison:
-    """What changed since a template was locked."""
-
-    outcome: ExitStatus
-    changes: tuple[str, ...] = ()
-    """One sentence for each change."""
-    lines: tuple[ChangedLines, ...] = ()
-    """The changed lines, those that change most renders first."""
-    notes: tuple[str, ...] = ()
-
-
 def render_digests(report: CheckReport) -> dict[str, str]:
     """The digest of the renders of each probe that has two."""
     return {
-        one.name: _digest(one.comparison.before, one.comparison.after)
-        for one in report.checks
-        if one.comparison is not None
+        check.name: _digest(check.comparison.before, check.comparison.after)
+        for check in report.checks
+        if check.comparison is not None
     }
 
 
@@ -101,11 +95,9 @@ def locked(checked: CheckedTemplate) -> LockedTemplate:
     report = checked.report
     assert report is not None
     return LockedTemplate(
-        report.chat_template,
-        None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
+        report.chat_template, None if checked.template.tokenizer is None else checked.template.tokenizer.sha256,
         {purpose.value: outcome_of(purpose, report.checks) for purpose in Purpose if purpose is not Purpose.FACTS},
-        {one.name: one.status.value for one in report.checks},
-        render_digests(report),
+        {check.name: check.status.value for check in report.checks}, render_digests(report),
     )
 
 
@@ -115,23 +107,23 @@ def lock_text(checked: Mapping[str, CheckedTemplate]) -> str:
         "version": FILE_VERSION,
         "checks_version": chat_templates.VERSION,
         "jinja": version("jinja2"),
-        "templates": {name: _entry(one) for name, one in sorted(checked.items())},
+        "templates": {name: _entry(template) for name, template in sorted(checked.items())},
     }
     return json.dumps(value, indent=1) + "\n"
 
 
 def _entry(checked: CheckedTemplate) -> dict[str, Any]:
-    found = locked(checked)
+    entry = locked(checked)
     sentences = checked.report.verdicts if checked.report is not None else {}
     return {
-        "sha256": found.sha256,
-        "tokenizer_sha256": found.tokenizer_sha256,
+        "sha256": entry.sha256,
+        "tokenizer_sha256": entry.tokenizer_sha256,
         "verdicts": {
-            name: {"safe": safe, "sentence": sentences.get(name, "")} for name, safe in found.verdicts.items()
+            name: {"safe": safe, "sentence": sentences.get(name, "")} for name, safe in entry.verdicts.items()
         },
-        "checks": dict(found.checks),
-        "renders": dict(found.renders),
-        "template": lines_of(found.text),
+        "checks": dict(entry.checks),
+        "renders": dict(entry.renders),
+        "template": lines_of(entry.text),
     }
 
 
@@ -147,16 +139,16 @@ def read_lock(path: str | Path) -> TemplateLock:
     templates = value.get("templates") if isinstance(value, dict) else None
     if not isinstance(templates, dict) or value.get("version") != FILE_VERSION:
         raise Refusal(f"{path} is no lock file of version {FILE_VERSION}: it has no such 'templates'. {make}")
-    found = {}
+    locked_templates = {}
     for name, entry in templates.items():
-        one = _read_entry(entry)
-        if one is None:
+        template = _read_entry(entry)
+        if template is None:
             raise Refusal(f"The lock file {path} is broken at {name[:200]!r}. {make}")
-        found[name] = one
+        locked_templates[name] = template
     checks_version, jinja = value.get("checks_version"), value.get("jinja")
     if not isinstance(checks_version, int) or not isinstance(jinja, str):
         raise Refusal(f"The lock file {path} does not say which version wrote it. {make}")
-    return TemplateLock(found, checks_version, jinja[:40])
+    return TemplateLock(locked_templates, checks_version, jinja[:40])
 
 
 def _read_entry(entry: Any) -> LockedTemplate | None:
@@ -170,16 +162,18 @@ def _read_entry(entry: Any) -> LockedTemplate | None:
         return None
     if checks is None or renders is None or not isinstance(verdicts, dict):
         return None
-    safe: dict[str, Any] = {name: one.get("safe") if isinstance(one, dict) else "" for name, one in verdicts.items()}
-    if not all(isinstance(one, bool | None) for one in safe.values()) or not isinstance(tokenizer, str | None):
+    safe: dict[str, Any] = {
+        name: verdict.get("safe") if isinstance(verdict, dict) else "" for name, verdict in verdicts.items()
+    }
+    if not all(isinstance(flag, bool | None) for flag in safe.values()) or not isinstance(tokenizer, str | None):
         return None
-    found = LockedTemplate("".join(lines), tokenizer, safe, checks, renders)
-    is_sound = len(found.text) <= TEMPLATE_CHARS and found.sha256 == entry.get("sha256")
-    return found if is_sound else None
+    template = LockedTemplate("".join(lines), tokenizer, safe, checks, renders)
+    is_sound = len(template.text) <= TEMPLATE_CHARS and template.sha256 == entry.get("sha256")
+    return template if is_sound else None
 
 
 def _texts(value: Any) -> dict[str, str] | None:
-    if isinstance(value, dict) and all(isinstance(one, str) for one in value.values()):
+    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
         return value
     return None
 
@@ -191,9 +185,9 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
     """
     before = lock.templates.get(name)
     if before is None:
-        known = ", ".join(sorted(lock.templates)) or "none"
+        names = ", ".join(sorted(lock.templates)) or "none"
         return LockComparison(
-            ExitStatus.UNDECIDED, (f"The lock file has no template {name}. It has: {known}. Lock it too.",)
+            ExitStatus.UNDECIDED, (f"The lock file has no template {name}. It has: {names}. Lock it too.",)
         )
     tokenizer = checked.template.tokenizer
     if checked.report is None:
@@ -205,7 +199,7 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
     if after.sha256 != before.sha256:
         changes.append(f"The template changed: sha256 {before.sha256[:12]} became {after.sha256[:12]}.")
     if after.tokenizer_sha256 != before.tokenizer_sha256:
-        was, now = (_tokenizer_words(one) for one in (before.tokenizer_sha256, after.tokenizer_sha256))
+        was, now = (_tokenizer_words(tokenizer) for tokenizer in (before.tokenizer_sha256, after.tokenizer_sha256))
         notes.append(f"The template was locked with {was} and is checked with {now}.")
         if None in (before.tokenizer_sha256, after.tokenizer_sha256) and not changes:
             notes.append(
@@ -221,7 +215,7 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
         older = check_template(NamedTemplate(name, before.text, tokenizer), now=LOCK_TIME).report
         if older is not None:
             lines = _lines(older, checked)
-            changes += [] if any(one.titles for one in lines) else _together(older, checked)
+            changes += [] if any(line.titles for line in lines) else _together(older, checked)
     elif changes and lock.checks_version != chat_templates.VERSION:
         notes += changes
         notes.append(
@@ -257,8 +251,8 @@ def _check_changes(before: LockedTemplate, after: LockedTemplate, report: CheckR
 
 
 def _titles(names: Sequence[str], report: CheckReport) -> str:
-    shown = ", ".join(f"“{report.check(name).title}”" for name in names[:MAX_TOLD])
-    return shown + (f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else "")
+    titles = ", ".join(f"“{report.check(name).title}”" for name in names[:MAX_TOLD])
+    return titles + (f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else "")
 
 
 def _render_changes(before: LockedTemplate, after: LockedTemplate, report: CheckReport) -> list[str]:
@@ -267,13 +261,13 @@ def _render_changes(before: LockedTemplate, after: LockedTemplate, report: Check
     gone = [name for name in before.renders if name not in after.renders]
     if not names and not gone:
         return []
-    found = [f"The renders of {counted(len(names), 'probe')} changed: {_titles(names, report)}."] if names else []
-    return found + ([f"{counted(len(gone), 'probe')} cannot be rendered any more."] if gone else [])
+    changes = [f"The renders of {counted(len(names), 'probe')} changed: {_titles(names, report)}."] if names else []
+    return changes + ([f"{counted(len(gone), 'probe')} cannot be rendered any more."] if gone else [])
 
 
 def _lines(older: CheckReport, checked: CheckedTemplate) -> list[ChangedLines]:
-    one, other = _renderers(older, checked)
-    return changed_lines(one, other, older, LOCK_TIME)
+    old, new = _renderers(older, checked)
+    return changed_lines(old, new, older, LOCK_TIME)
 
 
 def _together(older: CheckReport, checked: CheckedTemplate) -> list[str]:
@@ -284,5 +278,5 @@ def _together(older: CheckReport, checked: CheckedTemplate) -> list[str]:
 
 def _renderers(older: CheckReport, checked: CheckedTemplate) -> tuple[TemplateRenderer, TemplateRenderer]:
     tokenizer = checked.template.tokenizer
-    one, other = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in (older.chat_template, checked.template.text))
-    return one, other
+    old, new = (TemplateRenderer(tokenizer, text, LOCK_TIME) for text in (older.chat_template, checked.template.text))
+    return old, new

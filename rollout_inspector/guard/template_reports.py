@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollout_inspector.guard.checked_templates import CheckedTemplate
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.report_formats import markdown_cell, workflow_data, workflow_property
-from rollout_inspector.guard.template_lock import LockComparison
+from rollout_inspector.guard.template_changes import LockComparison
 from rollout_inspector.guard.text_files import line_of
 from rollout_inspector.text.chat_templates.probes.report import Check
 
@@ -21,95 +20,65 @@ MAX_CHECKS = 3
 """Failing checks of one template that are printed."""
 
 
-@dataclass(frozen=True, eq=False)
-class ReportedTemplate:
-    """A checked template, and what changed since it was locked."""
-
-    checked: CheckedTemplate
-    compared: LockComparison | None = None
-    """None = no lock was named."""
-
-    @property
-    def outcome(self) -> ExitStatus:
-        """With a lock, a change fails; what was locked as not safe is accepted. A void pass is no pass either way."""
-        if self.compared is None:
-            return self.checked.outcome
-        is_void = None in self.checked.outcomes().values()
-        return ExitStatus.of_all([self.compared.outcome, *([ExitStatus.UNDECIDED] if is_void else [])])
-
-    def last_sentence(self) -> str:
-        """The outcome in words."""
-        if self.compared is not None and self.outcome is ExitStatus.FAILED:
-            return "Failed: it is not what was locked. If that is meant, write the lock again."
-        reasons = " ".join(self.checked.reasons())
-        if self.outcome is ExitStatus.PASSED:
-            known = f" Known since it was locked: {reasons}" if reasons else ""
-            return f"Passed: {'it is what was locked' if self.compared is not None else 'safe'}.{known}"
-        if self.outcome is ExitStatus.FAILED:
-            return f"Failed: {reasons}"
-        unsaid = "" if self.compared is None else " ".join([*self.compared.changes, *self.compared.notes])
-        return f"Not decided: {' '.join(filter(None, [reasons, unsaid]))}"
-
-
-def as_text(found: Sequence[ReportedTemplate]) -> str:
+def as_text(found: Sequence[CheckedTemplate]) -> str:
     """For a terminal."""
     lines = []
-    for one in found:
-        report = one.checked.report
-        lines.append(line_of(one.checked.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else ""))
+    for template in found:
+        report = template.report
+        lines.append(line_of(template.name) + (f" (sha256 {report.chat_template_sha256[:12]})" if report else ""))
         if report is not None:
             lines += [f"  {note}" for note in report.notes]
             lines += [f"  {purpose}: {verdict}" for purpose, verdict in report.verdicts.items()]
-            failing = one.checked.failing()
+            failing = template.failing()
             lines += [
-                f"  broken: {check.title}. {check.detail}{_decided(one.checked, check)}"
+                f"  broken: {check.title}. {check.detail}{_decided(template, check)}"
                 for check in failing[:MAX_CHECKS]
             ]
             lines += [f"  ... and {len(failing) - MAX_CHECKS} more."] * (len(failing) > MAX_CHECKS)
-        if one.compared is not None and one.compared.outcome is not ExitStatus.UNDECIDED:
-            lines += [f"  changed: {change}" for change in one.compared.changes]
-            lines += [f"  {changed.sentence()}" for changed in one.compared.lines]
-            lines += [f"  {note}" for note in one.compared.notes]
-        lines += [f"  {one.last_sentence()}", ""]
+        if template.compared is not None and template.compared.outcome is not ExitStatus.UNDECIDED:
+            lines += [f"  changed: {change}" for change in template.compared.changes]
+            lines += [f"  {changed.sentence()}" for changed in template.compared.lines]
+            lines += [f"  {note}" for note in template.compared.notes]
+        lines += [f"  {template.last_sentence()}", ""]
     return "\n".join(line_of(line) for line in lines)
 
 
 def _decided(checked: CheckedTemplate, check: Check) -> str:
     """Which condition decides on a difference, as a sentence after a blank; empty = not known."""
-    found = check.to_dict(checked.template.text)["decided_by"]
-    return "" if found is None else f" Decided on line {found['line']}: {found['source']}"
+    decision = check.to_dict(checked.template.text)["decided_by"]
+    return "" if decision is None else f" Decided on line {decision['line']}: {decision['source']}"
 
 
-def as_json(found: Sequence[ReportedTemplate]) -> str:
+def as_json(found: Sequence[CheckedTemplate]) -> str:
     """One object."""
     value = {
         "version": VERSION,
-        "outcome": ExitStatus.of_all(one.outcome for one in found).name.lower(),
-        "templates": [_value(one) for one in found],
+        "outcome": ExitStatus.of_all(template.outcome for template in found).name.lower(),
+        "templates": [_value(template) for template in found],
     }
     return json.dumps(value, indent=1) + "\n"
 
 
-def _value(one: ReportedTemplate) -> dict[str, Any]:
-    report, compared = one.checked.report, one.compared
-    tokenizer = one.checked.template.tokenizer
+def _value(one: CheckedTemplate) -> dict[str, Any]:
+    report, compared = one.report, one.compared
+    tokenizer = one.template.tokenizer
     return {
-        "name": one.checked.name,
+        "name": one.name,
         "outcome": one.outcome.name.lower(),
-        "reasons": one.checked.reasons(),
+        "reasons": one.reasons(),
         "sha256": None if report is None else report.chat_template_sha256,
         "tokenizer_sha256": None if tokenizer is None else tokenizer.sha256,
         "prefix_preserving": None if report is None else report.prefix_preserving,
         "verdicts": {} if report is None else dict(report.verdicts),
-        "checks": [] if report is None else [_check_value(one.checked, check) for check in report.checks],
+        "checks": [] if report is None else [_check_value(one, check) for check in report.checks],
         "lock": None if compared is None else _lock_value(compared),
     }
 
 
 def _check_value(checked: CheckedTemplate, check: Check) -> dict[str, Any]:
-    found = check.to_dict(checked.template.text)
+    value = check.to_dict(checked.template.text)
     names = ("name", "title", "purpose", "status", "void", "decisive", "detail", "line", "source", "decided_by")
-    return {name: found[name] for name in names}
+    return {name: value[name] for name in names}
 
 
 def _lock_value(compared: LockComparison) -> dict[str, Any]:
@@ -119,46 +88,46 @@ def _lock_value(compared: LockComparison) -> dict[str, Any]:
         "notes": list(compared.notes),
         "lines": [
             {
-                "first": one.first,
-                "last": one.last,
-                "was": one.was,
-                "now": one.now,
-                "probes": list(one.titles),
-                "is_tried": one.is_tried,
-                "sentence": one.sentence(),
+                "first": line.first, "last": line.last, "was": line.was, "now": line.now, "probes": list(line.titles),
+                "is_tried": line.is_tried, "sentence": line.sentence(),
             }
-            for one in compared.lines
+            for line in compared.lines
         ],
     }
 
 
-def as_github(found: Sequence[ReportedTemplate]) -> str:
+def as_github(found: Sequence[CheckedTemplate]) -> str:
     """Workflow commands: an annotation for each changed line and for each template."""
     lines = []
-    for one in found:
-        file = workflow_property(_file_of(one.checked))
-        for changed in one.compared.lines if one.compared is not None else ():
+    for template in found:
+        file = workflow_property(_file_of(template))
+        for changed in template.compared.lines if template.compared is not None else ():
             place = f"file={file},line={changed.first}"
             level = "error" if changed.titles or not changed.is_tried else "notice"
             lines.append(f"::{level} {place},title=Chat template::{workflow_data(changed.sentence())}")
-        said = [*(one.compared.changes if one.compared is not None else ()), one.last_sentence()]
-        level = "notice" if one.outcome is ExitStatus.PASSED else "error"
-        lines.append(f"::{level} file={file},title=rollout-inspector template::{workflow_data(' '.join(said))}")
+        sentences = [*(template.compared.changes if template.compared is not None else ()), template.last_sentence()]
+        level = "notice" if template.outcome is ExitStatus.PASSED else "error"
+        lines.append(f"::{level} file={file},title=rollout-inspector template::{workflow_data(' '.join(sentences))}")
     return "\n".join(lines) + "\n"
 
 
-def as_markdown(found: Sequence[ReportedTemplate]) -> str:
+def as_markdown(found: Sequence[CheckedTemplate]) -> str:
     """For the summary of a job."""
-    lines = [f"## Chat templates: {ExitStatus.of_all(one.outcome for one in found).name.lower()}", ""]
+    lines = [f"## Chat templates: {ExitStatus.of_all(template.outcome for template in found).name.lower()}", ""]
     lines += ["| template | outcome | why |", "|---|---|---|"]
     lines += [
-        f"| {markdown_cell(one.checked.name)} | {one.outcome.name.lower()} | {markdown_cell(one.last_sentence())} |"
-        for one in found
+        f"| {markdown_cell(template.name)} | {template.outcome.name.lower()} "
+        f"| {markdown_cell(template.last_sentence())} |"
+        for template in found
     ]
-    for one in found:
-        told = [*one.compared.changes, *(line.sentence() for line in one.compared.lines)] if one.compared else []
-        if told:
-            lines += ["", f"{markdown_cell(one.checked.name)}:", "", *(f"* {markdown_cell(text)}" for text in told)]
+    for template in found:
+        changes = (
+            [*template.compared.changes, *(line.sentence() for line in template.compared.lines)]
+            if template.compared
+            else []
+        )
+        if changes:
+            lines += ["", f"{markdown_cell(template.name)}:", "", *(f"* {markdown_cell(text)}" for text in changes)]
     return "\n".join(lines) + "\n"
 
 
@@ -169,7 +138,7 @@ def _file_of(checked: CheckedTemplate) -> str:
     return str(inside if inside.is_file() else path)
 
 
-TemplateReport = Callable[[Sequence[ReportedTemplate]], str]
+TemplateReport = Callable[[Sequence[CheckedTemplate]], str]
 TEMPLATE_REPORTS: dict[str, TemplateReport] = {
     "text": as_text,
     "json": as_json,

@@ -107,7 +107,7 @@ def _fields(item: Any) -> Mapping[str, Any]:
 
 
 def _episode(steps: Sequence[Any], name: str) -> Trajectory:
-    return Trajectory(name, tuple(one if isinstance(one, Step) else step_of(_fields(one)) for one in steps))
+    return Trajectory(name, tuple(step if isinstance(step, Step) else step_of(_fields(step)) for step in steps))
 
 
 def _size(item: Any) -> int:
@@ -156,9 +156,9 @@ def _chosen(value: Any, indices: Sequence[int]) -> Any:
 
 
 def _unknown(fields: Mapping[str, Any]) -> str:
-    known = ", ".join(str(key)[:40] for key in list(fields)[:MAX_KEYS_TOLD]) or "none"
+    keys = ", ".join(str(key)[:40] for key in list(fields)[:MAX_KEYS_TOLD]) or "none"
     return (
-        f"The batch has no token ids: its fields are {known}. Known are {', '.join(IDS)}, or {', '.join(PROMPTS)} with "
+        f"The batch has no token ids: its fields are {keys}. Known are {', '.join(IDS)}, or {', '.join(PROMPTS)} with "
         f"{', '.join(COMPLETIONS)}."
     )
 
@@ -208,16 +208,16 @@ def _first(fields: Mapping[str, Any], names: Iterable[str]) -> Any:
 
 
 def _mask(fields: Mapping[str, Any], n: int, n_response: int) -> Mask:
-    found = _first(fields, MASKS)
-    if found is None and fields.get("labels") is not None:
+    values = _first(fields, MASKS)
+    if values is None and fields.get("labels") is not None:
         return array_of(fields["labels"]) != _IGNORED
-    if found is None and not n_response:
+    if values is None and not n_response:
         raise Refusal(f"A row has no loss mask. Known are {', '.join(MASKS)}, labels.")
-    if found is None:
+    if values is None:
         mask = np.zeros(n, dtype=np.bool_)
         mask[n - n_response :] = True
         return mask
-    mask = array_of(found).astype(np.bool_)
+    mask = array_of(values).astype(np.bool_)
     if fields.get("completion_mask") is not None and fields.get("tool_mask") is not None:
         mask = mask & array_of(fields["tool_mask"]).astype(np.bool_)
     return _placed(mask, n, n_response, False)
@@ -235,8 +235,8 @@ def _column(value: Any, n: int, n_response: int, mask: Mask, fill: float = np.na
     values = array_of(value).astype(np.float32)
     if values.ndim == 0 and len(mask) == n:
         return np.where(mask, values, np.float32(0)).astype(np.float32)
-    found: Floats = _placed(values, n, n_response, np.float32(fill))
-    return found
+    column: Floats = _placed(values, n, n_response, np.float32(fill))
+    return column
 
 
 def _attention(fields: Mapping[str, Any], n: int, n_prompt: int, n_response: int) -> Mask | None:
@@ -244,11 +244,11 @@ def _attention(fields: Mapping[str, Any], n: int, n_prompt: int, n_response: int
     attention = fields.get("attention_mask")
     if attention is not None and _length(attention) == n:
         return array_of(attention).astype(np.bool_)
-    kept = np.ones(n, dtype=np.bool_)
+    is_real = np.ones(n, dtype=np.bool_)
     for name, start, length in (("prompt_mask", 0, n_prompt), ("completion_mask", n_prompt, n_response)):
         if fields.get(name) is not None and _length(fields[name]) == length and n == n_prompt + n_response:
-            kept[start : start + length] = array_of(fields[name]).astype(np.bool_)
-    return kept
+            is_real[start : start + length] = array_of(fields[name]).astype(np.bool_)
+    return is_real
 
 
 def _without_padding(row: Row, kept: Mask | None) -> Row:
@@ -263,9 +263,7 @@ def _without_padding(row: Row, kept: Mask | None) -> Row:
         return values[cut] if len(values) == n else values
 
     return Row(
-        row.ids[cut],
-        column(row.loss_mask),
-        None if row.logprobs is None else column(row.logprobs),
+        row.ids[cut], column(row.loss_mask), None if row.logprobs is None else column(row.logprobs),
         columns={name: column(values) for name, values in row.columns.items()},
     )
 
@@ -279,20 +277,17 @@ def step_of(fields: Mapping[str, Any]) -> Step:
     """One engine call of its fields by name. Raises :class:`Refusal`."""
     prompt, completion = _first(fields, PROMPTS), _first(fields, (*COMPLETIONS, "token_ids"))
     if prompt is None or completion is None:
-        known = ", ".join(map(str, fields))[:300]
-        raise Refusal(f"A step needs the token ids of its prompt and its completion; its fields are {known}.")
+        keys = ", ".join(map(str, fields))[:300]
+        raise Refusal(f"A step needs the token ids of its prompt and its completion; its fields are {keys}.")
     messages, tools = fields.get("messages"), fields.get("tools")
     logprobs = _first(fields, LOGPROBS)
     try:
         return Step(
-            ids_array(array_of(prompt)),
-            ids_array(array_of(completion)),
+            ids_array(array_of(prompt)), ids_array(array_of(completion)),
             None if logprobs is None else array_of(logprobs).astype(np.float32),
             finish_reason=str(fields.get("finish_reason") or ""),
             request=None if messages is None else Request(tuple(messages), None if tools is None else tuple(tools)),
-            reply=fields.get("reply"),
-            text=fields.get("text"),
-            policy_version=str(fields.get("policy_version") or ""),
+            reply=fields.get("reply"), text=fields.get("text"), policy_version=str(fields.get("policy_version") or ""),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise Refusal(f"A step cannot be read: {error}.") from error

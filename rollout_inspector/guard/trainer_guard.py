@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.guard.cached_renderer import CachedRenderer
 from rollout_inspector.guard.checked_files import (
     CheckedFiles,
-    FindingPlace,
     KindCount,
     PlacedFinding,
     codec_of,
     diagnosis_of,
+    placed_finding,
     title_of,
 )
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule
-from rollout_inspector.guard.known_renders import KnownRenders
 from rollout_inspector.guard.report_formats import REPORTS, finding_text
 from rollout_inspector.guard.trainer_batches import GuardedItems, items_of_rows, items_of_steps
 from rollout_inspector.refusal import Refusal
@@ -37,7 +37,7 @@ class GuardFailed(Exception):
     """What was asked to raise found something. ``findings`` holds it with its place."""
 
     def __init__(self, findings: Sequence[PlacedFinding]) -> None:
-        super().__init__("\n".join(f"{one.finding.kind}: {finding_text(one)}" for one in findings[:3]))
+        super().__init__("\n".join(f"{placed.finding.kind}: {finding_text(placed)}" for placed in findings[:3]))
         self.findings = tuple(findings)
 
 
@@ -62,15 +62,8 @@ class Guard:
     """
 
     def __init__(
-        self,
-        tokenizer: Any = None,
-        *,
-        chat_template: str | None = None,
-        on: str = "warn",
-        sample: float = 0.05,
-        fail_on: str = "error",
-        max_seconds: float = MAX_SECONDS,
-        seed: int | None = None,
+        self, tokenizer: Any = None, *, chat_template: str | None = None, on: str = "warn", sample: float = 0.05,
+        fail_on: str = "error", max_seconds: float = MAX_SECONDS, seed: int | None = None,
     ) -> None:
         """``tokenizer``: a folder, a loaded tokenizer, or one of ``transformers``; None = only ids and columns.
 
@@ -89,7 +82,7 @@ class Guard:
         self.on, self.sample, self.max_seconds = on, sample, max_seconds
         self._rule: FailRule = fail_rule(fail_on)
         self._codec, self._folder = codec_of(tokenizer)
-        self._renderer: KnownRenders | None = None
+        self._renderer: CachedRenderer | None = None
         text = chat_template
         if text is None and self._codec is not None:
             text = self._codec.chat_template
@@ -100,7 +93,7 @@ class Guard:
             problem = chat_templates.cannot_render(renderer)
             if problem and chat_template:
                 raise Refusal(f"The chat template cannot be used. {problem}")
-            self._renderer = None if problem else KnownRenders(renderer)
+            self._renderer = None if problem else CachedRenderer(renderer)
         self._random = random.Random(seed)
         self._share = self._random.random()  # so that ranks do not look at the same calls
         self._counts: Counter[str] = Counter()
@@ -131,16 +124,16 @@ class Guard:
         with self._lock:
             names = ("calls", "seen", "checked", "tokens_seen", "tokens_checked", "failing", "dropped", "unchecked",
                      "late", "unreadable", "errors")
-            found: dict[str, Any] = {name: self._counts[name] for name in names}
-            found["seconds"], found["slowest_seconds"] = self._seconds, self._slowest
-            found["findings"] = {kind: count.n_findings for kind, count in self._checked.sorted_kinds()}
-            return found
+            figures: dict[str, Any] = {name: self._counts[name] for name in names}
+            figures["seconds"], figures["slowest_seconds"] = self._seconds, self._slowest
+            figures["findings"] = {kind: count.n_findings for kind, count in self._checked.sorted_kinds()}
+            return figures
 
     def figures(self, prefix: str = "guard/") -> dict[str, float]:
         """The counters as flat numbers, for the logger of a trainer."""
-        found = self.counters()
-        kinds = found.pop("findings")
-        flat = {f"{prefix}{name}": float(value) for name, value in found.items()}
+        figures = self.counters()
+        kinds = figures.pop("findings")
+        flat = {f"{prefix}{name}": float(value) for name, value in figures.items()}
         return flat | {f"{prefix}findings/{kind}": float(n) for kind, n in kinds.items()}
 
     def report(self, form: str = "text") -> str:
@@ -166,9 +159,9 @@ class Guard:
             self._look(look)
             if self.on == "raise" and look.unreadable:
                 raise Refusal(look.unreadable)
-            kept = value
+            remaining = value
             if self.on == "drop" and (dropped := set(look.dropped)):
-                kept = items.kept([n for n in range(items.n) if n not in dropped])
+                remaining = items.kept([n for n in range(items.n) if n not in dropped])
                 with self._lock:
                     self._counts["dropped"] += len(dropped)
         except Exception as error:
@@ -180,7 +173,7 @@ class Guard:
             self._timed(start)
         if self.on == "raise" and look.failing:
             raise GuardFailed(list(look.failing))
-        return kept
+        return remaining
 
     def _choose(self, n: int) -> list[int]:
         """Which of ``n`` items are looked at: at random, and over many calls exactly the share that was asked for."""
@@ -234,17 +227,8 @@ class Guard:
             self._warn("unreadable", str(error))
             look.unreadable = look.unreadable or str(error)
             return
-        failing = [one for one in diagnosis.findings if self._fails(one)]
-        placed = [
-            PlacedFinding(
-                one,
-                FindingPlace(
-                    "trainer", None, trajectory.external_id, trajectory.training_step, one.step, one.row, one.start,
-                    one.stop,
-                ),
-            )
-            for one in failing
-        ]
+        failing = [finding for finding in diagnosis.findings if self._fails(finding)]
+        placed = [placed_finding(finding, "trainer", None, trajectory) for finding in failing]
         with self._lock:
             self._checked.add("trainer", None, trajectory, diagnosis)
             self._counts["checked"] += 1
@@ -253,8 +237,8 @@ class Guard:
         if placed:
             look.failing += placed
             look.dropped.append(n)
-        for one in placed:
-            self._warn(one.finding.kind, f"{title_of(one.finding.kind)}. {finding_text(one)}")
+        for finding in placed:
+            self._warn(finding.finding.kind, f"{title_of(finding.finding.kind)}. {finding_text(finding)}")
 
     def _fails(self, finding: Finding) -> bool:
         return finding.kind != "not_decidable" and self._rule.concerns(finding.kind, KindCount(finding.severity))

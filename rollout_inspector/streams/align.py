@@ -29,26 +29,12 @@ class AlignedGroup:
     right_stop: int
     equal: bool
     """Both stretches hold the same tokens, and so equally many."""
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Equal tokens that a page hides."""
-
-    left_start: int
-    left_stop: int
-    right_start: int
-    right_stop: int
-
-    @property
-    def n_tokens(self) -> int:
-        return self.left_stop - self.left_start
+    is_folded: bool = False
+    """A page hides these equal tokens."""
 
 
 def align_same_bytes(
-    left_bytes: Sequence[bytes],
-    right_bytes: Sequence[bytes],
-    left_ids: Ids | None = None,
+    left_bytes: Sequence[bytes], right_bytes: Sequence[bytes], left_ids: Ids | None = None,
     right_ids: Ids | None = None,
 ) -> list[AlignedGroup]:
     """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time.
@@ -214,12 +200,12 @@ def _groups(blocks: Sequence[tuple[int, int, int]], n_left: int, n_right: int) -
     return groups
 
 
-def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> list[AlignedGroup | Fold]:
+def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> list[AlignedGroup]:
     """Hide the inside of equal groups; ``context`` tokens next to a difference stay visible.
 
     ``least``: a group stays whole when no more than so many tokens would be hidden.
     """
-    folded: list[AlignedGroup | Fold] = []
+    folded: list[AlignedGroup] = []
     for index, group in enumerate(groups):
         length = group.left_stop - group.left_start
         head = context if index else 0
@@ -230,7 +216,7 @@ def fold(groups: Sequence[AlignedGroup], context: int = 8, least: int = 1) -> li
         a, b = group.left_start, group.right_start
         if head:
             folded.append(AlignedGroup(a, a + head, b, b + head, True))
-        folded.append(Fold(a + head, a + length - tail, b + head, b + length - tail))
+        folded.append(AlignedGroup(a + head, a + length - tail, b + head, b + length - tail, True, True))
         if tail:
             folded.append(AlignedGroup(a + length - tail, a + length, b + length - tail, b + length, True))
     return folded

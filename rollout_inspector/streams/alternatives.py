@@ -7,7 +7,6 @@ log-probability is minus infinity is none: sampling left fewer tokens over than 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,14 +20,10 @@ MAX_STORED = 1000
 """The most alternatives of a token that are kept."""
 
 
-@dataclass(frozen=True, eq=False)
-class Alternatives:
-    """The likeliest tokens at each place of a completion, likeliest first."""
+Alternatives = tuple[Ids, Floats]
+"""The likeliest tokens at each place of a completion, likeliest first: ids ``[C, K]`` and log-probabilities ``[C, K]``.
 
-    ids: Ids
-    """``[C, K]``"""
-    logprobs: Floats
-    """``[C, K]``; minus infinity where there is no alternative."""
+Minus infinity where there is no alternative."""
 
 
 def packed(entries: Sequence[Sequence[tuple[int, float]]], k: int | None = None) -> tuple[Ids, Floats] | None:
@@ -57,7 +52,7 @@ def unpacked(ids: Ids | None, logprobs: Floats | None, n_tokens: int) -> Alterna
         return None
     if len(ids) != len(logprobs) or len(ids) % n_tokens:
         return None
-    return Alternatives(ids.reshape(n_tokens, -1), logprobs.reshape(n_tokens, -1))
+    return ids.reshape(n_tokens, -1), logprobs.reshape(n_tokens, -1)
 
 
 def problem(step: Step) -> str:
@@ -81,30 +76,31 @@ def problem(step: Step) -> str:
 def count(step: Step) -> int:
     """K, the alternatives of each sampled token; 0 = none are recorded."""
     entries = unpacked(step.alternative_ids, step.alternative_logprobs, len(step.completion_ids))
-    return 0 if entries is None else entries.ids.shape[1]
+    return 0 if entries is None else entries[0].shape[1]
 
 
-def behind_likeliest(found: Alternatives, logprobs: Floats) -> Floats:
+def behind_likeliest(alternatives: Alternatives, logprobs: Floats) -> Floats:
     """``[C]``, in nats: how far each sampled token stands behind the likeliest one. 0 = it is the likeliest.
 
     The sampled token need not be among the alternatives. NaN where either is not known.
     """
-    n = len(found.ids)
+    likeliest = alternatives[1][:, 0]
+    n = len(likeliest)
     behind: Floats = np.full(n, np.nan, dtype=np.float32)
     n_known = min(n, len(logprobs))
     with np.errstate(invalid="ignore"):
-        behind[:n_known] = found.logprobs[:n_known, 0] - logprobs[:n_known]
+        behind[:n_known] = likeliest[:n_known] - logprobs[:n_known]
     behind[~np.isfinite(behind)] = np.nan
     return np.maximum(behind, 0)
 
 
-def entropy_at_least(found: Alternatives) -> Floats:
+def entropy_at_least(alternatives: Alternatives) -> Floats:
     """``[C]``, in nats: the least entropy that a distribution with these likeliest tokens can have.
 
     Every other token is at most as likely as the last alternative. So the mass ``r`` that is left adds at least
     ``-r * log p_K``, with ``p_K`` the least of the alternatives. NaN where nothing is known.
     """
-    logprobs = found.logprobs.astype(np.float64)
+    logprobs = alternatives[1].astype(np.float64)
     is_there = np.isfinite(logprobs)
     p = np.where(is_there, np.exp(np.where(is_there, logprobs, 0.0)), 0.0)
     terms = np.where(is_there, -p * np.where(is_there, logprobs, 0.0), 0.0).sum(axis=1)

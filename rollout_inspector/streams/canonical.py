@@ -39,14 +39,14 @@ def canonical_check_batch(
     streams: Sequence[Ids], codec: Codec, data: Sequence[bytes] | None = None
 ) -> list[list[Drift]]:
     """:func:`canonical_check` of each stream, with one call of the encoder. ``data``: the streams' bytes, if known."""
-    anchor = _anchor(codec)
+    anchor, anchor_ids = _anchor(codec)
     texts = [
         text_bytes.decode("utf-8", "replace")
         for text_bytes in (bytes_of_each(streams, codec) if data is None else data)
     ]
-    encoded = codec.encode_batch([anchor.text + text for text in texts])
+    encoded = codec.encode_batch([anchor + text for text in texts])
     return [
-        _drifts(ids, _without_anchor(again, anchor, text, codec), codec)
+        _drifts(ids, _without_anchor(again, anchor_ids, text, codec), codec)
         for ids, text, again in zip(streams, texts, encoded, strict=True)
     ]
 
@@ -60,27 +60,20 @@ def bytes_of_each(streams: Sequence[Ids], codec: Codec) -> list[bytes]:
     return [data[start:stop] for start, stop in pairwise(at)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Anchor:
-    """Text before every stream. An encoder that adds a space at the start adds it there."""
-
-    text: str
-    ids: Ids
-
-
 @lru_cache(maxsize=1)
-def _anchor(codec: Codec) -> _Anchor:
+def _anchor(codec: Codec) -> tuple[str, Ids]:
+    """Text before every stream, and its ids. An encoder that adds a space at the start adds it there."""
     probe = codec.encode("a")
     if not b"".join(codec.token_bytes(probe)).startswith(b" "):
-        return _Anchor("", probe[:0])
-    return _Anchor("\n", codec.encode("\n"))
+        return "", probe[:0]
+    return "\n", codec.encode("\n")
 
 
-def _without_anchor(encoded: Ids, anchor: _Anchor, text: str, codec: Codec) -> Ids:
-    n = len(anchor.ids)
+def _without_anchor(encoded: Ids, anchor: Ids, text: str, codec: Codec) -> Ids:
+    n = len(anchor)
     if not n:
         return encoded
-    if len(encoded) >= n and np.array_equal(encoded[:n], anchor.ids):
+    if len(encoded) >= n and np.array_equal(encoded[:n], anchor):
         return encoded[n:]
     return codec.encode(text)  # the stream's text merged with the anchor
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +23,8 @@ Joined = Callable[[Ids], tuple[bytes, NDArray[np.int64]]]
 """``joined_bytes`` of a codec: the bytes of ids, and for each id ``[n]`` the offset at which its bytes end."""
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Sampled words in a row that a message does not hold."""
-
-    text: str
-    start: int
-    """The stretch is ``[start, stop)`` of the completion's tokens."""
-    stop: int
+Stretch = tuple[str, int, int]
+"""Sampled words in a row that a message does not hold: their text, and the completion's tokens ``[start, stop)``."""
 
 
 def holds_all(decoded: str, texts: Iterable[str]) -> bool:
@@ -69,7 +62,7 @@ def unheld_tokens(completion_ids: Ids, is_special: Mask, joined: Joined, held: s
         first = int(np.searchsorted(ends, n_bytes, side="right"))
         n_bytes, at = n_bytes + len(stretch_bytes), stop
         last = int(np.searchsorted(ends, n_bytes, side="left"))
-        stretches.append(Stretch(stretch_bytes.decode("utf-8", "replace"), int(plain[first]), int(plain[last]) + 1))
+        stretches.append((stretch_bytes.decode("utf-8", "replace"), int(plain[first]), int(plain[last]) + 1))
     return stretches
 
 

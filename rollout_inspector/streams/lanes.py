@@ -139,9 +139,7 @@ class Lane:
 
 
 def find_lanes(
-    steps: Sequence[LaneStep],
-    rows: Sequence[LaneRow],
-    causes: Mapping[int, str] | None = None,
+    steps: Sequence[LaneStep], rows: Sequence[LaneRow], causes: Mapping[int, str] | None = None,
 ) -> list[Lane]:
     """The lanes of a trajectory, in the order of their first steps; none where no step has token ids.
 

@@ -35,13 +35,13 @@ class Media:
 
 
 @dataclass(frozen=True)
-class SaidCall:
+class ToolCall:
     """A tool call."""
 
-    id: str
     name: str
     arguments: Any
     """A value where the source wrote JSON, otherwise its text."""
+    id: str = field(default="", compare=False)
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Said:
     texts: list[Any] = field(default_factory=list)
     """In order: a text, or a media part."""
     reasoning: list[str] = field(default_factory=list)
-    calls: list[SaidCall] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     result_of: str = ""
     """The id of the call that it answers."""
     name: str = ""
@@ -155,7 +155,7 @@ def _add(said: Said, results: list[Said], part: Any) -> None:
     elif kind in ("thinking", "reasoning"):
         said.reasoning.append(_joined(part.get("thinking") or part.get("text") or part.get("reasoning") or ""))
     elif kind == "tool_use":
-        said.calls.append(SaidCall(str(part.get("id") or ""), str(part.get("name") or ""), part.get("input")))
+        said.calls.append(ToolCall(str(part.get("name") or ""), part.get("input"), str(part.get("id") or "")))
     elif kind == "tool_result":
         answer = Said("tool", _parts(part.get("content")), result_of=str(part.get("tool_use_id") or ""), is_result=True)
         results.append(_marked(answer, part))
@@ -184,14 +184,14 @@ def _marked(said: Said, value: Mapping[str, Any]) -> Said:
     return said
 
 
-def _call(value: Mapping[str, Any], key: Any) -> SaidCall:
+def _call(value: Mapping[str, Any], key: Any) -> ToolCall:
     function = value.get("function")
     fields = function if isinstance(function, Mapping) else value
     arguments = fields.get("arguments")
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
-    return SaidCall(str(key or ""), str(fields.get("name") or ""), arguments)
+    return ToolCall(str(fields.get("name") or ""), arguments, str(key or ""))
 
 
 def _joined(value: Any) -> str:

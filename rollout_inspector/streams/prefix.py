@@ -173,10 +173,7 @@ def row_of(steps: Sequence[Step], step_indices: tuple[int, ...]) -> Row:
             has_logprobs = True
         done = stop
     return Row(
-        ids=ids,
-        loss_mask=loss_mask,
-        logprobs=logprobs if has_logprobs else None,
-        origin=origin,
+        ids=ids, loss_mask=loss_mask, logprobs=logprobs if has_logprobs else None, origin=origin,
         step_indices=step_indices,
     )
 

@@ -131,11 +131,7 @@ def time_of_call(step: Step) -> datetime | None:
 
 
 def _shown_date(
-    step: Step,
-    request: Request,
-    renderer: Renderer,
-    codec: Codec,
-    dates: Sequence[Mapping[str, Any]],
+    step: Step, request: Request, renderer: Renderer, codec: Codec, dates: Sequence[Mapping[str, Any]],
     formats: Sequence[str],
 ) -> tuple[str, str] | None:
     """What the recorded prompt holds in the place of the first date, and its format; None = no date that can be read.

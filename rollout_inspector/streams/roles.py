@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,14 +21,11 @@ _HEADER = re.compile(r"[ \t]*([A-Za-z]+)(?:\.[\w.\-]+)?(?:[ \t]+to=[^\n]*)?[ \t]
 _HEADER_BYTES = 96
 
 
-@dataclass(frozen=True)
-class RoleTurn:
-    """Tokens ``[start, stop)`` of a stream that the header of one role opens. The header is part of the turn."""
+RoleTurn = tuple[int, int, str]
+"""Tokens ``[start, stop)`` of a stream that the header of one role opens, with the header, and the role.
 
-    start: int
-    stop: int
-    role: str
-    """``system``, ``developer``, ``user``, ``assistant`` or ``tool``; ``prompt`` for text before the first header."""
+Roles are ``system``, ``developer``, ``user``, ``assistant``, ``tool``; ``prompt`` for text before the first header.
+"""
 
 
 def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[bytes]]) -> list[RoleTurn]:
@@ -63,7 +59,7 @@ def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[by
         lead_in = bool(special[: opened[0][0]].all())  # a BOS belongs to the first turn
         opened[0:1] = [(0, opened[0][1])] if lead_in else [(0, "prompt"), opened[0]]
     edges = [*(start for start, _ in opened[1:]), len(ids)]
-    return [RoleTurn(start, stop, role) for (start, role), stop in zip(opened, edges, strict=True)]
+    return [(start, stop, role) for (start, role), stop in zip(opened, edges, strict=True)]
 
 
 def _words(name: bytes) -> list[str]:

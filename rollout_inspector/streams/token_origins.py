@@ -36,10 +36,7 @@ def origins_of_text(
 
 
 def origins_of_texts(
-    whole: bytes,
-    offsets: Ids,
-    special: Mask | Sequence[bool],
-    stops: Sequence[int],
+    whole: bytes, offsets: Ids, special: Mask | Sequence[bool], stops: Sequence[int],
     new_messages: Sequence[Sequence[Message]],
 ) -> Origins:
     """:func:`origins_of_text` for joined deltas. Each delta ends at the next of ``stops`` and has separate messages."""

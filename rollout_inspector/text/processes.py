@@ -88,11 +88,8 @@ class PipedProcess(ChildProcess):
         self._title = title
         self.pipe, theirs = Pipe()
         super().__init__(
-            ["-c", program, str(theirs.fileno())],
-            env={**os.environ, **(environment or {}), "PYTHONPATH": path},
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            **options,
+            ["-c", program, str(theirs.fileno())], env={**os.environ, **(environment or {}), "PYTHONPATH": path},
+            pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL, **options,
         )
         theirs.close()
 
@@ -140,13 +137,8 @@ class LimitedProcess(ChildProcess):
         # Isolated: no variable of the environment says what it imports, nor that compiled code is not to be kept.
         options = ["-I", "-X", "utf8", *(["-B"] if sys.dont_write_bytecode else [])]
         super().__init__(
-            [*options, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", **(environment or {})},
-            cwd="/",
+            [*options, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
+            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", **(environment or {})}, cwd="/",
         )
         assert self.process.stdin is not None and self.process.stdout is not None
         self._stdin, self._stdout = self.process.stdin, self.process.stdout

@@ -9,7 +9,7 @@ from typing import Any
 FOLDER = Path(__file__).with_name("training")
 STEPS = 30
 SHARED: dict[str, Any] = {"groups": 2, "group_size": 4, "repeated": 1, "rate": 2.5e-4, "temperature": 1.2, "seed": 1}
-"""Settings of every run, as ``tools.grpo.GrpoSettings`` takes them."""
+"""Settings of every run, as ``tools.demo_policy.grpo.GrpoSettings`` takes them."""
 
 
 @dataclass(frozen=True, eq=False)

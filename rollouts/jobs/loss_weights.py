@@ -18,7 +18,7 @@ from rollout_inspector.diagnose.loss_weights.figures import (
     WeightSums,
     moved,
 )
-from rollout_inspector.diagnose.loss_weights.of_rows import common_advantage, with_columns_of
+from rollout_inspector.diagnose.loss_weights.row_weights import common_advantage, with_columns_of
 from rollout_inspector.diagnose.loss_weights.rules import MEANS
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched

@@ -11,13 +11,13 @@ from django.db import transaction
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.message_view import ToolCall
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.audit import (
     Completion,
     ParserReading,
-    ReadCall,
     ReadingAudit,
     as_text,
     audit,
@@ -156,7 +156,7 @@ def _compared(
     )
     if parsers is not None:
         for kind, name, answer in parsers.read_all(completion.text, tools, say):
-            calls = tuple(ReadCall(call["name"], _value(call["arguments"])) for call in answer.get("calls", ()))
+            calls = tuple(ToolCall(call["name"], _value(call["arguments"])) for call in answer.get("calls", ()))
             error = storable_text(without_paths(answer.get("error", "")))
             reading = ParserReading(answer.get("content", ""), answer.get("reasoning", ""), calls, error)
             read.append((kind, name, reading))
@@ -185,7 +185,7 @@ def _by_template(
         return None
     try:
         renderer = chat_templates.renderer(codec, text)
-        if note := form_of(codec, renderer).note:
+        if note := form_of(codec, renderer)[2]:
             notes.append(note)
         tools = None if step.request is None else step.request.tools
         reading = reading_of(parser_of(codec, renderer)(step.prompt_ids, step.completion_ids, tools))
@@ -235,7 +235,7 @@ def _no_calls(text: str, tools: object) -> tuple[str, list[dict[str, Any]]]:
     return text, []
 
 
-def _plain(call: ReadCall) -> tuple[str, Any]:
+def _plain(call: ToolCall) -> tuple[str, Any]:
     return call.name, {} if call.arguments in (None, "") else call.arguments
 
 
@@ -246,16 +246,16 @@ def _told(reading: ParserReading, found: ReadingAudit, start: int) -> dict[str, 
         return [[start + a, start + b] for a, b in spans]
 
     pieces: list[Mapping[str, Any]] = [
-        {"kind": piece.kind, "text": _clipped(piece.text), "characters": len(piece.text), "tokens": places(piece.spans)}
-        | ({"arguments": _clipped(as_text(piece.arguments))} if piece.kind == "call" else {})
-        for piece in found.pieces
+        {"kind": kind, "text": _clipped(text), "characters": len(text), "tokens": places(spans)}
+        | ({"arguments": _clipped(as_text(arguments))} if kind == "call" else {})
+        for kind, text, arguments, spans in found.pieces
     ]
     return {
         "pieces": pieces[: KEPT_CALLS + 2],
         "n_calls": len(reading.calls),
         "lost": [
-            {"text": _clipped(gap.text), "characters": len(gap.text), "tokens": [start + gap.start, start + gap.stop]}
-            for gap in found.lost
+            {"text": _clipped(text), "characters": len(text), "tokens": [start + first, start + stop]}
+            for text, first, stop in found.lost
         ],
         "n_lost": found.n_lost,
         "added": [_clipped(text) for text in found.added],

@@ -162,12 +162,12 @@ class _Work:
         )
         try:
             if parser_name := str(model.options.get("tool_call_parser", "")):
-                way = Way(tool_call_reader(parser_name, tokenizer.hf), f"vLLM's parser {parser_name}")
+                way: Way = tool_call_reader(parser_name, tokenizer.hf), f"vLLM's parser {parser_name}", ""
             else:
                 way = way_of(tokenizer, context.renderer)
         except EngineError as error:
             return str(error)
-        run.settings |= {"tool_calls": way.words, "tool_calls_note": way.note}
+        run.settings |= {"tool_calls": way[1], "tool_calls_note": way[2]}
         try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
@@ -176,7 +176,7 @@ class _Work:
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
-                    parser(tokenizer.hf, tokenizer.stop_ids, way.read),
+                    parser(tokenizer.hf, tokenizer.stop_ids, way[0]),
                     limits,
                     Callbacks(
                         prefetcher.more,
@@ -231,7 +231,7 @@ class _Work:
     def _refusal(self, refused: TemplateRewrites | None) -> tuple[Finding, ...]:
         if refused is None:
             return ()
-        from rollout_inspector.diagnose.refused import finding_of_refusal
+        from rollout_inspector.diagnose.template_refusal import finding_of_refusal
 
         self.refused = True
         return (finding_of_refusal(self.context.codec, refused),)

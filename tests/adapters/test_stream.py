@@ -131,7 +131,7 @@ def test_a_full_queue_drops_and_counts(
 
     gate = threading.Event()
     real = RolloutStream._write
-    monkeypatch.setattr(RolloutStream, "_write", lambda self, batch: (gate.wait(20), real(self, batch)))
+    monkeypatch.setattr(RolloutStream, "_write", lambda self, *batch: (gate.wait(20), real(self, *batch)))
     stream = opened(server, tmp_path, run="r", max_queued_values=250)
     record = {"ids": list(range(100))}
     assert stream.send(record)

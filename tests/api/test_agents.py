@@ -28,7 +28,7 @@ from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run, default_project
 from tests.api.conftest import member_of, token_for
 from tests.conftest import ROOT
-from tests.tito import gap_runs
+from tests.samples import gap_runs
 from tests.web.trajectory_samples import Maker
 
 FORGETS = (

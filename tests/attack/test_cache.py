@@ -26,6 +26,7 @@ from rollouts.store.runs import figures
 from rollouts.store.runs.run_writes import start_run
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
+from tests.samples.product import source_files
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker
 
@@ -149,11 +150,11 @@ def test_nothing_of_the_server_unpickles_what_it_did_not_write() -> None:
     assert product.CELERY_TASK_SERIALIZER == "json" and product.CELERY_ACCEPT_CONTENT == ["json"]
     assert chosen.SESSION_ENGINE.endswith(".db") and chosen.SESSION_SERIALIZER.endswith("JSONSerializer")
     reading = set()
-    for path in [*(ROOT / "inspector").rglob("*.py"), *(ROOT / "rollouts").rglob("*.py")]:
+    for path in source_files():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             if {"pickle", "shelve", "marshal", "dill", "cloudpickle", "joblib"} & set(names):
                 reading.add(path.relative_to(ROOT).as_posix())
-    assert reading == {"rollouts/sampling/engines/engine_process.py", "tools/management/commands/convert_pickle.py"}
+    assert reading == {"rollouts/sampling/engines/engine_process.py", "tools/pickles/unpickling.py"}

@@ -24,7 +24,7 @@ from rollouts.worker import jobs
 from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until
 from tests.samples.formats import GYM, changed, jsonl
-from tests.tasks.shard_work import change_kind
+from tests.samples.shard_work import change_kind
 
 
 def check_of(user: User, n: int) -> Job:

@@ -17,7 +17,7 @@ from rollout_inspector.text import confinement
 from rollout_inspector.text.confinement import missing
 
 ROOT = Path(__file__).parents[2]
-WORKER = ROOT / "rollouts" / "chat_templates" / "sandbox" / "worker" / "__main__.py"
+WORKER = ROOT / "rollout_inspector" / "text" / "chat_templates" / "sandbox" / "worker" / "__main__.py"
 
 STAND_IN = """
 import ctypes, encodings.idna, fcntl, os, resource, runpy, socket, subprocess, sys, threading

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.text.chat_templates import CheckStatus, check, renderer
 from rollout_inspector.text.chat_templates.jinja_source.scan import deciding_condition, scan
@@ -18,7 +18,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import thinking_
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, find_message_shape
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
 from rollout_inspector.text.chat_templates.probes.report import CheckReport
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 

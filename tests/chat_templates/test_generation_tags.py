@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.text.chat_templates import check, find_marks, renderer
 from rollout_inspector.text.chat_templates.jinja_source.parts import CannotTakeApart, cut, explicit, take_apart, walk
 from rollout_inspector.text.chat_templates.probes.assistant_masks import merged
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.chat_templates import PLAIN, PROMPT, TURN
 

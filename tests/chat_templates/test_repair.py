@@ -36,7 +36,7 @@ def test_the_one_line_fix_of_qwen3(corpus: Path) -> None:
     ]
     assert check(tokenizer, repair.template).prefix_preserving
     assert "tool_append" in repair.fixes and "user_append" in repair.still_broken
-    assert repair.changed and all(one.before != one.after for one in repair.changed)
+    assert repair.changed and all(before != after for _, before, after in repair.changed)
     assert repair.wider is not None and not repair.wider.still_broken
     found = report.to_dict()["repair"]
     assert found["verified"] is True and found["changed_conversations"] == len(found["changed"])
@@ -113,12 +113,12 @@ def test_edits_are_ordered_by_likelihood_and_apply_cleanly() -> None:
     template = "{% if a and (b or loop.last) %}x{% endif %}{{ 'y' if m.reasoning else 'z' }}"
     template += "{% if m.role == 'user' and a %}{% endif %}"
     found = edits(template, {1: 0})
-    assert found[0].apply(template).startswith("{% if true %}x")
-    results = {edit.apply(template) for edit in found}
+    results = [template[:start] + text + template[stop:] for _, start, stop, text in found]
+    assert results[0].startswith("{% if true %}x")
     assert any("{% if a and (b) %}" in result for result in results)
     assert any("{% if a and (b or false) %}" in result for result in results)
     assert any("{{ 'y' if true else 'z' }}" in result for result in results)
-    assert found[-1].rank > found[0].rank
+    assert found[-1][0] > found[0][0]
 
 
 def test_a_changed_set_can_be_the_repair(tiny_tokenizer: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_changed_set_can_be_the_repair(tiny_tokenizer: Path) -> None:
         "{% for m in messages %}{% set here = not loop.last %}\n"
         "{% if m.role == 'assistant' and here %}~{% endif %}" + TURN + "{% endfor %}" + PROMPT
     )
-    found = [edit.apply(broken) for edit in edits(broken, {1: 0})]
+    found = [broken[:start] + text + broken[stop:] for _, start, stop, text in edits(broken, {1: 0})]
     assert found[0].startswith("{% for m in messages %}{% set here = true %}")
     tokenizer = load(tiny_tokenizer)
     repair, detail = find_repair(tokenizer, check(tokenizer, broken))
@@ -206,8 +206,8 @@ def test_every_conversation_of_the_check_that_changes_is_listed(tiny_tokenizer: 
     report = check(tokenizer, broken)
     repair, detail = find_repair(tokenizer, report)
     assert repair is not None, detail
-    listed = {json.dumps([one.conversation.messages, one.conversation.tools], default=list) for one in repair.changed}
-    assert any("RESX1" in str(message["content"]) for one in repair.changed for message in one.conversation.messages
+    listed = {json.dumps([one.messages, one.tools], default=list) for one, _, _ in repair.changed}
+    assert any("RESX1" in str(message["content"]) for one, _, _ in repair.changed for message in one.messages
                if isinstance(message["content"], dict))
     for one in report.checks:
         for side in (one.comparison.before, one.comparison.after) if one.comparison else ():
@@ -221,8 +221,8 @@ def test_a_conversation_whose_prompted_render_alone_changes_is_listed() -> None:
     one = "{% for m in messages %}" + TURN + "{% endfor %}" + PROMPT
     cache, _ = make_render_cache(TemplateRenderer(None, one), None, None)
     changed = RegressionSet(cache).changed(one.replace("assistant\n{% endif", "assistant:\n{% endif"))
-    assert changed and all(found.to_dict()["add_generation_prompt"] for found in changed)
-    assert len({repr(found.conversation.messages) for found in changed}) > 10
+    assert changed and all(conversation.add_generation_prompt for conversation, _, _ in changed)
+    assert len({repr(conversation.messages) for conversation, _, _ in changed}) > 10
 
 
 def test_a_repair_that_hides_a_message_is_not_given(tiny_tokenizer: Path) -> None:
@@ -262,12 +262,12 @@ def test_suspects_follow_names_to_where_they_are_set() -> None:
 def test_operands() -> None:
     text = "{{ a and b or 'x and y' }}"
     found = list(operands(pieces(text)[0].tokens))
-    assert [text[one.start : one.stop] for one in found] == ["a", "b", "'x and y'"]
-    assert [one.word for one in found] == ["and", "and", "or"]
-    dropped = [text[3 : one.joined_start] + text[one.joined_stop : -3] for one in found]
+    assert [text[slice(*operand)] for operand, _, _ in found] == ["a", "b", "'x and y'"]
+    assert [word for _, _, word in found] == ["and", "and", "or"]
+    dropped = [text[3:start] + text[stop:-3] for _, (start, stop), _ in found]
     assert dropped == ["b or 'x and y'", "a or 'x and y'", "a and b"]
     for nested in ("{{ not (a or b) }}", "{{ (not(a or b)) }}"):
-        assert [nested[one.start : one.stop] for one in operands(pieces(nested)[0].tokens)] == ["a", "b"]
+        assert [nested[slice(*operand)] for operand, _, _ in operands(pieces(nested)[0].tokens)] == ["a", "b"]
     assert list(operands(pieces("{{ (a or b)[c] }}")[0].tokens)) == []
 
 

@@ -88,7 +88,7 @@ def test_many_threads_share_the_pool() -> None:
     for thread in threads:
         thread.join(60)
     assert sorted(found) == sorted(str(n * 100 + m) for n in range(8) for m in range(10))
-    assert len(client.pool().idle) <= client.pool().size
+    assert len(client.pool().idle) <= 2
 
 
 def test_a_forked_process_has_its_own_pool() -> None:
@@ -135,7 +135,9 @@ def _alive(pid: int) -> bool:
 
 def test_the_sandbox_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from rollout_inspector.text.chat_templates import renderer; renderer(None, 'a').render_text([]);"
+        "import sys; from rollout_inspector.text.chat_templates import renderer;"
+        "from rollout_inspector.streams.interfaces import Conversation;"
+        "renderer(None, 'a').render_text(Conversation([]));"
         "heavy = {'torch', 'transformers', 'django', 'tokenizers'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=120)

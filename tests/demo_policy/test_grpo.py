@@ -17,7 +17,7 @@ from rollout_inspector.diagnose import examine
 from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollouts.sampling.demo_policy import MODEL_DIR
-from tools.grpo import GrpoSettings, GrpoStep, train
+from tools.demo_policy.grpo import GrpoSettings, GrpoStep, train
 
 FEW = {"groups": 2, "group_size": 3, "temperature": 1.2, "rate": 1e-3, "threads": 1, "max_tokens": 64}
 
@@ -87,7 +87,7 @@ def test_a_cache_that_is_kept_is_stale_on_prompts_that_come_again() -> None:
     collector = GapCollector()
     for one in (one for step in made for one in step.trajectories):
         collector.add(one, enumerate(one.rows))
-    found = [cause.cause for cause in causes_of(collector.done()).causes]
+    found = [cause.cause for cause in causes_of(collector.done())[0]]
     assert "stale_cache" in found, [step.gap for step in made]
 
 

@@ -35,7 +35,7 @@ def test_the_gap_is_named_by_its_fault(run: TrainingRun) -> None:
             for found in examine(one, None).findings:
                 kinds.setdefault(found.row or 0, set()).add(found.kind)
         collector.add(one, enumerate(one.rows), kinds=kinds)
-    named = causes_of(collector.done()).causes
+    named = causes_of(collector.done())[0]
     assert [one.cause for one in named] == ([run.cause] if run.cause else [])
     assert all(one.from_step is not None and one.from_step <= 2 for one in named)
 
@@ -49,7 +49,7 @@ def test_a_tool_that_looks_after_each_step_names_lost_weights_early() -> None:
         for one in held:
             if (one.training_step or 0) <= last:
                 collector.add(one, enumerate(one.rows))
-        assert [one.cause for one in causes_of(collector.done()).causes] == ["weights_not_delivered"], last
+        assert [one.cause for one in causes_of(collector.done())[0]] == ["weights_not_delivered"], last
 
 
 def test_they_are_small() -> None:

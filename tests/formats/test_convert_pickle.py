@@ -16,6 +16,7 @@ from django.core.management import CommandError, call_command
 from rollout_inspector.formats import FileRefused, Source
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.samples.formats import read
+from tests.samples.product import source_files
 
 torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -186,7 +187,7 @@ def test_the_server_names_the_command_and_opens_no_pickle() -> None:
             read(data)
     assert Source.of_bytes(b"{}").kind() == "plain"
     openers = set()
-    for path in [*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")]:
+    for path in source_files():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
             module = node.module if isinstance(node, ast.ImportFrom) else ""
@@ -194,9 +195,9 @@ def test_the_server_names_the_command_and_opens_no_pickle() -> None:
             if {"pickle", "dill", "joblib", "cloudpickle", "convert_pickle"} & {*names, *(module or "").split(".")} or (
                 called.startswith(("torch.load(", "pd.read_pickle(")) or "allow_pickle=True" in called
             ):
-                openers.add(str(path.relative_to(ROOT / "rollouts")))
+                openers.add(path.relative_to(ROOT).as_posix())
     # The engine's process is given pickles by the worker that started it, through a pipe of theirs, and by nobody else.
-    assert openers == {"management/commands/convert_pickle.py", "engines/process.py"}
+    assert openers == {"tools/pickles/unpickling.py", "rollouts/sampling/engines/process.py"}
 
 
 def training(**more: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_inspector.formats import FORMATS, FileRefused, Rejected, Source, read
-from rollout_inspector.formats.containers import cutting, packed
+from rollout_inspector.formats.containers import compression, cutting
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.readers import sessions
@@ -82,7 +82,7 @@ def test_a_file_that_is_packed_in_one_or_damaged_is_not_cut(kind: str) -> None:
 
     def spy(*arguments: Any) -> Any:
         nonlocal reads
-        for piece in packed.pieces(*arguments):
+        for piece in compression.pieces(*arguments):
             reads += 1
             yield piece
 
@@ -164,7 +164,7 @@ def test_sessions_are_cut_where_they_end(name: str, order: list[int], n_bytes: i
     assert not parts or (len(parts) > 1 and found == whole)
     assert sum(part.size for part in parts) <= source.size
     if max_gap == 1:  # no part reads what it does not need, but for blank lines
-        assert sum(n for part in parts if part.sessions for *_, n in part.sessions.spans) <= len(order) + 9
+        assert sum(n for part in parts if part.sessions for *_, n in part.sessions[0]) <= len(order) + 9
     if len(set(order) - {-1, -4}) > 2 and n_bytes < 3:
         assert parts
 
@@ -175,7 +175,7 @@ def test_mixed_sessions_have_fewer_parts() -> None:
     chosen, _ = read(source)
     assert chosen.cut is not None
     parts = chosen.cut(source, source.size // 50)
-    n_read = [n for part in parts if part.sessions for *_, n in part.sessions.spans]
+    n_read = [n for part in parts if part.sessions for *_, n in part.sessions[0]]
     assert 2 < len(parts) < 20 and 151 * 2 < sum(n_read) <= sessions.MAX_READS * 151
 
 

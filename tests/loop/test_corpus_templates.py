@@ -319,17 +319,17 @@ def test_how_calls_are_read_is_said(corpus: Path, monkeypatch: pytest.MonkeyPatc
     def way(text: str) -> Way:
         return way_of(tokenizer, renderer(tokenizer, text))
 
-    assert way((corpus / "templates" / "qwen3.jinja").read_text()).read is plain
-    assert "that the chat template writes" in way((corpus / "templates" / "qwen3-coder.jinja").read_text()).words
-    assert way((corpus / "templates" / "vllm--chatml.jinja").read_text()).note == ""
+    assert way((corpus / "templates" / "qwen3.jinja").read_text())[0] is plain
+    assert "that the chat template writes" in way((corpus / "templates" / "qwen3-coder.jinja").read_text())[1]
+    assert way((corpus / "templates" / "vllm--chatml.jinja").read_text())[2] == ""
     strange = (
         "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for c in m.tool_calls %}CALL"
         " {{ c.function.name }}{% for k in c.function.arguments %} {{ k|length }}{% endfor %}{% endfor %}\n{% endfor %}"
     )
-    found = way(strange)
-    assert found.read is plain and "form that is not understood" in found.note and "tool_call_parser" in found.note
+    read, _, note = way(strange)
+    assert read is plain and "form that is not understood" in note and "tool_call_parser" in note
     monkeypatch.setattr(tokenizer.hf, "response_template", {"x": 1}, raising=False)
-    assert way(strange + "{# #}") == Way(None, "the tokenizer's response template")
+    assert way(strange + "{# #}") == (None, "the tokenizer's response template", "")
 
 
 def test_a_thought_that_the_template_has_begun_is_a_thought(corpus: Path) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from rollout_inspector.streams.message_view import ToolCall
 from rollout_inspector.streams.trajectory import ids_array
-from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadCall, ReadingAudit, audit, reading_of
+from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadingAudit, audit, reading_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, load
 from rollouts.jobs.parser_comparison import differences
 
-SUM = ReadCall("add", {"a": 1, "b": "x\ny é"})
+SUM = ToolCall("add", {"a": 1, "b": "x\ny é"})
 RAW = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x\\ny \\u00e9"}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>'
 
@@ -26,18 +27,18 @@ def completion(codec: LoadedTokenizer, text: str, stop: str = "<|im_end|>") -> C
 
 
 def told(one: Completion, found: ReadingAudit) -> list[tuple[str, list[str]]]:
-    return [(piece.kind, [one.codec.decode(one.ids[a:b]).strip() for a, b in piece.spans]) for piece in found.pieces]
+    return [(kind, [one.codec.decode(one.ids[a:b]).strip() for a, b in spans]) for kind, _, _, spans in found.pieces]
 
 
 def test_each_part_has_its_tokens_and_a_call_its_raw_text(codec: LoadedTokenizer) -> None:
     one = completion(codec, f"<think>I add é.</think>\nI look.\n{RAW}\n{OTHER}\nThen I tell.")
-    reading = ParserReading("I look.\nThen I tell.", "I add é.", (SUM, ReadCall("sub", "{}")))
+    reading = ParserReading("I look.\nThen I tell.", "I add é.", (SUM, ToolCall("sub", "{}")))
     found = audit(one, reading)
     assert told(one, found) == [
         ("reasoning", ["I add é."]), ("content", ["I look.", "Then I tell."]), ("call", [RAW]), ("call", [OTHER]),
     ]
     assert (found.lost, found.n_lost, found.added) == ((), 0, ())
-    covered = {place for piece in found.pieces for start, stop in piece.spans for place in range(start, stop)}
+    covered = {place for piece in found.pieces for start, stop in piece[3] for place in range(start, stop)}
     unread = [place for place in range(one.n_said) if place not in covered]
     assert found.n_unread_tokens == len(unread)
     assert codec.decode(one.ids[unread]).split() == ["<think></think>"]
@@ -47,12 +48,12 @@ def test_each_part_has_its_tokens_and_a_call_its_raw_text(codec: LoadedTokenizer
 def test_what_a_parser_lost_and_what_it_made_up_is_told_with_places(codec: LoadedTokenizer) -> None:
     one = completion(codec, f"Now I look here.\n{RAW}")
     found = audit(one, ParserReading("", "", (SUM,)))
-    assert [stretch.text for stretch in found.lost] == ["Now I look here"]
-    assert codec.decode(one.ids[found.lost[0].start : found.lost[0].stop]).strip().startswith("Now I look here")
+    assert [text for text, _, _ in found.lost] == ["Now I look here"]
+    assert codec.decode(one.ids[found.lost[0][1] : found.lost[0][2]]).strip().startswith("Now I look here")
     found = audit(one, ParserReading("Now I look here. Let me know how it goes.", "", (SUM,)))
     assert found.added == ("Let me know how it goes",) and found.lost == ()
-    missing = audit(one, ParserReading(calls=(ReadCall("multiply", {"q": 9}),)))
-    assert [piece.spans for piece in missing.pieces] == [()] and missing.n_unread_tokens == one.n_said
+    missing = audit(one, ParserReading(calls=(ToolCall("multiply", {"q": 9}),)))
+    assert [piece[3] for piece in missing.pieces] == [[]] and missing.n_unread_tokens == one.n_said
     assert audit(one, ParserReading(error="It failed.")) == ReadingAudit()
 
 
@@ -74,11 +75,11 @@ def test_messages_of_any_source_are_readings() -> None:
     chat = {"role": "assistant", "content": None, "reasoning": "hm", "plan": "first this",
             "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1}'}}]}
     reading = reading_of(chat)
-    assert (reading.content, reading.reasoning, reading.calls) == ("", "hm", (ReadCall("add", {"a": 1}),))
+    assert (reading.content, reading.reasoning, reading.calls) == ("", "hm", (ToolCall("add", {"a": 1}),))
     assert "first this" in reading.held and reading_of(None) == reading_of({}) == ParserReading()
     assert differences(ParserReading("<think>hm</think> I", "", ()), ParserReading("I", "hm"), False) == []
     assert differences(
-        ParserReading("I", "", (ReadCall("f", "{bad"),)), ParserReading("I", "", (ReadCall("f", {}),)), False
+        ParserReading("I", "", (ToolCall("f", "{bad"),)), ParserReading("I", "", (ToolCall("f", {}),)), False
     ) == ["calls"]
     assert differences(ParserReading(RAW), ParserReading(), False) == ["content"]
     assert differences(ParserReading("I", "", ()), ParserReading("you", "hm"), False) == ["content"]
@@ -92,17 +93,17 @@ def test_a_hostile_completion_is_looked_through_in_seconds(codec: LoadedTokenize
         leaves = {f"k{n}": part for n in range(100)}
         began = time.process_time()
         audit(
-            one, ParserReading(text[::-1], text[:1000] + "x" + text, tuple(ReadCall("add", leaves) for _ in range(200)))
+            one, ParserReading(text[::-1], text[:1000] + "x" + text, tuple(ToolCall("add", leaves) for _ in range(200)))
         )
         assert time.process_time() - began < 20, part
 
 
 def test_a_reading_is_the_same_as_another_one_whatever_the_order_of_its_arguments() -> None:
     assert (
-        ParserReading(calls=(ReadCall("f", {"a": 1, "b": 2}),)).key
-        == ParserReading(calls=(ReadCall("f", {"b": 2, "a": 1}),)).key
+        ParserReading(calls=(ToolCall("f", {"a": 1, "b": 2}),)).key
+        == ParserReading(calls=(ToolCall("f", {"b": 2, "a": 1}),)).key
     )
     assert (
-        ParserReading(calls=(ReadCall("f", json.dumps({"a": 1})),)).key
-        != ParserReading(calls=(ReadCall("f", {"a": 1}),)).key
+        ParserReading(calls=(ToolCall("f", json.dumps({"a": 1})),)).key
+        != ParserReading(calls=(ToolCall("f", {"a": 1}),)).key
     )

@@ -105,8 +105,8 @@ def test_the_image_holds_what_runs_and_nothing_else() -> None:
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
     assert all((ROOT / name).exists() for name in kept)
-    assert {"inspector", "rollouts", "templates", "static", "manage.py"} <= set(kept)
-    assert not {"tests", "docs", ".git", "data"} & set(kept)
+    assert {"rollout_inspector", "inspector", "rollouts", "templates", "static", "tools", "manage.py"} <= set(kept)
+    assert not {"tests", "benchmarks", "docs", ".git", "data"} & set(kept)
 
 
 # --- the commands, outside of an image

@@ -56,7 +56,7 @@ def test_a_command_on_a_database_without_tables_says_what_to_do(tmp_path: Path) 
     assert "Run `manage.py migrate`" in ended.stderr and "Traceback" not in ended.stderr
 
 
-TEMPLATE = "rollouts/sampling/demo_policy/chat_template.jinja"
+TEMPLATE = "tools/demo_policy/chat_template.jinja"
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,25 @@ The environments hold links to the packages that the wheel says it needs, and no
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 import zipfile
 from importlib import metadata
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rollouts.gallery import BUNDLE
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
+from tests.samples.product import HOUSES
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
@@ -64,19 +69,23 @@ def test_every_pin_is_a_version_that_the_wheel_allows(file: str) -> None:
                 assert pinned[name].extras == requirement.extras, f"{file}: {pinned[name]}, but {requirement}"
 
 
+def hatchling(target: str, folder: Path) -> Path:
+    """What `pip install .` or `python -m build` makes, without a network."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (built,) = folder.iterdir()
+    return built
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (built,) = folder.glob("*.whl")
-    return built
+    return hatchling("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_the_whole_product_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    places = {"rollouts": "rollouts", "inspector": "inspector"}
+    places = {house: house for house in HOUSES}
     places |= {name: f"inspector/shipped/{name}" for name in ("templates", "static")}
     wanted = {
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
@@ -85,7 +94,16 @@ def test_the_wheel_holds_the_whole_product_and_nothing_else(wheel: Path) -> None
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert found == wanted
-    assert {"rollouts/py.typed", "inspector/py.typed"} <= found
+    assert {f"{house}/py.typed" for house in HOUSES} <= found
+
+
+def test_the_source_archive_makes_the_same_wheel_and_holds_no_tool(wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(hatchling("sdist", tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert {name.removeprefix("inspector/shipped/") for name in files} <= names
+    assert not {name.partition("/")[0] for name in names} & {"tools", "tests", "benchmarks", "docs", "data"}
 
 
 def needed(names: list[str]) -> set[str]:
@@ -160,6 +178,7 @@ def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_
         (0, "Findings: ", "audit", "calls.jsonl", "--output", "audit", "--processes", "1"),
         (2, "--url", "push", "calls.jsonl"),
         (2, "--url", "watch", "."),
+        (2, "needs a checkout", "watch", ".", "--url", "http://127.0.0.1:1", "--token", "t", "--convert-pickles"),
         (2, "rollout-inspector[mcp]", "mcp", "--url", "http://127.0.0.1:1", "--token", "t"),
         (0, "rollout-inspector 0.", "--version"),
     ):
@@ -193,15 +212,13 @@ import importlib, pathlib, pkgutil, sys
 import rollouts, rollout_inspector.guard
 heavy = {"django", "torch", "transformers", "numpy", "pyarrow", "jinja2"} & set(sys.modules)
 assert not heavy, heavy
-for package in ("chat_templates", "command_line", "formats", "guard", "replies", "tito", "tokenizers"):
-    folder = importlib.import_module(f"rollouts.{package}")
-    for one in pkgutil.walk_packages(folder.__path__, f"rollouts.{package}."):
-        # pytest alone imports its plugin, by the entry point.
-        if not one.name.endswith(("__main__", "pytest_plugin")) and ".worker" not in one.name:
-            importlib.import_module(one.name)
+for module in pkgutil.walk_packages(rollout_inspector.__path__, "rollout_inspector."):
+    # pytest alone imports its plugin, by the entry point.
+    if not module.name.endswith(("__main__", "pytest_plugin")) and ".worker" not in module.name:
+        importlib.import_module(module.name)
 assert not {"django", "torch", "transformers"} & set(sys.modules)
 from importlib.metadata import entry_points
-assert "rollout_inspector.guard.pytest_plugin" in {one.value for one in entry_points(group="pytest11")}
+assert "rollout_inspector.guard.pytest_plugin" in {point.value for point in entry_points(group="pytest11")}
 import rollout_inspector.client.client
 print(rollout_inspector.client.client.__file__)
 """
@@ -248,3 +265,120 @@ def test_the_pages_of_the_wheel_find_their_files_and_write_where_they_were_start
     from inspector.server.machines import code_version
 
     assert code == code_version()
+
+
+# --- beside a project that has packages of our names ------------------------------------------------------------------
+
+_ITS_TEST = """
+import inspector, rollouts
+from rollout_inspector.client import client
+from rollout_inspector.guard import Guard, assert_tito
+
+def test_its_own_packages_are_imported(pytestconfig):
+    assert rollouts.OURS and inspector.OURS
+    assert pytestconfig.pluginmanager.has_plugin("rollout-inspector")
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """The project of a user, with packages of our names and of a name that everybody uses."""
+    folder = tmp_path / "project"
+    for package in ("rollouts", "inspector", "tests", "tools"):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").write_text("OURS = True\n")
+    (folder / "tests" / "test_it.py").write_text(_ITS_TEST)
+    return folder
+
+
+def linked(folder: Path, requirements: list[str]) -> Path:
+    """A folder of packages that the environment of the wheel lacks."""
+    folder.mkdir()
+    link(needed(requirements), folder)
+    return folder
+
+
+def test_pytest_runs_in_a_project_with_packages_of_our_names(installed: Path, project: Path, tmp_path: Path) -> None:
+    more = linked(tmp_path / "more", ["pytest"])
+    for command in (["-m", "pytest"], ["-c", "import sys, pytest; sys.exit(pytest.main())", "-o", "pythonpath=."]):
+        ended = call(installed / "bin/python", *command, "-q", cwd=project, PYTHONPATH=str(more))
+        assert (ended.returncode, ended.stderr) == (0, "") and "1 passed" in ended.stdout, ended.stdout
+
+
+def test_the_commands_run_in_a_project_with_packages_of_our_names(installed: Path, project: Path) -> None:
+    (site,) = installed.glob("lib/python*/site-packages")
+    policy = site / "rollouts" / "sampling" / "demo_policy" / "model"
+    for program in ([installed / "bin/rollout-inspector"], [installed / "bin/python", "-m", "rollout_inspector"]):
+        command = [*program, "check", BUNDLE, "--tokenizer", policy]
+        ended = call(*command, cwd=project, PYTHONPATH=str(project))
+        assert (ended.returncode, ended.stderr) == (1, "") and "Failed by" in ended.stdout
+
+
+_EARLIER_NAMES = """
+import rollout_inspector.client.adapters.trl, rollout_inspector.client.client, rollout_inspector.guard.trainer_guard
+import rollouts.adapters.trl, rollouts.guard.trainer_guard
+from rollouts.adapters import trl
+from rollouts.client import Client
+from rollouts.guard import Guard
+assert Client is rollout_inspector.client.client.Client and Guard is rollout_inspector.guard.Guard
+assert rollouts.adapters.trl is trl is rollout_inspector.client.adapters.trl
+assert rollouts.guard.trainer_guard is rollout_inspector.guard.trainer_guard
+"""
+
+
+def test_the_earlier_names_are_the_same_modules_where_rollouts_is_ours(installed: Path, tmp_path: Path) -> None:
+    ended = call(installed / "bin/python", "-c", _EARLIER_NAMES, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+_ASKS_THE_SERVER = """
+import sys
+import rollouts
+from rollout_inspector.client.client import Client
+assert rollouts.OURS
+run = Client(sys.argv[1], sys.argv[2]).create_run("its run")
+print(run)
+"""
+_READY = re.compile(r"Rollout Inspector is ready: (http://127\.0\.0\.1:\d+)/")
+
+
+def test_the_server_runs_in_a_project_with_packages_of_our_names(
+    installed: Path, project: Path, tmp_path: Path
+) -> None:
+    """Web server and both workers are ours, whatever the folder and PYTHONPATH say; the client reaches them."""
+    more = linked(tmp_path / "more", [*PROJECT["dependencies"], *EXTRAS["server"]])
+    data, output = tmp_path / "data", tmp_path / "output"
+    environment = {"PYTHONPATH": os.pathsep.join([str(project), str(more)]), "INSPECTOR_DATA": str(data)}
+    passed = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    program = installed / "bin/rollout-inspector"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            [str(program), "serve", "--port", "18000"], cwd=project, stdout=file, stderr=subprocess.STDOUT,
+            env={**passed, **environment, "HF_HUB_OFFLINE": "1"}, start_new_session=True,
+        )
+    try:
+        wait_until(
+            lambda: bool(_READY.search(output.read_text())) or process.poll() is not None, 180, "the server is ready"
+        )
+        ready = _READY.search(output.read_text())
+        assert ready, output.read_text()
+        wait_until(lambda: status_of(f"{ready[1]}/health") == 200, 180, "both workers are well")
+        made = call(program, "api_token", "trainer", cwd=project, **environment)
+        token = made.stdout.split()[-1]
+        ended = call(
+            installed / "bin/python", "-c", _ASKS_THE_SERVER, ready[1], token, cwd=project, PYTHONPATH=str(project)
+        )
+        assert (ended.returncode, ended.stderr) == (0, ""), made.stderr
+        assert ended.stdout.strip()
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert {path.name for path in project.iterdir()} == {"rollouts", "inspector", "tests", "tools"}
+
+
+def status_of(url: str) -> int:
+    try:
+        with urlopen(url, timeout=60) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code

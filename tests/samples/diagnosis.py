@@ -1,7 +1,7 @@
 """Model setups whose planted faults are diagnosed."""
 
 from rollout_inspector.diagnose import Finding, Severity
-from tests.tito.plant import Case, ModelSetup
+from tests.samples.planted.plant import Case, ModelSetup
 
 SETUPS = ("toggling", "stable", "bare", "headers", "pieces", "composed")
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from rollout_inspector.streams.trajectory import Trajectory, ids_array
-from tests.tito.plant import ModelSetup
+from tests.samples.planted.plant import ModelSetup
 
 SUMMARY = "The user wants a product of two numbers, and the tool was asked once."
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Step, ids_array
-from tests.tito.model_setups import model_setup
-from tests.tito.plant_training_rows import all_moved
+from tests.samples.model_setups import model_setup
+from tests.samples.planted.plant_training_rows import all_moved
 
 S = model_setup("stable")
 

@@ -36,7 +36,7 @@ from tests.samples.import_shards import (
     run_of,
     tables,
 )
-from tests.tasks.shard_work import do_all, share_by, waiting
+from tests.samples.shard_work import do_all, share_by, waiting
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_parts")]
 

@@ -27,8 +27,8 @@ from rollouts.store.trajectories.trajectory_writes import bump_run
 from rollouts.worker import jobs
 from tests.samples.formats import own_line
 from tests.samples.import_shards import BIG, FILES, cut, gym, in_one, kill_in_shard, run_of, tables
+from tests.samples.shard_work import do_all, share_by, waiting
 from tests.storage.build import chain
-from tests.tasks.shard_work import do_all, share_by, waiting
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small_parts")]
 

@@ -22,6 +22,7 @@ from rollouts.store.runs.run_writes import create_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.people import the_default_project
+from tests.samples.product import source_files
 from tests.storage.build import chain
 
 MAKERS = {
@@ -59,7 +60,7 @@ def asks_a_server(source: str) -> bool:
 
 def test_no_code_of_the_product_leaves_the_project_to_the_default() -> None:
     faults = {}
-    for file in (*ROOT.glob("rollouts/**/*.py"), *ROOT.glob("inspector/**/*.py")):
+    for file in source_files():
         source = file.read_text(encoding="utf-8")
         if file.name != "client.py" and not asks_a_server(source) and (found := without_project(source)):
             faults[str(file.relative_to(ROOT))] = found

@@ -21,9 +21,9 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.jobs.exports.reproduce import _literal, _material, script
+from tests.samples.model_setups import STABLE, model_setup, tokenizer_folder
+from tests.samples.planted.plant import planted
 from tests.samples.row_faults import LINE, N_HEAD, N_ONE, OPEN, SHUT, TOOL, WITNESSES, S, hotter, merged, row, steps
-from tests.tito.model_setups import STABLE, model_setup, tokenizer_folder
-from tests.tito.plant import planted
 
 FOLDERS = {
     "toggling": ("bytes", "<|shut|>"), "stable": ("bytes", "<|shut|>"), "bare": ("bytes", "<|end|>"),

@@ -24,7 +24,7 @@ from rollouts.store.models import AuditEvent, Job, Run, ScoredColumn
 from rollouts.store.runs.run_writes import create_run, end_run
 from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.worker import jobs
-from tests.tasks.shard_work import change_kind
+from tests.samples.shard_work import change_kind
 from tests.web.samples import one_line
 
 pytestmark = pytest.mark.django_db

@@ -20,8 +20,8 @@ from rollouts.store.runs.muted_writes import mute
 from rollouts.store.runs.run_writes import create_run
 from rollouts.worker.jobs import do_job
 from tests.people import make_member
+from tests.samples import gap_runs
 from tests.samples.training_steps import save, world
-from tests.tito import gap_runs
 
 pytestmark = pytest.mark.django_db
 

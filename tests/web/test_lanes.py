@@ -25,7 +25,7 @@ from rollouts.store import models
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 from tests.counting import growth
 from tests.samples.lanes import SUMMARY, compacted
-from tests.tito.plant import PLANTERS, ModelSetup
+from tests.samples.planted.plant import PLANTERS, ModelSetup
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
 

@@ -14,7 +14,7 @@ from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs import figures
 from rollouts.store.runs.runs import run_summary
-from tests.tito.plant import PLANTERS, ModelSetup
+from tests.samples.planted.plant import PLANTERS, ModelSetup
 from tests.web.samples import finding, one_line, stored_run
 from tests.web.trajectory_samples import Maker
 

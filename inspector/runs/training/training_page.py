@@ -17,7 +17,7 @@ from inspector.runs.training.training_charts import charts_of, numbers, spaced
 from inspector.web.access import reader_of, reads_run
 from inspector.web.twins import Page, page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS
-from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences
+from rollout_inspector.diagnose.training_axis import axis_sentences
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import worst_severities
 from rollouts.store.runs.gap import named_causes
@@ -103,7 +103,7 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
     without = without_training_step(run)
     shown = TrainingPage(
         RunValues.of(run), found.steps, found.began, without, least, most, sorted(muted_in(run)),
-        notices=notices + axis_sentences([AxisStep(one.training_step, one.first, one.last) for one in found.steps]),
+        notices=notices + axis_sentences(found.steps),
         gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
     )
     return page(

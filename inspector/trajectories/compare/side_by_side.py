@@ -20,7 +20,7 @@ from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import from_columns, whole_number
-from rollout_inspector.streams.align import AlignedGroup, Fold, align_ids, fold
+from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
 
 CONTEXT = 24
@@ -271,7 +271,7 @@ def compare(
     of them are counted.
     """
 
-    def line(kind: str, part: AlignedGroup | Fold, number: int = 0) -> AlignedLine:
+    def line(kind: str, part: AlignedGroup, number: int = 0) -> AlignedLine:
         a, b = left.start + part.left_start, left.start + part.left_stop
         c, d = right.start + part.right_start, right.start + part.right_stop
         if kind == "fold":
@@ -293,15 +293,14 @@ def compare(
     lines: list[AlignedLine] = []
     number = 0
     for part in _with_opened(fold(joined, CONTEXT, FOLD_LEAST), frozenset(group - left.start for group in opened)):
-        if isinstance(part, AlignedGroup) and not part.equal and number < len(sites):
+        if not part.equal and number < len(sites):
             number += 1
             if number > last:
                 break
             if number > n_before:
                 lines.append(line("site", part, number))
         elif number >= n_before:
-            is_last = isinstance(part, AlignedGroup) and not part.equal
-            lines.append(line("fold" if isinstance(part, Fold) else "new" if is_last else "equal", part))
+            lines.append(line("fold" if part.is_folded else "equal" if part.equal else "new", part))
     return TokenComparison(
         tuple(lines),
         n_sites=len(sites),
@@ -316,14 +315,14 @@ def compare(
     )
 
 
-def _with_opened(parts: Iterable[AlignedGroup | Fold], opened: frozenset[int]) -> Iterator[AlignedGroup | Fold]:
+def _with_opened(parts: Iterable[AlignedGroup], opened: frozenset[int]) -> Iterator[AlignedGroup]:
     for part in parts:
-        while isinstance(part, Fold) and part.left_start in opened:
-            a, b, n = part.left_start, part.right_start, part.n_tokens
+        while part.is_folded and part.left_start in opened:
+            a, b, n = part.left_start, part.right_start, part.left_stop - part.left_start
             n_shown = n if n <= 2 * OPENED else OPENED
             yield AlignedGroup(a, a + n_shown, b, b + n_shown, True)
-            part = Fold(a + n_shown, part.left_stop, b + n_shown, part.right_stop)
-        if not isinstance(part, Fold) or part.n_tokens:
+            part = AlignedGroup(a + n_shown, part.left_stop, b + n_shown, part.right_stop, True, True)
+        if not part.is_folded or part.left_stop > part.left_start:
             yield part
 
 

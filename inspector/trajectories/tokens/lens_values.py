@@ -13,7 +13,7 @@ from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens import page_queries as data
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
-from rollout_inspector.diagnose.loss_weights.of_rows import loss_inputs, missing_words, row_weights
+from rollout_inspector.diagnose.loss_weights.row_weights import loss_inputs, missing_words, row_weights
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Row
 from rollouts.store.models import StoredTrajectory

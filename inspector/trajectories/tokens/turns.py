@@ -145,7 +145,9 @@ MAX_ORIGIN_SPANS = 4000
 def header_spans(turns: Sequence[RoleTurn]) -> list[MaskSpan]:
     """The spans of a row that has its own arrays and no origins, by its role headers."""
     parts = {"assistant": "reply", "prompt": "prompt"}
-    return [MaskSpan(t.start, t.stop, None, parts.get(t.role, "message"), roles=(t.role,)) for t in turns]
+    return [
+        MaskSpan(start, stop, None, parts.get(role, "message"), roles=(role,)) for start, stop, role in turns
+    ]
 
 
 def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:

@@ -149,13 +149,13 @@ class FolderWatch:
 
     def _take(self, path: Path) -> None:
         key, stat = self._key(path), path.stat()
-        known = self._files.get(key, FileState())
-        if (known.size, known.mtime_ns) == (stat.st_size, stat.st_mtime_ns) or not stat.st_size:
+        state = self._files.get(key, FileState())
+        if (state.size, state.mtime_ns) == (stat.st_size, stat.st_mtime_ns) or not stat.st_size:
             return
         is_complete = self._is_complete(path, key, stat)
         self.counts.waiting += not is_complete
         if path.suffix.lower() in GROWING:
-            self._push_lines(path, key, stat, known, is_complete)
+            self._push_lines(path, key, stat, state, is_complete)
             return
         if not is_complete:
             return
@@ -204,16 +204,16 @@ class FolderWatch:
     def _push_converted(self, path: Path, key: str, stat: os.stat_result) -> None:
         assert self.convert is not None
         try:
-            made = self.convert(path)
+            converted = self.convert(path)
         except ValueError as error:
             self._refuse(key, str(error))
             self._keep(key, stat, refused=str(error))
             return
         try:
-            with made.open("rb") as file:
+            with converted.open("rb") as file:
                 is_taken = self._push(key, lambda: self._send(key, file))
         finally:
-            made.unlink(missing_ok=True)
+            converted.unlink(missing_ok=True)
         self._keep(key, stat, sent=stat.st_size, refused="" if is_taken else self._why)
 
     def _push(
@@ -230,7 +230,7 @@ class FolderWatch:
                 raise Refusal(str(error)) from error  # such as a tokenizer that is not registered
             self._save()
         try:
-            said = send()
+            answer = send()
         except ServerError as error:
             if error.status not in _REFUSED:
                 raise
@@ -238,10 +238,10 @@ class FolderWatch:
             self._refuse(key, self._why)
             return False
         self.counts.pushes += 1
-        self.counts.trajectories += said.get("trajectories", 0)
-        self.counts.known += said.get("known", 0)
-        self.counts.rejected += rejected_of(said)
-        self.say(answer_text(key, said, file, start))
+        self.counts.trajectories += answer.get("trajectories", 0)
+        self.counts.known += answer.get("known", 0)
+        self.counts.rejected += rejected_of(answer)
+        self.say(answer_text(key, answer, file, start))
         return True
 
     def _send_lines(self, key: str, file: IO[bytes], start: int, end: int) -> dict[str, Any]:
@@ -264,7 +264,7 @@ class FolderWatch:
 
     def _paths(self) -> list[Path]:
         """The files that may be pushed, ``step_9`` before ``step_10``. Hidden files and links are left out."""
-        found: list[Path] = []
+        paths: list[Path] = []
         pickles = 0
         for folder, folders, names in os.walk(self.folder):
             folders[:] = [] if "stream.json" in names else [name for name in folders if not name.startswith(".")]
@@ -280,13 +280,13 @@ class FolderWatch:
                 if ending in PICKLES and self.convert is None:
                     pickles += 1
                 else:
-                    found.append(path)
-            if len(found) > MAX_FILES:
+                    paths.append(path)
+            if len(paths) > MAX_FILES:
                 raise Refusal(f"{self.folder} holds more than {MAX_FILES:,} files. Say which.", field="only")
         if pickles:
             self._tell("Files that end in .pt or .pkl are left alone. They can be converted; only do that with files "
                        "that you trust.")
-        return sorted(found, key=lambda path: _in_order(self._key(path)))
+        return sorted(paths, key=lambda path: _in_order(self._key(path)))
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()
@@ -347,7 +347,7 @@ class FolderWatch:
             if value["version"] != 1:
                 raise Refusal(f"{self.state_path} is of version {value['version']}. Move it away.")
             url, run = str(value["url"]), value["run"] and str(value["run"])
-            files = {key: _file_state(held) for key, held in value["files"].items()}
+            files = {key: _file_state(saved) for key, saved in value["files"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Refusal(f"{self.state_path} is no state file of this command. Move it away.") from error
         if url != self.client.url or (run and self.client.run and run != self.client.run):

@@ -32,9 +32,9 @@ def stream_logger(logger: Any, stream: RolloutStream | None = None, **options: A
     write = logger.log_batched_dict_as_jsonl
 
     def log(to_log: Any, filename: str, *args: Any, **kwargs: Any) -> Any:
-        found = _NAME.fullmatch(str(filename))
-        if found is not None:
-            step = int(found[1])
+        match = _NAME.fullmatch(str(filename))
+        if match is not None:
+            step = int(match[1])
             into.send_made(lambda: list(rows(to_log)), f"step-{step}/{start}-", step)
         return write(to_log, filename, *args, **kwargs)
 
@@ -50,9 +50,9 @@ def rows(to_log: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     lengths = columns.get("input_lengths") or [len(ids) for ids in columns["token_ids"]]
     for i, ids in enumerate(columns["token_ids"]):
         length = lengths[i][0] if isinstance(lengths[i], list) else lengths[i]
-        found: dict[str, Any] = {"idx": i}
+        record: dict[str, Any] = {"idx": i}
         for name, values in columns.items():
             value = values[i]
             is_padded = isinstance(value, list) and len(value) == len(ids) > 1
-            found[name] = value[:length] if is_padded else value
-        yield found
+            record[name] = value[:length] if is_padded else value
+        yield record

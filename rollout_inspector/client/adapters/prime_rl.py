@@ -36,10 +36,10 @@ class PrimeRlStream:
         """Stream the rollouts of a training step, then do what the monitor does with them."""
         if args and isinstance(args[0], Iterator):  # it can be read once only
             args = (list(args[0]), *args[1:])
-        asked = dict(zip(("rollouts", "step"), args, strict=False)) | kwargs
-        step = asked.get("step")
+        arguments = dict(zip(("rollouts", "step"), args, strict=False)) | kwargs
+        step = arguments.get("step")
         prefix = f"step-{step}/{self._start}-"
-        self._stream.send_made(lambda: [record(one) for one in asked["rollouts"]], prefix, step)
+        self._stream.send_made(lambda: [record(rollout) for rollout in arguments["rollouts"]], prefix, step)
         return self._monitor.log_samples(*args, **kwargs)
 
     def close(self) -> Any:
@@ -73,10 +73,10 @@ def record(rollout: Any) -> dict[str, Any] | bytes:
     """
     if isinstance(rollout, Mapping):
         return line_of(rollout)
-    found: dict[str, Any] = rollout.to_dict() if hasattr(rollout, "to_dict") else {}
+    record: dict[str, Any] = rollout.to_dict() if hasattr(rollout, "to_dict") else {}
     if hasattr(rollout, "to_record"):
         try:
-            found |= rollout.to_record(float_decimals=None)  # otherwise verifiers rounds log-probabilities
+            record |= rollout.to_record(float_decimals=None)  # otherwise verifiers rounds log-probabilities
         except TypeError:  # versions that never round
-            found |= rollout.to_record()
-    return found or rollout.model_dump(mode="json", exclude={"nodes": {"__all__": set(_HEAVY)}})
+            record |= rollout.to_record()
+    return record or rollout.model_dump(mode="json", exclude={"nodes": {"__all__": set(_HEAVY)}})

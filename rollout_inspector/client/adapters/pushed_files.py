@@ -25,7 +25,7 @@ IN_PATH = re.compile(
 
 def shown(text: str, most: int = 400) -> str:
     """A text of a file, of a path or of a server, fit for a terminal."""
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[:most])
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:most])
 
 
 def prefix_of(key: str) -> str:
@@ -35,13 +35,13 @@ def prefix_of(key: str) -> str:
     if len(stem) < MAX_PREFIX and stem.isprintable():
         return f"{stem}/"
     mark = hashlib.sha256(stem.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{''.join(one for one in stem[-40:] if one.isprintable())}-{mark}/"
+    return f"{''.join(char for char in stem[-40:] if char.isprintable())}-{mark}/"
 
 
 def step_of(key: str, pattern: re.Pattern[str] = IN_PATH) -> int | None:
     """The training step that a path tells: the last number that the one group of ``pattern`` finds."""
-    found = pattern.findall(key)
-    return int(found[-1]) if found and str(found[-1]).isdecimal() and int(found[-1]) < 2**31 else None
+    numbers = pattern.findall(key)
+    return int(numbers[-1]) if numbers and str(numbers[-1]).isdecimal() and int(numbers[-1]) < 2**31 else None
 
 
 def answer_text(key: str, said: dict[str, Any], file: IO[bytes] | None = None, start: int = 0) -> str:

@@ -13,8 +13,8 @@ def plain(values: Any) -> list[Any] | None:
     """A flat list of Python numbers from a list, an array or a tensor; None stays None."""
     if values is None:
         return None
-    found: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
-    return found
+    items: list[Any] = values.tolist() if hasattr(values, "tolist") else list(values)
+    return items
 
 
 def number(value: Any) -> float | None:
@@ -36,15 +36,15 @@ def row(
     """
     prompt, response = plain(prompt_ids) or [], plain(response_ids) or []
     n = len(prompt)
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "ids": prompt + response,
-        "loss_mask": [0] * n + [int(one) for one in plain(mask) or []],
+        "loss_mask": [0] * n + [int(bit) for bit in plain(mask) or []],
         "logprobs": None if logprobs is None else [None] * n + (plain(logprobs) or []),
         "columns": {name: [0.0] * n + (plain(values) or []) for name, values in (columns or {}).items()},
         "step_indices": list(step_indices),
         "extra": dict(extra or {}),
     }
-    return {key: value for key, value in found.items() if value not in (None, {}, []) or key in ("ids", "loss_mask")}
+    return {key: value for key, value in record.items() if value not in (None, {}, []) or key in ("ids", "loss_mask")}
 
 
 def calls_of(
@@ -56,7 +56,7 @@ def calls_of(
     """
     prompt, response = plain(prompt_ids) or [], plain(response_ids) or []
     mask, values = plain(sampled) or [], plain(logprobs)
-    found: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     start = before = 0
     while start < len(mask):
         if not mask[start]:
@@ -66,16 +66,16 @@ def calls_of(
         while end < len(mask) and mask[end]:
             end += 1
         step: dict[str, Any] = {
-            "delta_ids": prompt + response[:start] if not found else response[before:start],
+            "delta_ids": prompt + response[:start] if not calls else response[before:start],
             "completion_ids": response[start:end],
         }
-        if found:
-            step |= {"parent": len(found) - 1, "shared_length": len(prompt) + before}
+        if calls:
+            step |= {"parent": len(calls) - 1, "shared_length": len(prompt) + before}
         if values is not None and len(values) == len(response):
             step["logprobs"] = values[start:end]
-        found.append(step | {name: value for name, value in fields.items() if value not in (None, "")})
+        calls.append(step | {name: value for name, value in fields.items() if value not in (None, "")})
         start = before = end
-    return found
+    return calls
 
 
 def calls_with_prompts(calls: Iterable[tuple[Any, Any, Any]], **fields: Any) -> list[dict[str, Any]]:
@@ -83,18 +83,18 @@ def calls_with_prompts(calls: Iterable[tuple[Any, Any, Any]], **fields: Any) -> 
 
     A prompt that begins with the stream of the call before is written as what it adds.
     """
-    found: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     stream: list[Any] = []
     for prompt_ids, completion_ids, logprobs in calls:
         prompt, completion = plain(prompt_ids) or [], plain(completion_ids) or []
         step: dict[str, Any] = {"delta_ids": prompt, "completion_ids": completion}
-        if found and prompt[: len(stream)] == stream:
-            step |= {"parent": len(found) - 1, "shared_length": len(stream), "delta_ids": prompt[len(stream) :]}
+        if steps and prompt[: len(stream)] == stream:
+            step |= {"parent": len(steps) - 1, "shared_length": len(stream), "delta_ids": prompt[len(stream) :]}
         if logprobs is not None:
             step["logprobs"] = plain(logprobs)
-        found.append(step | {name: value for name, value in fields.items() if value not in (None, "")})
+        steps.append(step | {name: value for name, value in fields.items() if value not in (None, "")})
         stream = prompt + completion
-    return found
+    return steps
 
 
 def trajectory(
@@ -104,7 +104,7 @@ def trajectory(
 ) -> dict[str, Any]:
     """One line: a trajectory with the rows that the trainer holds, and the engine calls where they are known."""
     parts = {name: number(value) for name, value in (reward_parts or {}).items()}
-    found: dict[str, Any] = {
+    record: dict[str, Any] = {
         "format": "rollout-inspector",
         "version": 1,
         "external_id": external_id[:MAX_ID],
@@ -117,4 +117,4 @@ def trajectory(
         "rows": list(rows),
         "extra": dict(extra or {}),
     }
-    return {key: value for key, value in found.items() if value not in (None, "", {}, [])}
+    return {key: value for key, value in record.items() if value not in (None, "", {}, [])}

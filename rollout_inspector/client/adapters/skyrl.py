@@ -43,7 +43,7 @@ class SkyRlStream:
             step = getattr(about, "global_step", None)
             self._n += 1
             prefix = f"step-{'x' if step is None else step}/{self._start}-{self._n}-"
-            versions = sorted({str(one) for one in (before, self._version()) if one is not None})
+            versions = sorted({str(version) for version in (before, self._version()) if version is not None})
             self._stream.send_made(lambda: list(parts(output, versions)), prefix, step)
         return output
 
@@ -59,7 +59,10 @@ def parts(output: Mapping[str, Any], versions: list[str]) -> Iterator[dict[str, 
         if len(values) != n:
             raise ValueError(f"{name} has {len(values)} elements for {n} response_ids.")
     if "trajectory_ids" in lists:
-        lists["trajectory_ids"] = [asdict(one) if is_dataclass(one) else one for one in lists["trajectory_ids"]]  # type: ignore[arg-type]
+        lists["trajectory_ids"] = [
+            asdict(item) if is_dataclass(item) else item  # type: ignore[arg-type]
+            for item in lists["trajectory_ids"]
+        ]
     version = (
         {"policy_version": versions[0]} if len(versions) == 1 else {"weight_versions": versions} if versions else {}
     )

@@ -29,32 +29,32 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     Raises ``ValueError`` before the first rollout without an address or a token.
     """
     stream = shared_stream("slime")
-    made = _inner()(args, rollout_id, data_source, evaluation=evaluation)
+    output = _inner()(args, rollout_id, data_source, evaluation=evaluation)
     if not evaluation:
-        send_samples(made, rollout_id, getattr(args, "reward_key", None), stream)
-    return made
+        send_samples(output, rollout_id, getattr(args, "reward_key", None), stream)
+    return output
 
 
 class RolloutFunction:
     """The same for rollout functions of miles that are classes."""
 
     def __init__(self, input: Any) -> None:
-        made: Any = _inner()
+        inner: Any = _inner()
         self._stream = shared_stream("miles")
         self._args = input.args
         self._function: Any
-        if isinstance(made, type):
-            self._function = made(input)
+        if isinstance(inner, type):
+            self._function = inner(input)
         else:
-            self._function = lambda asked: made(
+            self._function = lambda asked: inner(
                 input.args, asked.rollout_id, input.data_source, evaluation=asked.evaluation
             )
 
     @classmethod
     def add_arguments(cls, parser: Any) -> None:
         """The arguments of the class that makes the rollouts."""
-        if hasattr(made := _inner(), "add_arguments"):
-            made.add_arguments(parser)
+        if hasattr(inner := _inner(), "add_arguments"):
+            inner.add_arguments(parser)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -62,12 +62,12 @@ class RolloutFunction:
         return getattr(self._function, name)
 
     async def __call__(self, input: Any) -> Any:
-        made = self._function(input)
-        if inspect.isawaitable(made):
-            made = await made
+        output = self._function(input)
+        if inspect.isawaitable(output):
+            output = await output
         if not input.evaluation:
-            send_samples(made, input.rollout_id, getattr(self._args, "reward_key", None), self._stream)
-        return made
+            send_samples(output, input.rollout_id, getattr(self._args, "reward_key", None), self._stream)
+        return output
 
 
 def send_samples(made: Any, rollout_id: int, reward_key: str | None, stream: RolloutStream) -> bool:
@@ -87,7 +87,7 @@ def record(sample: Any, n: int, reward_key: str | None = None, training_step: in
     prompt, response = ids[: len(ids) - length], ids[len(ids) - length :]
     mask = [1] * length if sample.loss_mask is None else records.plain(sample.loss_mask) or []
     logprobs = records.plain(sample.rollout_log_probs)
-    versions = [str(one) for one in sample.weight_versions or ()]
+    versions = [str(version) for version in sample.weight_versions or ()]
     calls = records.calls_of(prompt, response, mask, logprobs, engine="SGLang")
     if len(versions) == len(calls):
         calls = [{**call, "policy_version": version} for call, version in zip(calls, versions, strict=True)]
@@ -115,8 +115,8 @@ def record(sample: Any, n: int, reward_key: str | None = None, training_step: in
 def _flat(samples: Any) -> Iterator[Any]:
     """The samples in lists of groups, and in groups of turns."""
     if isinstance(samples, (list, tuple)):
-        for one in samples:
-            yield from _flat(one)
+        for item in samples:
+            yield from _flat(item)
     else:
         yield samples
 

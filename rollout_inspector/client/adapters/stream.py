@@ -70,12 +70,8 @@ class StreamCounts:
         return self.dropped_queue_full + self.dropped_folder_full + self.dropped_unwritable + self.dropped_unreadable
 
 
-@dataclass(frozen=True)
-class _Batch:
-    records: list[Any]
-    prefix: str
-    step: int | None
-    weight: int
+_Batch = tuple[list[Any], str, int | None, int]
+"""Records, prefix, step, weight."""
 
 
 class RolloutStream:
@@ -147,7 +143,7 @@ class RolloutStream:
             else:
                 full = False
                 self.counts.taken += len(batch)
-                self._queue.append(_Batch(batch, prefix, step, weight))
+                self._queue.append((batch, prefix, step, weight))
                 self._queued_values += weight
                 self._start()
                 self._changed.notify_all()
@@ -239,10 +235,10 @@ class RolloutStream:
         end = time.monotonic() + seconds
         with self._changed:
             while not is_done():
-                left = end - time.monotonic()
-                if left <= 0 or not self._threads:
+                seconds_left = end - time.monotonic()
+                if seconds_left <= 0 or not self._threads:
                     return is_done()
-                self._changed.wait(min(left, 0.2))
+                self._changed.wait(min(seconds_left, 0.2))
         return True
 
     def _start(self) -> None:
@@ -269,19 +265,19 @@ class RolloutStream:
                         return
                     self._changed.wait()
                 batch = self._queue.popleft()
-                self._queued_values -= batch.weight
+                self._queued_values -= batch[3]
                 self._is_busy["write"] = True
             try:
-                self._write(batch)
+                self._write(*batch[:3])
             finally:
                 with self._changed:
                     self._is_busy["write"] = False
                     self._changed.notify_all()
 
-    def _write(self, batch: _Batch) -> None:
+    def _write(self, records: list[Any], prefix: str, step: int | None) -> None:
         lines: list[bytes] = []
         size = 0
-        for record in batch.records:
+        for record in records:
             try:
                 line = line_of(record)
             except Exception as error:
@@ -289,14 +285,14 @@ class RolloutStream:
                 self._warn("line", f"A record cannot be written as JSON and was dropped: {error}")
                 continue
             if lines and size + len(line) > MAX_FRAGMENT_BYTES:
-                self._keep(lines, batch)
+                self._keep(lines, prefix, step)
                 lines, size = [], 0
             lines.append(line)
             size += len(line)
         if lines:
-            self._keep(lines, batch)
+            self._keep(lines, prefix, step)
 
-    def _keep(self, lines: list[bytes], batch: _Batch) -> None:
+    def _keep(self, lines: list[bytes], prefix: str, step: int | None) -> None:
         """Write one fragment, or count what it would have held."""
         try:
             if self._fragments is None or not self._fragments.path.is_dir():  # somebody may have cleaned up
@@ -306,7 +302,7 @@ class RolloutStream:
                 self._warn("folder", f"{self.counts.dropped_folder_full:,} records were dropped so far: {self.folder} "
                            f"holds {self.max_folder_bytes >> 20} MB of fragments that were not sent.")
                 return
-            self._fragments.add({"prefix": batch.prefix, "step": batch.step, "n": len(lines)}, lines)
+            self._fragments.add({"prefix": prefix, "step": step, "n": len(lines)}, lines)
         except OSError as error:
             self.counts.dropped_unwritable += len(lines)
             self._warn("disk", f"{self.counts.dropped_unwritable:,} records were dropped so far: {self.folder} cannot "
@@ -362,7 +358,7 @@ class RolloutStream:
         """Send the oldest fragment. False = it is to be sent again later."""
         fragment = fragments.waiting()[0]
         try:
-            said = send_fragment(fragments, fragment, self.url, self.token)
+            answer = send_fragment(fragments, fragment, self.url, self.token)
         except ServerError as error:
             fragments.faults[fragment.name] = fragments.faults.get(fragment.name, 0) + (error.status == 500)
             if error.status in _REFUSED or fragments.faults[fragment.name] >= MAX_FAULTS:
@@ -377,12 +373,12 @@ class RolloutStream:
             self._warn("refused", f"A fragment cannot be read and now lies in {fragments.refused}: {error!r}")
             return True
         if fragments is self._fragments:
-            self.run = said["run"]
-        self.counts.stored += said.get("trajectories", 0)
-        self.counts.known += said.get("known", 0)
-        if said.get("n_rejected"):
-            self.counts.rejected += said["n_rejected"]
-            self._warn("rejected", f"The server could not read {said['n_rejected']} records: {said['rejected'][0]}")
+            self.run = answer["run"]
+        self.counts.stored += answer.get("trajectories", 0)
+        self.counts.known += answer.get("known", 0)
+        if answer.get("n_rejected"):
+            self.counts.rejected += answer["n_rejected"]
+            self._warn("rejected", f"The server could not read {answer['n_rejected']} records: {answer['rejected'][0]}")
         return True
 
 
@@ -400,9 +396,9 @@ def send_fragment(fragments: FragmentFolder, fragment: Path, url: str, token: st
         fragments.note(run=client.run)
     with gzip.open(fragment, "rb") as file:
         head = json.loads(file.readline())
-        said = client.push(_lines(file), head["prefix"], head["step"])
+        answer = client.push(_lines(file), head["prefix"], head["step"])
     fragment.unlink(missing_ok=True)
-    return said
+    return answer
 
 
 def _lines(file: Iterable[bytes]) -> Iterator[bytes]:

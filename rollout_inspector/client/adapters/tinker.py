@@ -52,22 +52,31 @@ def trajectories(groups: Iterable[Any], step: int, policy_version: str = "") -> 
     """One line for each trajectory: its transitions are engine calls, and rows follow from them."""
     for g, group in enumerate(groups):
         totals = group.get_total_rewards()
-        for n, one in enumerate(group.trajectories_G):
+        for n, trajectory in enumerate(group.trajectories_G):
             calls = [
-                (_ids(each.ob), each.ac.tokens, each.ac.maybe_logprobs) for each in one.transitions if each.ac.tokens
+                (_ids(each.ob), each.ac.tokens, each.ac.maybe_logprobs)
+                for each in trajectory.transitions
+                if each.ac.tokens
             ]
             yield records.trajectory(
-                f"{g}-{n}", steps=records.calls_with_prompts(calls, policy_version=policy_version, engine="tinker"),
-                reward=totals[n], group=str(g), training_step=step, stop_reason=str(one.stop_reason or ""),
-                reward_parts={"steps": sum(each.reward for each in one.transitions), "group": group.final_rewards_G[n]},
+                f"{g}-{n}",
+                steps=records.calls_with_prompts(calls, policy_version=policy_version, engine="tinker"),
+                reward=totals[n],
+                group=str(g),
+                training_step=step,
+                stop_reason=str(trajectory.stop_reason or ""),
+                reward_parts={
+                    "steps": sum(each.reward for each in trajectory.transitions),
+                    "group": group.final_rewards_G[n],
+                },
             )
 
 
 def _ids(observation: Any) -> list[int]:
     """The ids of a ``ModelInput``. Raises ``ValueError`` for a chunk that has none, such as an image."""
-    found: list[int] = []
+    ids: list[int] = []
     for chunk in observation.chunks:
         if not hasattr(chunk, "tokens"):
             raise ValueError(f"a {type(chunk).__name__} has no ids")
-        found += list(chunk.tokens)
-    return found
+        ids += list(chunk.tokens)
+    return ids

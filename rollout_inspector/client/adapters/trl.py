@@ -91,11 +91,11 @@ class TrlStream:
             "policy_version": f"step-{step}", "temperature": trainer.args.temperature,
             "engine": "TRL with vLLM" if getattr(trainer, "use_vllm", False) else "TRL",
         }
-        found = []
+        trajectories = []
         for i, ids in enumerate(completion_ids):
             ids = records.plain(ids) or []
             length = len(ids)
-            prompt = [one for one, is_real in zip(prompt_ids[i], prompt_mask[i], strict=True) if is_real]
+            prompt = [token_id for token_id, is_real in zip(prompt_ids[i], prompt_mask[i], strict=True) if is_real]
             was_sampled = [1] * length if sampled is None else sampled[i][:length]
             mask = [int(a and b) for a, b in zip(trained[i][:length], was_sampled, strict=True)]
             own = None if logprobs is None else logprobs[i][:length]
@@ -108,17 +108,15 @@ class TrlStream:
             parts = dict(zip(trainer.reward_func_names, rewards[first + i], strict=True))
             scores = [reward * weight for reward, weight in zip(rewards[first + i], weights, strict=True)]
             scores = [score for score in scores if score == score]
-            found.append(
+            trajectories.append(
                 records.trajectory(
-                    str(first + i),
-                    steps=steps,
+                    str(first + i), steps=steps,
                     rows=[records.row(prompt, ids, mask, own, by_token, range(len(steps)))],
-                    reward=sum(scores) if scores else None,
-                    reward_parts=parts,
+                    reward=sum(scores) if scores else None, reward_parts=parts,
                     group=str((first + i) // trainer.num_generations),
                 )
             )
-        return found
+        return trajectories
 
     def _messages(self, prompt: Any, completion: Any) -> dict[str, Any]:
         """The request and reply of the only call, where the trainer rendered messages by the tokenizer's template."""
@@ -127,7 +125,9 @@ class TrlStream:
             return {}
         if not (isinstance(prompt, list) and isinstance(completion, list) and len(completion) == 1):
             return {}
-        if not all(isinstance(one, dict) and isinstance(one.get("content"), str) for one in (*prompt, *completion)):
+        if not all(
+            isinstance(message, dict) and isinstance(message.get("content"), str) for message in (*prompt, *completion)
+        ):
             return {}
         request: dict[str, Any] = {"messages_new": prompt}
         if trainer.chat_template_kwargs:

@@ -84,8 +84,8 @@ def record(outputs: Sequence[Any], about: Mapping[str, Any], step: int | None) -
     group = str(about.get("uid") or about.get("sample_index"))
     extra = {"agent_name": about["agent_name"], "num_turns": last.num_turns, "sample_index": str(about["sample_index"])}
     if not steps and versions:
-        one = len(versions) == 1
-        extra |= {"policy_version": versions.pop()} if one else {"weight_versions": sorted(versions)}
+        is_single = len(versions) == 1
+        extra |= {"policy_version": versions.pop()} if is_single else {"weight_versions": sorted(versions)}
     return records.trajectory(
         f"{group}-{number}", rows=rows, steps=steps, reward=last.reward_score, group=group, training_step=step,
         reward_parts=info if isinstance(info, Mapping) else None, extra=extra,
@@ -121,5 +121,5 @@ def _made(name: str) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    found = globals()[name] = _made(name)
-    return found
+    value = globals()[name] = _made(name)
+    return value

@@ -77,8 +77,8 @@ class CauseCase:
 
     def in_rows(self, rows: Mask) -> Mask:
         """The tokens that no cause explains, of these rows ``[R]``."""
-        found: Mask = rows[self.tokens.row] & self.left
-        return found
+        mask: Mask = rows[self.tokens.row] & self.left
+        return mask
 
     def agrees(self) -> bool:
         """Whether what is left agrees to rounding."""
@@ -108,8 +108,8 @@ def means_of(
     """The steps that have something, in order, and the quotient of both sums ``[R]`` in each."""
     steps, of = np.unique(rows, return_inverse=True)
     n = np.bincount(of, weights=counts)
-    held = n > 0
-    return steps[held], (np.bincount(of, weights=sums)[held] / n[held])
+    has_tokens = n > 0
+    return steps[has_tokens], (np.bincount(of, weights=sums)[has_tokens] / n[has_tokens])
 
 
 def counted_things(n: int, one: str, many: str = "") -> str:

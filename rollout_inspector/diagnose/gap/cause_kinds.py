@@ -110,5 +110,5 @@ _LIST = (
     ),
 )
 
-CAUSES: dict[str, GapCause] = {one.name: one for one in _LIST}
+CAUSES: dict[str, GapCause] = {cause.name: cause for cause in _LIST}
 """Name -> cause, in the order in which they are told."""

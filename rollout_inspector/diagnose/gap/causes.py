@@ -8,8 +8,6 @@ is ``unexplained``. A cause whose column the source lacks is undecided, with a s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from rollout_inspector.diagnose.gap.cause_case import Cause, CauseCase
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES
@@ -17,24 +15,17 @@ from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 
 
-@dataclass(frozen=True)
-class NamedCauses:
-    """What the rules say of a run."""
+def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
+    """The causes of the gap of a run in the order of the rules, and the undecided ones with a sentence why.
 
-    causes: tuple[Cause, ...] = ()
-    """Those that were named, in the order of the rules. Empty = sampler and trainer agree to rounding."""
-    undecided: dict[str, str] = field(default_factory=dict)
-    """Cause -> the sentence that says what is missing to decide it."""
-
-
-def causes_of(tokens: GapTokens) -> NamedCauses:
-    """The causes of the gap of a run."""
+    No cause = sampler and trainer agree to rounding. The sentence says what is missing to decide a cause.
+    """
     if not len(tokens):
-        return NamedCauses()
+        return [], {}
     case = CauseCase(tokens)
     for rule in (*PLACE_RULES, *RUN_RULES):
         rule(case)
     order = {name: n for n, name in enumerate(CAUSES)}
-    found = tuple(sorted(case.causes, key=lambda one: order[one.cause]))
-    named = {one.cause for one in found}
-    return NamedCauses(found, {name: case.undecided[name] for name in CAUSES if name in case.undecided.keys() - named})
+    names = {cause.cause for cause in case.causes}
+    undecided = {name: case.undecided[name] for name in CAUSES if name in case.undecided.keys() - names}
+    return sorted(case.causes, key=lambda cause: order[cause.cause]), undecided

@@ -28,18 +28,8 @@ _MAX_LOG_RATIO = 20.0
 """A ratio beyond ``exp(20)`` counts as that in k3, so that one token does not overflow a sum."""
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """The tokens of a row that can be compared."""
-
-    column: str
-    """The trainer's column."""
-    offsets: NDArray[np.int64]
-    """Offsets in the row ``[n]``."""
-    sampler: NDArray[np.float64]
-    """Log-probabilities ``[n]``."""
-    trainer: NDArray[np.float64]
-    """Log-probabilities ``[n]``."""
+Pairs = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
+"""The tokens of a row that can be compared: offsets, log-probabilities of sampler and trainer, each ``[n]``."""
 
 
 def trainer_column(row: Row) -> str:
@@ -61,7 +51,7 @@ def pairs_of(row: Row, column: str = "") -> Pairs | None:
         return None
     sampler, trainer = row.logprobs, row.columns[name]
     offsets = np.flatnonzero(_comparable(sampler, trainer, row.loss_mask))
-    return Pairs(name, offsets, sampler[offsets].astype(np.float64), trainer[offsets].astype(np.float64))
+    return offsets, sampler[offsets].astype(np.float64), trainer[offsets].astype(np.float64)
 
 
 def _comparable(sampler: Floats, trainer: Floats, mask: Mask) -> Mask:
@@ -100,11 +90,12 @@ class GapFigures:
         signed = np.where(size < LEAST, 0, np.where(d < 0, -bucket, bucket))
         least = int(signed.min())
         counts = np.bincount(signed - least)  # a hundred buckets or so, and no sort
-        found = np.flatnonzero(counts)
+        buckets = np.flatnonzero(counts)
         near = np.minimum(d, _MAX_LOG_RATIO)
         return cls(
             len(d), float(d.sum()), float(size.sum()), float((d * d).sum()), float((np.expm1(near) - near).sum()),
-            float(d.min()), float(d.max()), dict(zip((found + least).tolist(), counts[found].tolist(), strict=True)),
+            float(d.min()), float(d.max()),
+            dict(zip((buckets + least).tolist(), counts[buckets].tolist(), strict=True)),
         )
 
     @property
@@ -134,10 +125,10 @@ class GapFigures:
     def _at(self, buckets: Iterable[tuple[int, int]], share: float, lowest: float, highest: float) -> float | None:
         if not self.tokens:
             return None
-        held, wanted = 0, max(share * self.tokens, 1)
+        total, target = 0, max(share * self.tokens, 1)
         for bucket, n in buckets:
-            held += n
-            if held >= wanted:
+            total += n
+            if total >= target:
                 return middle_of(bucket, lowest, highest)
         return highest
 
@@ -168,21 +159,17 @@ def middle_of(bucket: int, lowest: float, highest: float) -> float:
 
 def added(figures: Iterable[GapFigures]) -> GapFigures:
     """The figures of all tokens of several."""
-    held = [one for one in figures if one.tokens]
-    if not held:
+    filled = [part for part in figures if part.tokens]
+    if not filled:
         return GapFigures()
     buckets: Counter[int] = Counter()
-    for one in held:
-        buckets.update(one.buckets)
+    for part in filled:
+        buckets.update(part.buckets)
     return GapFigures(
-        tokens=sum(one.tokens for one in held),
-        total=sum(one.total for one in held),
-        total_abs=sum(one.total_abs for one in held),
-        total_square=sum(one.total_square for one in held),
-        k3=sum(one.k3 for one in held),
-        lowest=min(one.lowest for one in held),
-        highest=max(one.highest for one in held),
-        buckets=buckets,
+        tokens=sum(part.tokens for part in filled), total=sum(part.total for part in filled),
+        total_abs=sum(part.total_abs for part in filled), total_square=sum(part.total_square for part in filled),
+        k3=sum(part.k3 for part in filled), lowest=min(part.lowest for part in filled),
+        highest=max(part.highest for part in filled), buckets=buckets,
     )
 
 
@@ -200,7 +187,7 @@ def effective_share(figures: GapFigures) -> float | None:
 
 def gap_of_rows(rows: Iterable[Row]) -> GapFigures | None:
     """The gap over the rows of a trajectory; None = no row has both log-probabilities."""
-    found = [pairs for row in rows if (pairs := pairs_of(row)) is not None]
-    if not found:
+    pairs_of_rows = [pairs for row in rows if (pairs := pairs_of(row)) is not None]
+    if not pairs_of_rows:
         return None
-    return GapFigures.of(np.concatenate([pairs.trainer - pairs.sampler for pairs in found]))
+    return GapFigures.of(np.concatenate([trainer - sampler for _, sampler, trainer in pairs_of_rows]))

@@ -54,14 +54,14 @@ RETOKENIZED = "row_not_sampled"
 
 def _row_retokenized(case: CauseCase) -> None:
     tokens = case.tokens
-    named = np.array([RETOKENIZED in row.kinds for row in tokens.rows], np.bool_)
-    if not named.any():
+    is_retokenized = np.array([RETOKENIZED in row.kinds for row in tokens.rows], np.bool_)
+    if not is_retokenized.any():
         if not any(row.has_calls for row in tokens.rows):
             case.undecided["row_retokenized"] = "No row has engine calls, so nothing says which ids were sampled."
         return
     n = np.maximum(np.diff(tokens.starts), 1)
-    rest = case.mean(case.in_rows(~named))
-    wrong = named & (tokens.per_row(tokens.size) / n >= 2 * max(AGREE_MEAN, rest))
+    mean_elsewhere = case.mean(case.in_rows(~is_retokenized))
+    wrong = is_retokenized & (tokens.per_row(tokens.size) / n >= 2 * max(AGREE_MEAN, mean_elsewhere))
     where = case.in_rows(wrong)
     if where.any():
         case.name(
@@ -82,17 +82,17 @@ def _placeholder(case: CauseCase) -> None:
             continue
         starts, stops = _runs(zero, tokens.starts)
         sums = np.concatenate([[0.0], np.cumsum(other, dtype=np.float64)])
-        told, n = sums[stops] - sums[starts], stops - starts
+        n_equal, n = sums[stops] - sums[starts], stops - starts
         # Certain tokens stand together, and among them one that the other side finds improbable; top-p leaves one token
         # where it has most of the mass. That several tokens of a stretch are improbable is none of these.
         edges = np.column_stack([starts, stops]).ravel()
         least = np.minimum.reduceat(np.append(other, 0), edges)[::2]
         wrong = (n >= MIN_ZEROS) & (least <= -IMPROBABLE)
-        wrong &= told - least <= -np.maximum(IMPROBABLE_REST, IMPROBABLE_EACH * n)
-        if told[wrong].sum() <= -IMPROBABLE_RUN:
+        wrong &= n_equal - least <= -np.maximum(IMPROBABLE_REST, IMPROBABLE_EACH * n)
+        if n_equal[wrong].sum() <= -IMPROBABLE_RUN:
             in_rows = np.zeros(len(tokens.rows), np.bool_)
             in_rows[tokens.row[starts[wrong]]] = True
-            wrong |= (told <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | in_rows[tokens.row[starts]])
+            wrong |= (n_equal <= -UNLIKELY - UNLIKELY_EACH * n) & ((n >= MIN_ZEROS) | in_rows[tokens.row[starts]])
             where = _spread(starts[wrong], stops[wrong], len(tokens))
             case.name(
                 "placeholder", where,
@@ -137,41 +137,41 @@ def _fitting_rows(
     ``n_least`` such pairs. ``use``: places to look at ``[n]``.
     """
     step = abs(lag)
-    left, right = use[:-step], use[step:]
-    pair = (tokens.row[right] == tokens.row[left]) & (tokens.offset[right] - tokens.offset[left] == step)
-    left, right = left[pair], right[pair]
+    before, after = use[:-step], use[step:]
+    pair = (tokens.row[after] == tokens.row[before]) & (tokens.offset[after] - tokens.offset[before] == step)
+    before, after = before[pair], after[pair]
     # Of both tokens: one heavy token at the edge of a stretch has no neighbour on one side.
-    told = np.maximum(tokens.size[left], tokens.size[right])
-    trainer, sampler = (right, left) if lag > 0 else (left, right)
-    misfit, row, tells = np.abs(tokens.trainer[trainer] - tokens.sampler[sampler]), tokens.row[left], told > least
-    n, fitting = (np.bincount(row[at], minlength=len(tokens.rows)) for at in (tells, tells & (misfit <= FITS * told)))
-    found: Mask = (n >= n_least) & (fitting >= share * n)
-    inside = misfit[found[row]]
-    return found, float(inside.mean(dtype=np.float64)) if len(inside) else 0.0
+    larger = np.maximum(tokens.size[before], tokens.size[after])
+    trainer, sampler = (after, before) if lag > 0 else (before, after)
+    misfit, row, tells = np.abs(tokens.trainer[trainer] - tokens.sampler[sampler]), tokens.row[before], larger > least
+    n, fitting = (np.bincount(row[at], minlength=len(tokens.rows)) for at in (tells, tells & (misfit <= FITS * larger)))
+    fits: Mask = (n >= n_least) & (fitting >= share * n)
+    inside = misfit[fits[row]]
+    return fits, float(inside.mean(dtype=np.float64)) if len(inside) else 0.0
 
 
 def _routing_repeated(case: CauseCase) -> None:
-    known = np.array([row.repeats is not None for row in case.tokens.rows], np.bool_)
-    if not known.any():
+    is_recorded = np.array([row.repeats is not None for row in case.tokens.rows], np.bool_)
+    if not is_recorded.any():
         case.undecided["routing_repeated"] = "No row has a summary of its expert routing."
         return
     share = np.array([row.repeats or 0.0 for row in case.tokens.rows])
     # A model with few experts repeats some rows by nature, so that a row is compared with the one that repeats least.
-    least = float(share[known].min())
-    repeated = known & (share >= (REPEATS_MUCH if least >= REPEATS_MUCH else max(REPEATS, 2 * least)))
+    least = float(share[is_recorded].min())
+    repeated = is_recorded & (share >= (REPEATS_MUCH if least >= REPEATS_MUCH else max(REPEATS, 2 * least)))
     where, others = case.in_rows(repeated), case.in_rows(~repeated)
     if not repeated.any() and least >= REPEATS and not case.agrees():
         case.undecided["routing_repeated"] = (
             "All rows repeat about as much of their routing: none shows the gap without."
         )
-    mean, rest = case.mean(where), case.mean(others)
+    mean, mean_elsewhere = case.mean(where), case.mean(others)
     if not where.any() or not case.is_apart(where, others):
         return
     case.name(
         "routing_repeated", where,
         f"{counted_things(int(repeated.sum()), 'row')} repeat {share[repeated].mean():.0%} of their routing, "
         f"and the mean difference there is {mean:.3g}"
-        + (f"; in the other rows it is {rest:.3g}." if others.any() else "; no other row shows it without."),
+        + (f"; in the other rows it is {mean_elsewhere:.3g}." if others.any() else "; no other row shows it without."),
     )
 
 
@@ -188,13 +188,13 @@ def _mixed_versions(case: CauseCase) -> None:
     of_mixed = case.in_rows(mixed)
     old = of_mixed & (tokens.version < newest[tokens.row]) & (tokens.version >= 0)
     new = of_mixed & (tokens.version == newest[tokens.row])
-    mean, rest = case.mean(old), case.mean(new)
+    mean, mean_new = case.mean(old), case.mean(new)
     if old.sum() >= MIN_TOKENS and case.is_apart(old, new):
         case.name(
             "mixed_versions", old,
             f"{counted_things(int(mixed.sum()), 'row')} hold tokens of several policy versions. On tokens of an older "
             f"version the mean "
-            f"difference is {mean:.3g}, on those of the newest {rest:.3g}.",
+            f"difference is {mean:.3g}, on those of the newest {mean_new:.3g}.",
         )
 
 
@@ -204,97 +204,101 @@ def _near_context_limit(case: CauseCase) -> None:
     cut = np.array([bool(row.is_cut) for row in tokens.rows], np.bool_)
     longest = int(lengths.max())
     if cut.any():
-        limit, known = int(lengths[cut].max()), True
+        limit, is_known = int(lengths[cut].max()), True
     else:
-        limit, known = longest, int((lengths == longest).sum()) >= 2
+        limit, is_known = longest, int((lengths == longest).sum()) >= 2
     if limit < 64:
         return
-    found: tuple[Mask, float, float, int] | None = None
+    best: tuple[Mask, float, float, int] | None = None
     for part in (32, 16, 8):
         window = max(MIN_TOKENS, limit // part)
         near = case.left & (tokens.offset >= limit - window)
         of_rows = tokens.per_row(near) > 0
-        if near.sum() < MIN_TOKENS or of_rows.sum() < (1 if known else 3):
+        if near.sum() < MIN_TOKENS or of_rows.sum() < (1 if is_known else 3):
             continue
-        rest = case.left & ~near
-        same = rest & of_rows[tokens.row]
-        mean, others, before = case.mean(near), case.mean(rest), case.mean(same)
+        elsewhere = case.left & ~near
+        same = elsewhere & of_rows[tokens.row]
+        mean, mean_elsewhere, mean_before = case.mean(near), case.mean(elsewhere), case.mean(same)
         # Not a few heavy tokens that happen to stand there.
         wide = int((near & (tokens.size > NEAR_MEAN)).sum())
-        is_clear = mean > NEAR_MEAN and mean >= (NEAR_TIMES if known else NEAR_TIMES_GUESSED) * others
-        is_clear &= (not same.any() or mean >= NEAR_TIMES_ROW * before) and wide >= max(8, NEAR_WIDE * int(near.sum()))
-        if not rest.any() or not is_clear or (found is not None and mean < found[1] / 2):
+        is_clear = mean > NEAR_MEAN and mean >= (NEAR_TIMES if is_known else NEAR_TIMES_GUESSED) * mean_elsewhere
+        is_clear &= not same.any() or mean >= NEAR_TIMES_ROW * mean_before
+        is_clear &= wide >= max(8, NEAR_WIDE * int(near.sum()))
+        if not elsewhere.any() or not is_clear or (best is not None and mean < best[1] / 2):
             continue
-        found = near, mean, others, window
-    if found is not None:
-        near, mean, others, window = found
-        said = "rows that were cut by their length end there" if cut.any() else "the longest rows end there"
+        best = near, mean, mean_elsewhere, window
+    if best is not None:
+        near, mean, mean_elsewhere, window = best
+        reason = "rows that were cut by their length end there" if cut.any() else "the longest rows end there"
         case.name(
             "near_context_limit", near,
-            f"On the last {window:,} tokens before offset {limit:,} ({said}) the mean difference is {mean:.3g}, on "
+            f"On the last {window:,} tokens before offset {limit:,} ({reason}) the mean difference is {mean:.3g}, on "
             f"all others "
-            f"{others:.3g}.",
+            f"{mean_elsewhere:.3g}.",
         )
 
 
 def _heavy_tokens(case: CauseCase) -> None:
     _few_ids(case)
-    if not any(one.cause == "heavy_tokens" for one in case.causes):
+    if not any(cause.cause == "heavy_tokens" for cause in case.causes):
         _few_places(case)
 
 
 def _few_ids(case: CauseCase) -> None:
     """Few token ids hold most of the gap, in all steps alike."""
-    tokens, left = case.tokens, case.left
-    ids = np.where(left & (tokens.ids >= 0), tokens.ids, 0)
-    sums = np.bincount(ids, weights=np.where(left, tokens.size, 0))
-    counts = np.bincount(ids, weights=left)
+    tokens, unexplained = case.tokens, case.left
+    ids = np.where(unexplained & (tokens.ids >= 0), tokens.ids, 0)
+    sums = np.bincount(ids, weights=np.where(unexplained, tokens.size, 0))
+    counts = np.bincount(ids, weights=unexplained)
     if np.count_nonzero(counts) < 20:
         return
     top = np.argsort(sums)[::-1][:3]
     means = sums[top] / np.maximum(counts[top], 1)
     top = top[(means >= HEAVY_ID) & (means >= means.max() / 4) & (counts[top] >= 4)]
-    n = int(left.sum())
+    n = int(unexplained.sum())
     if not len(top) or sums[top].sum() < HEAVY_IDS_GAP * sums.sum() or counts[top].sum() > HEAVY_IDS_TOKENS * n:
         return
-    where = left & np.isin(tokens.ids, top)
-    mean, rest = case.mean(where), case.mean(left & ~where)
-    if mean >= HEAVY_ID_TIMES * rest and is_stationary(case, where, where):
-        named = ", ".join(str(int(one)) for one in top)
+    where = unexplained & np.isin(tokens.ids, top)
+    mean, mean_elsewhere = case.mean(where), case.mean(unexplained & ~where)
+    if mean >= HEAVY_ID_TIMES * mean_elsewhere and is_stationary(case, where, where):
+        names = ", ".join(str(int(token_id)) for token_id in top)
         case.name(
-            "heavy_tokens", where,
-            f"The token {'id' if len(top) == 1 else 'ids'} {named} ({counts[top].sum() / n:.2%} of the tokens) hold "
-            f"{sums[top].sum() / sums.sum():.0%} of the gap: {mean:.3g} on the mean, and {rest:.3g} on all others.",
+            "heavy_tokens",
+            where,
+            f"The token {'id' if len(top) == 1 else 'ids'} {names} ({counts[top].sum() / n:.2%} of the tokens) hold "
+            f"{sums[top].sum() / sums.sum():.0%} of the gap: {mean:.3g} on the mean, and {mean_elsewhere:.3g} on all "
+            "others.",
         )
 
 
 def _few_places(case: CauseCase) -> None:
     """Few single tokens hold most of the gap, and the tokens around them agree."""
-    tokens, left = case.tokens, case.left
-    n = int(left.sum())
+    tokens, unexplained = case.tokens, case.left
+    n = int(unexplained.sum())
     if n < 500:
         return
-    size = np.where(left, tokens.size, 0)
-    heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(size[left])))
-    rest = left & ~heavy
+    size = np.where(unexplained, tokens.size, 0)
+    heavy = size >= max(HEAVY_PLACE, HEAVY_PLACE_TIMES * float(np.median(size[unexplained])))
+    others = unexplained & ~heavy
     if (
         heavy.sum() < 3
         or heavy.sum() > HEAVY_PLACES_TOKENS * n
         or size[heavy].sum() < HEAVY_PLACES_GAP * size.sum()
-        or case.mean(rest) > AGREE_MEAN
+        or case.mean(others) > AGREE_MEAN
     ):
         return
     rows = np.zeros(len(tokens.rows), np.bool_)
     rows[tokens.row[heavy]] = True
     heavy_rows = tokens.per_row(heavy.astype(np.float32))[rows]
-    around = case.mean(rest & rows[tokens.row])
+    around = case.mean(others & rows[tokens.row])
     crowded = heavy_rows.max() > CROWDED * max(np.diff(tokens.starts)[rows].max(), 1) and heavy_rows.max() > 3
-    if around <= 2 * max(case.mean(rest), CALM) and not crowded and is_stationary(case, heavy):
+    if around <= 2 * max(case.mean(others), CALM) and not crowded and is_stationary(case, heavy):
         case.name(
-            "heavy_tokens", heavy,
+            "heavy_tokens",
+            heavy,
             f"{counted_things(int(heavy.sum()), 'token')} of {n:,} hold {size[heavy].sum() / size.sum():.0%} of the "
-            f"gap, each "
-            f"with a difference of at least {size[heavy].min():.3g}; on all others the mean is {case.mean(rest):.3g}.",
+            f"gap, each with a difference of at least {size[heavy].min():.3g}; on all others the mean is "
+            f"{case.mean(others):.3g}.",
         )
 
 
@@ -311,8 +315,8 @@ def _runs(held: Mask, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDA
 def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64], n: int) -> Mask:
     """True on all stretches ``[n]``."""
     edges = np.bincount(starts, minlength=n + 1) - np.bincount(stops, minlength=n + 1)
-    found: Mask = np.cumsum(edges[:-1]) > 0
-    return found
+    mask: Mask = np.cumsum(edges[:-1]) > 0
+    return mask
 
 
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.gap.causes import NamedCauses, causes_of
+from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
@@ -34,7 +34,7 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
     """
     figures = GapFigures.of(tokens.d.astype(np.float64))
     n = figures.tokens
-    found = causes_of(tokens) if n else NamedCauses()
+    causes, undecided = causes_of(tokens) if n else ([], {})
     return {
         "tokens": n,
         "rows": len(tokens.rows),
@@ -50,11 +50,11 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
         "largest": figures.largest,
         "ess": effective_share(figures),
         "causes": [
-            {"cause": one.cause, "evidence": one.evidence, "from_step": one.from_step, "tokens": one.tokens,
-             "example": _token(tokens, one.worst)}
-            for one in found.causes
+            {"cause": cause.cause, "evidence": cause.evidence, "from_step": cause.from_step, "tokens": cause.tokens,
+             "example": _token(tokens, cause.worst)}
+            for cause in causes
         ],
-        "undecided": found.undecided,
+        "undecided": undecided,
         "worst": [_token(tokens, int(place)) for place in _worst(tokens)],
         "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
         "ids": _by_id(tokens),
@@ -88,8 +88,8 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         yield "token class", _lines(tokens, tokens.kind, lambda one: TokenClass(one).label)
     yield "position in the completion", _lines(tokens, _bins(tokens.position), _between)
     lengths = np.array([row.length for row in tokens.rows], np.int32)
-    left = int(lengths.max()) - 1 - tokens.offset
-    yield "tokens before the longest row's end", _lines(tokens, _bins(left), _between)
+    from_end = int(lengths.max()) - 1 - tokens.offset
+    yield "tokens before the longest row's end", _lines(tokens, _bins(from_end), _between)
     yield "turn", _lines(tokens, np.minimum(tokens.turn, MAX_PARTS - 1), lambda one: f"turn {one}")
     first = (tokens.position == 0) & (tokens.turn > 0)
     after = np.where(first, 1, 0)
@@ -97,8 +97,8 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     yield "first token after an observation", _lines(tokens, after, lambda one: names[one])
     if any(row.cached is not None for row in tokens.rows):
         cached = np.array([-1 if row.cached is None else int(row.cached > 0) for row in tokens.rows])
-        named = ("no cached prefix", "cached prefix", "not recorded")
-        yield "prefix cache", _lines(tokens, cached[tokens.row], lambda one: named[one])
+        titles = ("no cached prefix", "cached prefix", "not recorded")
+        yield "prefix cache", _lines(tokens, cached[tokens.row], lambda one: titles[one])
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
@@ -114,8 +114,8 @@ def _updates(lag: int) -> str:
 def _bins(values: NDArray[Any]) -> NDArray[np.int64]:
     """Index of the stretch of :data:`_EDGES` that each value lies in."""
     table: NDArray[np.int64] = np.searchsorted(_EDGES, np.arange(_EDGES[-1] + 1), side="right") - 1
-    found: NDArray[np.int64] = table[np.minimum(values, _EDGES[-1])]
-    return found
+    bins: NDArray[np.int64] = table[np.minimum(values, _EDGES[-1])]
+    return bins
 
 
 def _between(part: int) -> str:
@@ -134,9 +134,12 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
     sums = np.bincount(shifted, weights=tokens.d)
     whole = float(sizes.sum()) or 1.0
     return [
-        {"name": name(int(one) + least), "tokens": int(counts[one]), "mean_abs": float(sizes[one] / counts[one]),
-         "mean": float(sums[one] / counts[one]), "share": float(sizes[one] / whole)}
-        for one in np.flatnonzero(counts)
+        {
+            "name": name(int(index) + least), "tokens": int(counts[index]),
+            "mean_abs": float(sizes[index] / counts[index]), "mean": float(sums[index] / counts[index]),
+            "share": float(sizes[index] / whole),
+        }
+        for index in np.flatnonzero(counts)
     ]
 
 
@@ -144,11 +147,11 @@ def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     """The token ids that hold most of the gap."""
     if not len(tokens):
         return []
-    known = tokens.ids >= 0
-    ids = tokens.ids if known.all() else tokens.ids[known]
+    has_id = tokens.ids >= 0
+    ids = tokens.ids if has_id.all() else tokens.ids[has_id]
     if not len(ids):
         return []
-    size = tokens.size if known.all() else tokens.size[known]
+    size = tokens.size if has_id.all() else tokens.size[has_id]
     highest = int(ids.max())
     if highest > 4_000_000:  # no vocabulary is so large: a table of that length would be mostly empty
         ids = np.minimum(ids, 4_000_000)
@@ -156,10 +159,10 @@ def _by_id(tokens: GapTokens) -> list[dict[str, Any]]:
     whole = float(sums.sum()) or 1.0
     top = np.argsort(-sums, kind="stable")[:MAX_IDS]
     return [
-        {"id": int(one), "tokens": int(counts[one]), "mean_abs": float(sums[one] / counts[one]),
-         "share": float(sums[one] / whole)}
-        for one in top
-        if sums[one] > 0
+        {"id": int(token_id), "tokens": int(counts[token_id]), "mean_abs": float(sums[token_id] / counts[token_id]),
+         "share": float(sums[token_id] / whole)}
+        for token_id in top
+        if sums[token_id] > 0
     ]
 
 

@@ -55,10 +55,10 @@ LEVEL = 0.5
 
 
 def _temperature(case: CauseCase) -> None:
-    tokens, left = case.tokens, case.left
-    if left.sum() < 4 * MIN_TOKENS or case.mean(left) <= AGREE_MEAN / 2:
+    tokens, unexplained = case.tokens, case.left
+    if unexplained.sum() < 4 * MIN_TOKENS or case.mean(unexplained) <= AGREE_MEAN / 2:
         return
-    slope, fit = _regression(tokens.sampler[left], tokens.d[left])
+    slope, fit = _regression(tokens.sampler[unexplained], tokens.d[unexplained])
     if fit < LINE_FIT or abs(slope) < LINE_SLOPE:
         return
     slopes, spreads = _slopes(case)
@@ -68,10 +68,14 @@ def _temperature(case: CauseCase) -> None:
     if len(slopes) and np.average(np.sign(slopes) == math.copysign(1, slope), weights=spreads) < LINE_SIGN:
         return
     ratio = 1 + slope
-    told = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
-    recorded = f" The engine calls record temperature {', '.join(f'{one:g}' for one in told[:3])}." if told else ""
+    temperatures = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
+    recorded = (
+        f" The engine calls record temperature {', '.join(f'{temperature:g}' for temperature in temperatures[:3])}."
+        if temperatures
+        else ""
+    )
     case.name(
-        "temperature", left.copy(),
+        "temperature", unexplained.copy(),
         f"The trainer's log-probability moves by {ratio:.2f} nats for each nat of the sampler's (r² = {fit:.2f}): one "
         f"side "
         f"divides its logits by a temperature and the other does not; the two differ by a factor of about {ratio:.2f}."
@@ -80,8 +84,8 @@ def _temperature(case: CauseCase) -> None:
 
 
 def _top_p_renormalised(case: CauseCase) -> None:
-    tokens, left = case.tokens, case.left
-    d = tokens.d[left]
+    tokens, unexplained = case.tokens, case.left
+    d = tokens.d[unexplained]
     mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
     if abs(mean) < ONE_SIDED:
         return
@@ -96,13 +100,13 @@ def _top_p_renormalised(case: CauseCase) -> None:
     # The mean importance ratio of two whole distributions is 1.
     ratio = np.exp(d.astype(np.float64))
     z = (ratio.mean() - 1) / (ratio.std() / math.sqrt(len(d)) + 1e-12)
-    if abs(z) < CHANCE or not is_stationary(case, left):
+    if abs(z) < CHANCE or not is_stationary(case, unexplained):
         return
-    told = sorted({row.top_p for row in tokens.rows if row.top_p is not None})
-    recorded = f" The engine calls record top_p {', '.join(f'{one:g}' for one in told[:3])}." if told else ""
+    top_ps = sorted({row.top_p for row in tokens.rows if row.top_p is not None})
+    recorded = f" The engine calls record top_p {', '.join(f'{top_p:g}' for top_p in top_ps[:3])}." if top_ps else ""
     side = "sampler" if mean < 0 else "trainer"
     case.name(
-        "top_p_renormalised", left.copy(),
+        "top_p_renormalised", unexplained.copy(),
         f"{1 - minority:.1%} of the differences above {limit:.2g} have one sign, 1 of 1,000 is beyond "
         f"{most:.2g}, and the mean importance ratio is {ratio.mean():.3f}, not 1: the {side} divides by the mass that "
         f"top-p or top-k leaves.{recorded}",
@@ -111,7 +115,7 @@ def _top_p_renormalised(case: CauseCase) -> None:
 
 def _over_updates(case: CauseCase) -> None:
     """A stale cache, or weights that were not delivered: both begin with the first update."""
-    if hiding := [one.cause for one in case.causes if one.cause in ("temperature", "top_p_renormalised")]:
+    if hiding := [cause.cause for cause in case.causes if cause.cause in ("temperature", "top_p_renormalised")]:
         sentence = f"The gap of “{CAUSES[hiding[0]].title}” lies over all tokens and hides it. Mend that first."
         case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
         return
@@ -120,8 +124,8 @@ def _over_updates(case: CauseCase) -> None:
         sentence = "No training step and no policy version is recorded."
         case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
         return
-    seen = _seen_before(case.tokens, rows)
-    if _stale_cache(case, seen, rows):
+    seen_before = _seen_before(case.tokens, rows)
+    if _stale_cache(case, seen_before, rows):
         return
     trend = _trend(case, rows)
     if len(trend.steps) < MIN_STEPS:
@@ -130,7 +134,7 @@ def _over_updates(case: CauseCase) -> None:
             f"needs {MIN_STEPS}."
         )
         return
-    later = case.in_rows((rows > trend.steps[0]) & ~seen)
+    later = case.in_rows((rows > trend.steps[0]) & ~seen_before)
     means = trend.means
     if trend.grows():
         case.name(
@@ -145,7 +149,7 @@ def _over_updates(case: CauseCase) -> None:
             case.undecided["stale_cache"] = "Every prompt was seen under an earlier policy, so none shows a cold cache."
     elif not later.any() and trend.jumps():
         case.name(
-            "stale_cache", case.in_rows(seen),
+            "stale_cache", case.in_rows(seen_before),
             f"The mean difference is {means[0]:.3g} before the first update, jumps to {means[1:].mean():.3g} after it "
             f"and does not grow, and every later prompt was seen under an earlier policy.",
             _first_above(case, trend),
@@ -161,8 +165,8 @@ def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
         fresh = case.in_rows(~seen)
     if stale.sum() < MIN_TOKENS or fresh.sum() < MIN_TOKENS:
         return False
-    mean, rest = case.mean(stale), case.mean(fresh)
-    if not case.is_apart(stale, fresh, _CLEAR) or rest > 2 * AGREE_MEAN:
+    mean, mean_fresh = case.mean(stale), case.mean(fresh)
+    if not case.is_apart(stale, fresh, _CLEAR) or mean_fresh > 2 * AGREE_MEAN:
         return False
     if (rows[~seen] == rows.min()).all():
         trend = _trend(case, rows)
@@ -171,21 +175,21 @@ def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
     case.name(
         "stale_cache", stale,
         f"Where the prompt was seen under an earlier policy the mean difference is {mean:.3g}, where it was new it is "
-        f"{rest:.3g}: the prefix cache holds values of older weights.",
+        f"{mean_fresh:.3g}: the prefix cache holds values of older weights.",
     )
     return True
 
 
 def _unexplained(case: CauseCase) -> None:
     if not case.agrees() and case.left.sum() >= 4:
-        left = case.left.copy()
-        size = case.tokens.size[left]
+        unexplained = case.left.copy()
+        size = case.tokens.size[unexplained]
         also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
         case.name(
-            "unexplained", left,
-            f"{also} mean difference is {case.mean(left):.3g} over {int(left.sum()):,} tokens, and 1 % of them are "
-            f"beyond "
-            f"{np.quantile(size, 0.99):.3g}.",
+            "unexplained",
+            unexplained,
+            f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % "
+            f"of them are beyond {np.quantile(size, 0.99):.3g}.",
         )
 
 
@@ -207,17 +211,19 @@ def _seen_before(tokens: GapTokens, updates: NDArray[np.int64]) -> Mask:
         if row.prompt:
             first[row.prompt] = min(first.get(row.prompt, at), at)
     least = int(updates.min())
-    told = [
+    numbers = [
         bool(row.cached) and at > least if row.cached is not None else bool(row.prompt) and first[row.prompt] < at
         for row, at in zip(tokens.rows, updates.tolist(), strict=True)
     ]
-    return np.array(told, np.bool_)
+    return np.array(numbers, np.bool_)
 
 
 def _trend(case: CauseCase, rows: NDArray[np.int64]) -> Trend:
     """How the unexplained gap moves over the updates. ``rows``: the updates before each row ``[R]``."""
-    tokens, left = case.tokens, case.left
-    sums, uncertain, counts = (tokens.per_row(one, left) for one in (tokens.size, tokens.uncertainty, left))
+    tokens, unexplained = case.tokens, case.left
+    sums, uncertain, counts = (
+        tokens.per_row(values, unexplained) for values in (tokens.size, tokens.uncertainty, unexplained)
+    )
     steps, means = means_of(rows, sums, counts)
     n = len(steps)
     if n > MANY_STEPS and counts.sum() < FEW_TOKENS * n:  # too few tokens of a step: some steps together
@@ -236,11 +242,13 @@ def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.zeros(0), np.zeros(0)
     x, y = np.where(case.left, tokens.sampler, 0).astype(np.float64), np.where(case.left, tokens.d, 0)
     _, of = np.unique(rows, return_inverse=True)
-    n, sx, sy, sxy, sxx = (np.bincount(of, weights=tokens.per_row(one)) for one in (case.left, x, y, x * y, x * x))
-    held = n >= MIN_TOKENS
+    n, sx, sy, sxy, sxx = (
+        np.bincount(of, weights=tokens.per_row(weights)) for weights in (case.left, x, y, x * y, x * x)
+    )
+    has_tokens = n >= MIN_TOKENS
     spreads = np.maximum(sxx - sx * sx / np.maximum(n, 1), 1e-12)
     slopes: NDArray[np.float64] = (sxy - sx * sy / np.maximum(n, 1)) / spreads
-    return slopes[held], spreads[held]
+    return slopes[has_tokens], spreads[has_tokens]
 
 
 def _regression(x: NDArray[np.float32], y: NDArray[np.float32]) -> tuple[float, float]:

@@ -58,18 +58,18 @@ class TokenClasses:
                 table[index] = TokenClass.WHITE_SPACE
             elif inner.isdigit():
                 table[index] = TokenClass.DIGITS
-        special = [one for one in codec.special_ids if 0 <= one < codec.vocab_size]
+        special = [token_id for token_id in codec.special_ids if 0 <= token_id < codec.vocab_size]
         table[special] = TokenClass.CONTROL
         self._table = table
         where = {piece: index for index, piece in reversed(list(enumerate(pieces)))}
         self._marks = [
-            (int(of), where[left.encode()], where[right.encode()])
+            (int(of), where[opening.encode()], where[closing.encode()])
             for of, pairs in _MARKS.items()
-            for left, right in pairs
-            if left.encode() in where and right.encode() in where
+            for opening, closing in pairs
+            if opening.encode() in where and closing.encode() in where
         ]
-        for _, left, right in self._marks:
-            table[[left, right]] = TokenClass.CONTROL
+        for _, opening, closing in self._marks:
+            table[[opening, closing]] = TokenClass.CONTROL
 
     def of_row(self, ids: Ids) -> NDArray[np.uint8]:
         """The class of each token of a row ``[T]``, as :class:`TokenClass` numbers.
@@ -77,12 +77,12 @@ class TokenClasses:
         A token lies in a stretch when the last mark before it opens one. All ids of the row count, trained or not.
         """
         last = len(self._table) - 1
-        found: NDArray[np.uint8] = self._table[np.where((ids < 0) | (ids > last), last, ids)]
-        inner = found != TokenClass.CONTROL
-        for of, left, right in reversed(self._marks):
-            marks = np.flatnonzero((ids == left) | (ids == right))
+        classes: NDArray[np.uint8] = self._table[np.where((ids < 0) | (ids > last), last, ids)]
+        inner = classes != TokenClass.CONTROL
+        for of, opening, closing in reversed(self._marks):
+            marks = np.flatnonzero((ids == opening) | (ids == closing))
             if len(marks):
                 before = np.searchsorted(marks, np.arange(len(ids)), side="left") - 1
-                opened = (before >= 0) & (ids[marks[before]] == left)
-                found[opened & inner] = of
-        return found
+                opened = (before >= 0) & (ids[marks[before]] == opening)
+                classes[opened & inner] = of
+        return classes

@@ -106,8 +106,8 @@ class GapTokens:
     @cached_property
     def uncertainty(self) -> Reals:
         """``[N]``: 1 - probability, by the mean of both log-probabilities. The noise of kernels grows with it."""
-        found: Reals = -np.expm1((self.sampler + self.trainer) / 2)
-        return np.maximum(found, 0)
+        values: Reals = -np.expm1((self.sampler + self.trainer) / 2)
+        return np.maximum(values, 0)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
@@ -123,8 +123,8 @@ class GapTokens:
     @cached_property
     def newest(self) -> Ints:
         """``[R]``: the newest version of each row; -1 = none is recorded."""
-        found: Ints = np.maximum.reduceat(self.version, self.starts[:-1])
-        return found
+        newest: Ints = np.maximum.reduceat(self.version, self.starts[:-1])
+        return newest
 
     @cached_property
     def lag(self) -> Ints:
@@ -135,11 +135,11 @@ class GapTokens:
         newest, steps = self.newest, self.step_of_row
         if len(steps) and steps.min() >= 0:
             _, of = np.unique(steps, return_inverse=True)
-            seen = np.full(int(of.max()) + 1, -1, np.int32)
-            np.maximum.at(seen, of, newest)
-            newest = np.maximum.accumulate(seen)[of]
-        found: Ints = np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
-        return found
+            newest_of_step = np.full(int(of.max()) + 1, -1, np.int32)
+            np.maximum.at(newest_of_step, of, newest)
+            newest = np.maximum.accumulate(newest_of_step)[of]
+        lag: Ints = np.where(self.version < 0, np.int32(-1), newest[self.row] - self.version)
+        return lag
 
     def per_row(self, values: Reals | NDArray[np.float64] | Mask, keep: Mask | None = None) -> NDArray[np.float64]:
         """Sums over the tokens of each row ``[R]``. ``keep`` ``[N]``: only these tokens."""
@@ -177,7 +177,7 @@ class GapCollector:
     def done(self) -> GapTokens:
         """All that was taken. Versions are put in order."""
         order, versions = _in_order(list(self._versions))
-        names = [np.concatenate(one) for one in zip(*self._parts, strict=True)] if self._parts else _EMPTY
+        names = [np.concatenate(columns) for columns in zip(*self._parts, strict=True)] if self._parts else _EMPTY
         offset, ids, sampler, trainer, position, turn, version = names
         counts = [len(part[0]) for part in self._parts]
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
@@ -207,9 +207,7 @@ class GapCollector:
         version = self._version(value, row, turns, len(starts))
         offset, turn = trained[use], turns[use]
         position = (trained - trained[starts][turns])[use]
-        self._parts.append(
-            (offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use])
-        )
+        self._parts.append((offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use]))
         if self._classes is not None:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1
@@ -217,26 +215,26 @@ class GapCollector:
 
     def _version(self, value: Trajectory, row: Row, turns: Ints, n_turns: int) -> Ints:
         """The number of the policy version of each trained token ``[n]``, in order of appearance; -1 = unknown."""
-        steps = [value.steps[one] for one in row.step_indices if one < len(value.steps)]
-        named = [self._number(step.policy_version) for step in steps if len(step.completion_ids)]
-        if named and len(named) == n_turns:
-            return np.array(named, np.int32)[turns]
+        steps = [value.steps[index] for index in row.step_indices if index < len(value.steps)]
+        versions_of_steps = [self._number(step.policy_version) for step in steps if len(step.completion_ids)]
+        if versions_of_steps and len(versions_of_steps) == n_turns:
+            return np.array(versions_of_steps, np.int32)[turns]
         lengths = [len(step.completion_ids) for step in steps]
-        if named and sum(lengths) == len(turns):
+        if versions_of_steps and sum(lengths) == len(turns):
             return np.repeat(np.array([self._number(s.policy_version) for s in steps], np.int32), lengths)
-        if named:
-            return np.full(len(turns), named[0] if len(set(named)) == 1 else -1, np.int32)
-        told = _told(row.extra, value.extra, RUN_LENGTHS)
-        if (runs := run_lengths(told)) is not None and sum(n for _, n in runs) in (len(row.ids), len(turns)):
+        if versions_of_steps:
+            return np.full(len(turns), versions_of_steps[0] if len(set(versions_of_steps)) == 1 else -1, np.int32)
+        recorded = _told(row.extra, value.extra, RUN_LENGTHS)
+        if (runs := run_lengths(recorded)) is not None and sum(n for _, n in runs) in (len(row.ids), len(turns)):
             spread = np.repeat([self._number(version) for version, _ in runs], [n for _, n in runs]).astype(np.int32)
             return spread if len(spread) == len(turns) else spread[row.loss_mask]
         for key in VERSIONS:
-            told = _told(row.extra, value.extra, key)
-            if isinstance(told, list) and len(told) in (len(row.ids), len(turns)) and told:
-                numbers = np.array([self._number(str(one)) for one in told], np.int32)
-                return numbers if len(told) == len(turns) else numbers[row.loss_mask]
-            if isinstance(told, str | int | float) and not isinstance(told, bool):
-                return np.full(len(turns), self._number(str(told)), np.int32)
+            recorded = _told(row.extra, value.extra, key)
+            if isinstance(recorded, list) and len(recorded) in (len(row.ids), len(turns)) and recorded:
+                numbers = np.array([self._number(str(name)) for name in recorded], np.int32)
+                return numbers if len(recorded) == len(turns) else numbers[row.loss_mask]
+            if isinstance(recorded, str | int | float) and not isinstance(recorded, bool):
+                return np.full(len(turns), self._number(str(recorded)), np.int32)
         versions = {step.policy_version for step in value.steps}
         return np.full(len(turns), self._number(versions.pop()) if len(versions) == 1 else -1, np.int32)
 
@@ -261,11 +259,15 @@ def _in_order(versions: Sequence[str]) -> tuple[Ints, list[str]]:
     Versions that end with a number are ordered by it, if all do; else they stay in order of appearance.
     """
     numbers = [_last_number(version) for version in versions]
-    known = [n for n in numbers if n is not None]
-    order = np.arange(len(versions)) if len(known) < len(versions) else np.argsort(np.array(known), kind="stable")
+    numbers_known = [n for n in numbers if n is not None]
+    order = (
+        np.arange(len(versions))
+        if len(numbers_known) < len(versions)
+        else np.argsort(np.array(numbers_known), kind="stable")
+    )
     place = np.full(len(versions) + 1, -1, np.int32)
     place[order] = np.arange(len(versions), dtype=np.int32)
-    return place, [versions[int(one)] for one in order]
+    return place, [versions[int(index)] for index in order]
 
 
 def _last_number(version: str) -> float | None:
@@ -274,18 +276,18 @@ def _last_number(version: str) -> float | None:
 
 
 def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset[str], first: int) -> GapRow:
-    steps = [value.steps[one] for one in row.step_indices if one < len(value.steps)] or list(value.steps)
+    steps = [value.steps[index] for index in row.step_indices if index < len(value.steps)] or list(value.steps)
     reasons = [step.finish_reason for step in steps if step.finish_reason]
     stopped = _told(row.extra, value.extra, "finish_reason") or value.stop_reason
     is_cut = reasons[-1] == CUT if reasons else (str(stopped) == CUT if stopped else None)
     routing = _told(row.extra, value.extra, ROUTING)
     repeats = routing.get("repeats") if isinstance(routing, Mapping) else None
-    held = [one for key in CACHED for step in steps[:1] if isinstance(one := step.extra.get(key), int)]
-    held += [one for key in CACHED if isinstance(one := _told(row.extra, value.extra, key), int)]
+    counts = [count for key in CACHED for step in steps[:1] if isinstance(count := step.extra.get(key), int)]
+    counts += [count for key in CACHED if isinstance(count := _told(row.extra, value.extra, key), int)]
     prompt = hashlib.blake2b(row.ids[:first].tobytes(), digest_size=8).digest() if first else b""
     return GapRow(
         name, index, len(row.ids), value.training_step, prompt, kinds, is_cut,
-        float(repeats) if isinstance(repeats, int | float) else None, held[0] if held else None,
+        float(repeats) if isinstance(repeats, int | float) else None, counts[0] if counts else None,
         next((step.top_p for step in steps if step.top_p is not None), None),
         next((step.temperature for step in steps if step.temperature is not None), None), bool(value.steps),
     )

@@ -11,14 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.token_classes import TokenClass, TokenClasses
-from rollout_inspector.diagnose.loss_weights.of_rows import (
-    ADVANTAGES,
-    RowWeights,
-    loss_inputs,
-    missing_words,
-    row_weights,
-)
-from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
+from rollout_inspector.diagnose.loss_weights.row_weights import ADVANTAGES, loss_inputs, missing_words, row_weights
+from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES, RowWeights
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Row, Trajectory
 
@@ -57,8 +51,8 @@ class FindingPlaces:
         if trajectory.n_ids > MAX_ALIGNED_TOKENS or self.step >= len(trajectory.steps):
             return []
         row = rows[index]
-        found = [place_in_row(trajectory.steps, row, self.step, start, stop) for start, stop in self.places]
-        return [place for place in found if place is not None]
+        stretches = [place_in_row(trajectory.steps, row, self.step, start, stop) for start, stop in self.places]
+        return [place for place in stretches if place is not None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +87,7 @@ class WeightSums:
         self._held: dict[tuple[str, str], dict[int | None, Sums]] = {}
 
     def add(
-        self,
-        trajectory: Trajectory,
-        rows: Sequence[Row],
-        advantage: float | None,
+        self, trajectory: Trajectory, rows: Sequence[Row], advantage: float | None,
         findings: Sequence[FindingPlaces] = (),
     ) -> TrajectoryWeights:
         """Count a trajectory. ``rows``: those that a trainer would read, its stored ones or a strategy's.
@@ -105,7 +96,7 @@ class WeightSums:
         """
         total, of_rows = _none(), {n: _none() for n in range(len(rows))}
         at = {n: self._marked(trajectory, rows, n, findings) for n in range(len(rows))}
-        held: dict[str, Sums] = defaultdict(_none)
+        sums_by_group: dict[str, Sums] = defaultdict(_none)
         n_tokens = n_rows = 0
         counts = np.zeros((len(_RULES), 3), dtype=np.int64)
         of_class = np.zeros((len(TokenClass), len(_RULES), 2))
@@ -123,19 +114,19 @@ class WeightSums:
             has = int(np.count_nonzero(np.isfinite(inputs.advantages)))
             self.sources["column" if inputs.has_column else "rewards"] += has
             for index, rule in enumerate(_RULES):
-                found = row_weights(inputs, rule)
-                known = found.known
-                counts[index] += [np.count_nonzero(flags) for flags in (known, found.clipped, found.masked)]
-                decided = int(np.count_nonzero(known))
-                lacking = tuple(one for one in inputs.lacks if one == ADVANTAGES or rule.needs_ratio)
+                weights = row_weights(inputs, rule)
+                is_known = weights.known
+                counts[index] += [np.count_nonzero(flags) for flags in (is_known, weights.clipped, weights.masked)]
+                decided = int(np.count_nonzero(is_known))
+                lacking = tuple(name for name in inputs.lacks if name == ADVANTAGES or rule.needs_ratio)
                 self.lacks[rule.slug][lacking] += size - decided
-                sizes = np.abs(np.where(known, found.values, 0.0))
+                sizes = np.abs(np.where(is_known, weights.values, 0.0))
                 of_rows[n][index] = sizes.sum(), sizes.sum() / size
                 if kinds is not None:
-                    self._add_classes(index, kinds, found, sizes, of_class)
+                    self._add_classes(index, kinds, weights, sizes, of_class)
                 for kind, mark in at[n].items():
                     part = sizes[mark[inputs.offsets]].sum()
-                    held[kind][index] += part, part / size
+                    sums_by_group[kind][index] += part, part / size
             total += of_rows[n]
         self.trajectories += 1
         batch = trajectory.training_step
@@ -147,10 +138,10 @@ class WeightSums:
         self._hold("", "", batch, total)
         for kind_of_token in TokenClass if self._classes is not None else ():
             self._hold(OF_CLASS, kind_of_token.label, batch, of_class[kind_of_token])
-        for kind, sums in held.items():
+        for kind, sums in sums_by_group.items():
             self._hold(AT, kind, batch, sums)
         for kind in {finding.kind for finding in findings}:
-            inside = {n for one in findings if one.kind == kind for n in one.rows_of(rows)}
+            inside = {n for finding in findings if finding.kind == kind for n in finding.rows_of(rows)}
             self._hold(IN_ROW, kind, batch, sum((of_rows[n] for n in inside), _none()))
             self._hold(IN_TRAJECTORY, kind, batch, total)
         return TrajectoryWeights(batch, n_tokens, n_rows, total, tuple(counts[:, 0].tolist()))
@@ -169,13 +160,13 @@ class WeightSums:
         self, trajectory: Trajectory, rows: Sequence[Row], index: int, findings: Sequence[FindingPlaces]
     ) -> dict[str, NDArray[np.bool_]]:
         """Kind -> the tokens of a row ``[T]`` that stand at a place of such a finding."""
-        found: dict[str, NDArray[np.bool_]] = {}
-        for one in findings:
-            if index in one.rows_of(rows):
-                mark = found.setdefault(one.kind, np.zeros(len(rows[index].ids), dtype=np.bool_))
-                for start, stop in one.stretches(trajectory, rows, index):
+        marked: dict[str, NDArray[np.bool_]] = {}
+        for finding in findings:
+            if index in finding.rows_of(rows):
+                mark = marked.setdefault(finding.kind, np.zeros(len(rows[index].ids), dtype=np.bool_))
+                for start, stop in finding.stretches(trajectory, rows, index):
                     mark[start:stop] = True
-        return found
+        return marked
 
     def _hold(self, what: str, kind: str, batch: int | None, sums: Sums) -> None:
         of_batch = self._held.setdefault((what, kind), {})
@@ -210,16 +201,20 @@ class WeightSums:
 
     def _class_lines(self) -> list[list[dict[str, Any]]]:
         """By rule: its figures for each class of tokens, the classes that occur alone; empty without classes."""
-        shares = {(one, mean): self.share(OF_CLASS, one.label, mean) for one in TokenClass for mean in MEANS}
+        shares = {
+            (token_class, mean): self.share(OF_CLASS, token_class.label, mean)
+            for token_class in TokenClass
+            for mean in MEANS
+        }
         return [
             [
                 {
-                    "class": one.label,
-                    **_named(self._of_classes[n, one]),
-                    "share": {mean: shares[one, mean][n] for mean in MEANS},
+                    "class": token_class.label,
+                    **_named(self._of_classes[n, token_class]),
+                    "share": {mean: shares[token_class, mean][n] for mean in MEANS},
                 }
-                for one in TokenClass
-                if self._of_classes[n, one, 0]
+                for token_class in TokenClass
+                if self._of_classes[n, token_class, 0]
             ]
             for n in range(len(_RULES))
         ]
@@ -274,8 +269,8 @@ def of_mean(sums: Sums, mean: str, tokens: int, rows: int) -> Sums:
     """By rule ``[rules]``: the size of the gradient's weight under a mean over a batch of so many tokens and rows."""
     if not tokens:
         return np.zeros(len(sums))
-    found: Sums = sums[:, 1] / rows if mean == "row_mean" else sums[:, 0] / (rows if mean == "row_sum" else tokens)
-    return found
+    means: Sums = sums[:, 1] / rows if mean == "row_mean" else sums[:, 0] / (rows if mean == "row_sum" else tokens)
+    return means
 
 
 def _why_not(lacks: Counter[tuple[str, ...]]) -> list[dict[str, Any]]:
@@ -296,21 +291,21 @@ def moved(before: Iterable[TrajectoryWeights], after: Iterable[TrajectoryWeights
     Half the sum of the differences of the trajectories' shares. ``before`` and ``after``: the same trajectories in the
     same order. None = nothing has a weight.
     """
-    left, right = _shares(list(before), mean), _shares(list(after), mean)
-    if not len(left):
+    old, new = _shares(list(before), mean), _shares(list(after), mean)
+    if not len(old):
         return [None] * len(_RULES)
-    distance = np.abs(left - right).sum(axis=0) / 2
-    return [float(one) if np.isfinite(one) else None for one in distance]
+    distance = np.abs(old - new).sum(axis=0) / 2
+    return [float(share) if np.isfinite(share) else None for share in distance]
 
 
 def _shares(of: Sequence[TrajectoryWeights], mean: str) -> Sums:
     """The share of each trajectory in the weight of all ``[trajectories, rules]``; NaN where there is no weight."""
     tokens: Counter[int | None] = Counter()
     rows: Counter[int | None] = Counter()
-    for one in of:
-        tokens[one.batch] += one.tokens
-        rows[one.batch] += one.rows
-    weights = np.array([of_mean(one.sums, mean, tokens[one.batch], rows[one.batch]) for one in of])
+    for item in of:
+        tokens[item.batch] += item.tokens
+        rows[item.batch] += item.rows
+    weights = np.array([of_mean(item.sums, mean, tokens[item.batch], rows[item.batch]) for item in of])
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Sums = weights / weights.sum(axis=0, keepdims=True)
-    return found.reshape(len(of), len(_RULES))
+        shares: Sums = weights / weights.sum(axis=0, keepdims=True)
+    return shares.reshape(len(of), len(_RULES))

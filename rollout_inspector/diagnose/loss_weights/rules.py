@@ -28,15 +28,23 @@ MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed:
-    """What a rule makes of tokens. All arrays are ``[n]``."""
+class RowWeights:
+    """What a rule makes of the trained tokens of a row. All arrays are ``[n]``."""
 
-    factors: Values
-    """What the advantage is multiplied by; 0 = the token has no gradient."""
+    values: Values
+    """The weights before the mean, or as a rule returns them what the advantage is multiplied by.
+
+    0 = the token has no gradient. NaN = not decidable.
+    """
     clipped: Flags
     """The clip or the cap changed the factor."""
     masked: Flags
     """The rule took the token out."""
+
+    @property
+    def known(self) -> Flags:
+        """The tokens whose weight is decidable."""
+        return np.isfinite(self.values)
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class LossRule:
     text: str
     source: str
     url: str
-    weigh: Callable[[Values, Values], Weighed]
+    weigh: Callable[[Values, Values], RowWeights]
     """Takes log-ratios and advantages ``[n]``, all finite."""
     needs_ratio: bool = True
     """It needs the log-probabilities of sampler and trainer."""
@@ -58,33 +66,33 @@ class LossRule:
     """One ratio counts for the whole row, so that every trained token of the row needs both log-probabilities."""
 
 
-def _uncorrected(d: Values, advantages: Values) -> Weighed:
+def _uncorrected(d: Values, advantages: Values) -> RowWeights:
     none = np.zeros(len(advantages), dtype=np.bool_)
-    return Weighed(np.ones(len(advantages)), none, none)
+    return RowWeights(np.ones(len(advantages)), none, none)
 
 
-def _grpo(d: Values, advantages: Values) -> Weighed:
+def _grpo(d: Values, advantages: Values) -> RowWeights:
     return _clipped(np.exp(d), advantages, CLIP_LOW, CLIP_HIGH)
 
 
-def _clipped(ratio: Values, advantages: Values, low: float, high: float) -> Weighed:
+def _clipped(ratio: Values, advantages: Values, low: float, high: float) -> RowWeights:
     """Of ``min(r A, clip(r) A)``: where the clipped term is the smaller one, it is constant and has no gradient."""
     clipped = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
-    return Weighed(np.where(clipped, 0.0, ratio), clipped, np.zeros(len(ratio), dtype=np.bool_))
+    return RowWeights(np.where(clipped, 0.0, ratio), clipped, np.zeros(len(ratio), dtype=np.bool_))
 
 
-def _tis(d: Values, advantages: Values) -> Weighed:
+def _tis(d: Values, advantages: Values) -> RowWeights:
     ratio = np.exp(d)
-    return Weighed(np.minimum(ratio, TIS_CAP), ratio > TIS_CAP, np.zeros(len(d), dtype=np.bool_))
+    return RowWeights(np.minimum(ratio, TIS_CAP), ratio > TIS_CAP, np.zeros(len(d), dtype=np.bool_))
 
 
-def _icepop(d: Values, advantages: Values) -> Weighed:
+def _icepop(d: Values, advantages: Values) -> RowWeights:
     ratio = np.exp(d)
     masked = (ratio < ICEPOP_LOW) | (ratio > ICEPOP_HIGH)
-    return Weighed(np.where(masked, 0.0, ratio), np.zeros(len(d), dtype=np.bool_), masked)
+    return RowWeights(np.where(masked, 0.0, ratio), np.zeros(len(d), dtype=np.bool_), masked)
 
 
-def _gspo(d: Values, advantages: Values) -> Weighed:
+def _gspo(d: Values, advantages: Values) -> RowWeights:
     """``d``: of one row. Its mean is the log of the row's ratio."""
     return _clipped(np.full(len(d), np.exp(d.mean() if len(d) else 0.0)), advantages, GSPO_LOW, GSPO_HIGH)
 

@@ -6,10 +6,10 @@ from typing import IO, NamedTuple
 
 from rollout_inspector.formats import limits
 from rollout_inspector.formats.containers import parquet
-from rollout_inspector.formats.containers.file_part import FilePart, PackedLines
+from rollout_inspector.formats.containers.compression import DAMAGE, pieces
+from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.containers.json_array import ARRAY
-from rollout_inspector.formats.containers.packed import DAMAGE, pieces
-from rollout_inspector.formats.containers.refused import FileRefused
+from rollout_inspector.formats.containers.refusals import FileRefused
 from rollout_inspector.formats.containers.source import Source
 
 
@@ -89,7 +89,7 @@ def _packed_parts(source: Source, n_bytes: int) -> list[FilePart]:
         raise FileRefused(f"{source.name} is damaged or cut off: {error}.") from error
     ends = [*cuts[1:], _Cut(source.size, 0, at, line)]
     return [
-        FilePart(cut.frame, stop.frame - cut.frame, cut.line, packed=PackedLines(kind, cut.skip, stop.at - cut.at))
+        FilePart(cut.frame, stop.frame - cut.frame, cut.line, packed=(kind, cut.skip, stop.at - cut.at))
         for cut, stop in zip(cuts, ends, strict=True)
         if stop.at > cut.at
     ]

@@ -11,30 +11,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.formats.containers.packed import Kind, unpacking
+from rollout_inspector.formats.containers.compression import Kind, unpacking
 
+SessionLines = tuple[tuple[tuple[int, int, int], ...], NDArray[np.bool_], NDArray[np.bool_]]
+"""The lines of some sessions, which may lie between lines of others.
 
-@dataclass(frozen=True, eq=False)
-class SessionLines:
-    """The lines of some sessions, which may lie between lines of others."""
-
-    spans: tuple[tuple[int, int, int], ...]
-    """Stretches of the file that are read: first byte, number of the first line, lines. What lies between is not."""
-    own: NDArray[np.bool_]
-    """``[lines of all spans]``: the line belongs to one of the sessions."""
-    last: NDArray[np.bool_]
-    """``[own lines]``: the line is the last one of its session."""
-
-
-@dataclass(frozen=True)
-class PackedLines:
-    """Whole lines of a packed file."""
-
-    kind: Kind
-    skip: int
-    """Unpacked bytes between the beginning of a frame, which is that of the part, and the first line."""
-    n: int
-    """Unpacked bytes of the lines."""
+Stretches of the file that are read: first byte, number of the first line, lines. ``[lines of all stretches]``: the line
+belongs to one of the sessions. ``[these lines]``: the line is the last one of its session.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,8 +35,9 @@ class FilePart:
     """Row groups of Parquet."""
     sessions: SessionLines | None = field(default=None, compare=False)
     """Lines of sessions; ``size`` counts them alone."""
-    packed: PackedLines | None = None
-    """Lines of a packed file; ``start`` and ``size`` are packed bytes."""
+    packed: tuple[Kind, int, int] | None = None
+    """Lines of a packed file: its kind, unpacked bytes from the beginning of the part's frame to the first line, and
+    unpacked bytes of the lines. Then ``start`` and ``size`` are packed bytes."""
 
     def to_json(self) -> dict[str, Any]:
         """The part as a value of JSON."""
@@ -60,9 +45,10 @@ class FilePart:
         if self.groups is not None:
             fields["groups"] = [self.groups.start, self.groups.stop]
         if self.sessions is not None:
-            fields["sessions"] = [self.sessions.spans, _packed(self.sessions.own), _packed(self.sessions.last)]
+            spans, own, last = self.sessions
+            fields["sessions"] = [spans, _packed(own), _packed(last)]
         if self.packed is not None:
-            fields["packed"] = [self.packed.kind, self.packed.skip, self.packed.n]
+            fields["packed"] = list(self.packed)
         return fields
 
     @classmethod
@@ -74,9 +60,9 @@ class FilePart:
         if session_lines := value.get("sessions"):
             spans = tuple((start, line, n) for start, line, n in session_lines[0])
             own = _unpacked(session_lines[1], sum(n for *_, n in spans))
-            sessions = SessionLines(spans, own, _unpacked(session_lines[2], int(own.sum())))
+            sessions = spans, own, _unpacked(session_lines[2], int(own.sum()))
         start, size, line = value["part"]
-        packed = PackedLines(*value["packed"]) if "packed" in value else None
+        packed = tuple(value["packed"]) if "packed" in value else None
         return cls(start, size, line, None if groups is None else range(*groups), sessions, packed)
 
 
@@ -95,8 +81,8 @@ class Slice(io.RawIOBase):
         raw.seek(part.start)
         self._file, self._at, self._stream, self._size = raw, 0, raw, part.size
         if part.packed is not None:
-            self._stream, self._size = unpacking(raw, part.packed.kind), part.packed.n
-            to_skip = part.packed.skip
+            kind, to_skip, self._size = part.packed
+            self._stream = unpacking(raw, kind)
             while to_skip and (data := self._stream.read(min(to_skip, 1 << 20))):
                 to_skip -= len(data)
 

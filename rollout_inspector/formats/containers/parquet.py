@@ -13,7 +13,7 @@ import msgspec
 
 from rollout_inspector.formats import limits
 from rollout_inspector.formats.containers.json_text import canonical_json
-from rollout_inspector.formats.containers.refused import FileRefused, TooLarge
+from rollout_inspector.formats.containers.refusals import FileRefused, TooLarge
 
 BATCH_ROWS = 64
 BATCH_BYTES = 1 << 20

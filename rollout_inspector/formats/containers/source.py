@@ -11,10 +11,10 @@ from typing import IO, Any, BinaryIO, Literal
 
 from rollout_inspector.formats import limits
 from rollout_inspector.formats.containers import parquet
+from rollout_inspector.formats.containers.compression import DAMAGE, PACKED, unpacking
 from rollout_inspector.formats.containers.file_part import FilePart, SessionLines, Slice
 from rollout_inspector.formats.containers.json_array import ARRAY, elements, objects
-from rollout_inspector.formats.containers.packed import DAMAGE, PACKED, unpacking
-from rollout_inspector.formats.containers.refused import BadLine, FileRefused
+from rollout_inspector.formats.containers.refusals import BadLine, FileRefused
 
 CONVERT = (
     "Pickles can run code when they are opened, so they are never loaded here. Convert it on the machine that wrote it "
@@ -119,7 +119,7 @@ class Source:
         if self.part is not None and self.part.sessions is not None:
             return self._n_own
         if self.part is not None and self.part.packed is not None and not raw.closed:
-            return self.size * raw.tell() // self.part.packed.n
+            return self.size * raw.tell() // self.part.packed[2]
         if self.part is not None and self.part.groups is not None and not raw.closed:
             return min(max(raw.tell() - self.part.start, 0), self.size)
         return self.size if raw.closed else min(raw.tell(), self.size)
@@ -219,9 +219,10 @@ class Source:
                     blank = self._one_more_blank(blank)
 
     def _session_lines(self, stream: IO[bytes], sessions: SessionLines, limit: int) -> Iterator[SourceLine]:
-        is_own = iter(sessions.own.tolist())
+        spans, own, _ = sessions
+        is_own = iter(own.tolist())
         self._n_own = 0
-        for start, line, n_lines in sessions.spans:
+        for start, line, n_lines in spans:
             stream.seek(start)
             for number in range(line, line + n_lines):
                 data = piece = self._readline(stream, limit + 1)

@@ -40,10 +40,7 @@ def _trial(value: Any, number: int) -> Trajectory:
     name = value.get("trial_name") or value.get("id")
     extra = {**shapes.rest(value, (*_TRIAL, "extra")), "agent_result": shapes.rest(agent, ("rollout_details",))}
     return Trajectory(
-        shapes.text(name, "trial_name", 200) or f"line-{number}",
-        tuple(steps),
-        reward=reward,
-        reward_parts=parts,
+        shapes.text(name, "trial_name", 200) or f"line-{number}", tuple(steps), reward=reward, reward_parts=parts,
         group=shapes.text(value.get("task_name"), "task_name", 200),
         stop_reason=shapes.text(failure.get("exception_type"), "exception_info.exception_type", 60),
         tokenizer=shapes.text(config.get("name"), "model_info.name", 200) if isinstance(config, dict) else "",

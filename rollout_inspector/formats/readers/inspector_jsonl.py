@@ -65,10 +65,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         for n, item in enumerate(shapes.sequence(value.get("rows", []), "rows"))
     ]
     return Trajectory(
-        external_id,
-        tuple(codec.steps),
-        tuple(rows),
-        reward=shapes.number(value.get("reward"), "reward"),
+        external_id, tuple(codec.steps), tuple(rows), reward=shapes.number(value.get("reward"), "reward"),
         reward_parts=shapes.numbers_by_name(value.get("reward_parts"), "reward_parts"),
         stop_reason=shapes.text(value.get("stop_reason"), "stop_reason", 60),
         group=shapes.text(value.get("group"), "group", 200),

@@ -32,14 +32,10 @@ def write(trajectories: Iterable[Trajectory], file: IO[bytes]) -> int:
             record = inspector_jsonl.encode(trajectory).decode()
             records.append(
                 {
-                    "external_id": trajectory.external_id,
-                    "group": trajectory.group,
-                    "tokenizer": trajectory.tokenizer,
-                    "reward": trajectory.reward,
-                    "stop_reason": trajectory.stop_reason,
+                    "external_id": trajectory.external_id, "group": trajectory.group, "tokenizer": trajectory.tokenizer,
+                    "reward": trajectory.reward, "stop_reason": trajectory.stop_reason,
                     "n_steps": len(trajectory.steps),
-                    "n_sampled": sum(len(step.completion_ids) for step in trajectory.steps),
-                    "record": record,
+                    "n_sampled": sum(len(step.completion_ids) for step in trajectory.steps), "record": record,
                 }
             )
             n, size = n + 1, size + len(record)

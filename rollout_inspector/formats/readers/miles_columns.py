@@ -71,13 +71,10 @@ def _trajectory(value: Mapping[str, Any], key: Key, said: Mapping[str, Any], nam
         more["evaluation"] = True
     name = f"{named.group(1) or ''}{int(named.group(2))}-{key[0]}" if named else f"sample-{key[0]}"
     return Trajectory(
-        f"{name}-{key[1]}" if key[1] else name,
-        rows=(row,),
-        reward=shapes.number(said.get("reward"), "reward"),
+        f"{name}-{key[1]}" if key[1] else name, rows=(row,), reward=shapes.number(said.get("reward"), "reward"),
         stop_reason=shapes.text(said.get("status"), "status", 60),
         group="" if group is None else shapes.text(group, "group_index", 200),
-        training_step=int(named.group(2)) if named else None,
-        extra=more,
+        training_step=int(named.group(2)) if named else None, extra=more,
     )
 
 

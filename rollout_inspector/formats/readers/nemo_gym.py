@@ -55,12 +55,9 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     if not steps:
         raise BadLine("response.output holds no model call.")
     return Trajectory(
-        external_id,
-        steps,
-        reward=shapes.number(value.get("reward"), "reward"),
+        external_id, steps, reward=shapes.number(value.get("reward"), "reward"),
         reward_parts=shapes.numbers_by_name(value.get("reward_parts"), "reward_parts"),
-        group="" if task is None else str(task),
-        tokenizer=shapes.text(response.get("model"), "response.model", 200),
+        group="" if task is None else str(task), tokenizer=shapes.text(response.get("model"), "response.model", 200),
         extra=extra,
     )
 

@@ -46,20 +46,14 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         else:
             extra[name] = item
     row = Row(
-        ids=cut(ids),
-        loss_mask=cut(shapes.mask(_array(value.get("token_loss_mask")), "token_loss_mask")),
-        logprobs=None if logprobs is None else cut(logprobs),
-        columns=columns,
-        extra=extra,
+        ids=cut(ids), loss_mask=cut(shapes.mask(_array(value.get("token_loss_mask")), "token_loss_mask")),
+        logprobs=None if logprobs is None else cut(logprobs), columns=columns, extra=extra,
     )
     external_id = shapes.text(_one(value.get("idx")), "idx", 200) or f"line-{number}"
     return Trajectory(external_id, rows=(row,), reward=shapes.number(_one(value.get("rewards")), "rewards"))
 
 
 FORMAT = line_format(
-    "nemo_rl",
-    "NeMo RL training rows (train_data_step)",
-    having("token_ids", "token_loss_mask"),
-    _trajectory,
+    "nemo_rl", "NeMo RL training rows (train_data_step)", having("token_ids", "token_loss_mask"), _trajectory,
     ROWS_ALONE,
 )

@@ -32,10 +32,8 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         else:
             extra[name] = item
     row = Row(
-        ids=ids,
-        loss_mask=shapes.mask(value.get("loss_mask"), "loss_mask"),
-        logprobs=shapes.optional_floats(value.get("inference_logprobs"), "inference_logprobs"),
-        columns=columns,
+        ids=ids, loss_mask=shapes.mask(value.get("loss_mask"), "loss_mask"),
+        logprobs=shapes.optional_floats(value.get("inference_logprobs"), "inference_logprobs"), columns=columns,
         extra=extra,
     )
     group = value.get("group_id")

@@ -81,12 +81,8 @@ def steps_of(
 
 
 def _step(
-    request: Mapping[str, Any],
-    response: Mapping[str, Any],
-    choice: Mapping[str, Any],
-    where: str,
-    extra: dict[str, Any],
-    version: str,
+    request: Mapping[str, Any], response: Mapping[str, Any], choice: Mapping[str, Any], where: str,
+    extra: dict[str, Any], version: str,
 ) -> Step:
     prompt = response.get("prompt_token_ids")
     if prompt is None:
@@ -101,19 +97,14 @@ def _step(
     if choice.get("index"):
         extra["choice"]["index"] = choice["index"]
     return Step(
-        prompt_ids=shapes.optional_ids(prompt, "prompt_token_ids"),
-        completion_ids=completion,
-        logprobs=logprobs,
-        **alternatives,
-        finish_reason=shapes.text(choice.get("finish_reason"), f"{where}.finish_reason", 30),
-        stop_reason=shapes.text(choice.get("stop_reason"), f"{where}.stop_reason", 100),
-        request=_request(request),
+        prompt_ids=shapes.optional_ids(prompt, "prompt_token_ids"), completion_ids=completion, logprobs=logprobs,
+        **alternatives, finish_reason=shapes.text(choice.get("finish_reason"), f"{where}.finish_reason", 30),
+        stop_reason=shapes.text(choice.get("stop_reason"), f"{where}.stop_reason", 100), request=_request(request),
         reply=None if reply is None else shapes.mapping(reply, f"{where}.message"),
         text=shapes.optional_string(choice.get("text"), f"{where}.text"),
         temperature=shapes.number(request.get("temperature"), "request.temperature"),
         top_p=shapes.number(request.get("top_p"), "request.top_p"),
-        top_k=shapes.whole(request.get("top_k"), "request.top_k"),
-        policy_version=own or version,
+        top_k=shapes.whole(request.get("top_k"), "request.top_k"), policy_version=own or version,
         extra={name: item for name, item in extra.items() if item},
     )
 

@@ -60,13 +60,9 @@ def _trajectory(
     extra = {key: item for key, item in shapes.rest(value, _TRAJECTORY).items() if item not in (None, {}, [])}
     uid = value.get("uid")
     return Trajectory(
-        name if shared is not None or uid is None else shapes.text(uid, "uid", 200) or name,
-        tuple(steps),
-        rows_with_columns(steps, columns, ("advantages",)),
-        reward=shapes.number(value.get("reward"), "reward"),
-        group=group,
-        stop_reason=stop_reason,
-        extra={**(shared or {}), **extra},
+        name if shared is not None or uid is None else shapes.text(uid, "uid", 200) or name, tuple(steps),
+        rows_with_columns(steps, columns, ("advantages",)), reward=shapes.number(value.get("reward"), "reward"),
+        group=group, stop_reason=stop_reason, extra={**(shared or {}), **extra},
     )
 
 
@@ -85,12 +81,10 @@ def _step(value: Mapping[str, Any], where: str) -> tuple[Step, dict[str, Floats]
         "model_output": shapes.rest(output, _OUTPUT),
     }
     step = Step(
-        prompt_ids=shapes.ids(value.get("prompt_ids"), f"{where}.prompt_ids"),
-        completion_ids=ids,
+        prompt_ids=shapes.ids(value.get("prompt_ids"), f"{where}.prompt_ids"), completion_ids=ids,
         logprobs=shapes.optional_floats(value.get("logprobs") or None, f"{where}.logprobs"),
         finish_reason=shapes.text(output.get("finish_reason"), f"{where}.model_output.finish_reason", 30),
-        policy_version=shapes.text(version, f"{where}.weight_version", 100),
-        reply=reply,
+        policy_version=shapes.text(version, f"{where}.weight_version", 100), reply=reply,
         text=shapes.optional_string(output.get("text"), f"{where}.model_output.text"),
         extra={name: item for name, item in extra_fields.items() if item not in (None, {}, [], "")},
     )

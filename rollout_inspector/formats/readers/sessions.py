@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.containers.cutting import holds_lines
-from rollout_inspector.formats.containers.file_part import FilePart, SessionLines
+from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.containers.source import Source, SourceLine
 from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.formats.shapes import BadLine
@@ -104,10 +104,7 @@ SessionId = Callable[[Mapping[str, Any], int], str]
 
 
 def read_sessions(
-    source: Source,
-    session_id: SessionId,
-    add_line: Callable[[Session, dict[str, Any]], None],
-    by_length: bool = False,
+    source: Source, session_id: SessionId, add_line: Callable[[Session, dict[str, Any]], None], by_length: bool = False,
 ) -> Iterator[Trajectory | Rejected]:
     """Yields trajectories in the order in which they end. The file is read twice, first for session ids alone, so only
     unfinished trajectories are in memory. Of a part of :func:`session_parts` the first reading is done.
@@ -115,7 +112,7 @@ def read_sessions(
     A line that cannot be read rejects its whole session. ``by_length`` orders steps by prompt length, not by line.
     """
     sessions_of_part = source.part and source.part.sessions
-    is_last = sessions_of_part.last if sessions_of_part else _last_of_each(_sessions_of_lines(source, session_id))
+    is_last = sessions_of_part[2] if sessions_of_part else _last_of_each(_sessions_of_lines(source, session_id))
     sessions: dict[str, Session] = {}
     for n, line in enumerate(source.lines()):
         name = ""
@@ -218,7 +215,7 @@ class _Index:
             masks.append(mask)
             places.append((int(self.starts[span[0]]), first, len(mask)))
         own = np.concatenate(spans)
-        lines = SessionLines(tuple(places), np.concatenate(masks), self.is_last[own])
+        lines = tuple(places), np.concatenate(masks), self.is_last[own]
         return FilePart(places[0][0], int((self.stops - self.starts)[own].sum()), places[0][1], sessions=lines)
 
 

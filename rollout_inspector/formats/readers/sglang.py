@@ -79,16 +79,11 @@ def _step(
     }
     return Step(
         prompt_ids=shapes.optional_ids(prompt_ids, f"{where}: input_ids") if prompt is None else prompt,
-        completion_ids=ids,
-        logprobs=logprobs,
-        **alternatives,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
+        completion_ids=ids, logprobs=logprobs, **alternatives, finish_reason=finish_reason, stop_reason=stop_reason,
         text=shapes.optional_string(answer.get("text"), f"{where}.text"),
         temperature=shapes.number(settings.get("temperature"), "sampling_params.temperature"),
         top_p=shapes.number(settings.get("top_p"), "sampling_params.top_p"),
-        top_k=shapes.whole(settings.get("top_k"), "sampling_params.top_k"),
-        policy_version=version,
+        top_k=shapes.whole(settings.get("top_k"), "sampling_params.top_k"), policy_version=version,
         extra={name: item for name, item in extra_fields.items() if item not in ({}, [], None)},
     )
 

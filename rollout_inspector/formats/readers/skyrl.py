@@ -43,12 +43,8 @@ def _batch(value: Any, number: int) -> list[Trajectory]:
     names = _names(lists["trajectory_ids"], n, number)
     return [
         Trajectory(
-            names[i],
-            rows=(element.row(),),
-            reward=element.reward,
-            stop_reason=element.stop_reason,
-            group=_group(lists["trajectory_ids"], i),
-            extra=further(i) | element.extra,
+            names[i], rows=(element.row(),), reward=element.reward, stop_reason=element.stop_reason,
+            group=_group(lists["trajectory_ids"], i), extra=further(i) | element.extra,
         )
         for i, element in enumerate(elements)
     ]
@@ -91,9 +87,7 @@ class _Element:
         if logprobs is not None and len(logprobs) == len(self.response):
             logprobs = logprobs[start:stop]
         return Step(
-            np.concatenate([self.prompt, self.response[:start]]),
-            self.response[start:stop],
-            logprobs,
+            np.concatenate([self.prompt, self.response[:start]]), self.response[start:stop], logprobs,
             finish_reason=self.stop_reason[:30],
         )
 
@@ -108,11 +102,8 @@ class _Element:
             columns["rewards"] = np.concatenate([np.zeros(n, dtype=np.float32), self.token_rewards])
         return Row(
             ids=np.concatenate([self.prompt, self.response]),
-            loss_mask=np.concatenate([np.zeros(n, dtype=np.bool_), self.mask]),
-            logprobs=shapes.after(n, self.logprobs),
-            origin=origin if fits else None,
-            columns=columns,
-            step_indices=step_indices,
+            loss_mask=np.concatenate([np.zeros(n, dtype=np.bool_), self.mask]), logprobs=shapes.after(n, self.logprobs),
+            origin=origin if fits else None, columns=columns, step_indices=step_indices,
         )
 
 
@@ -148,13 +139,8 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
             )
         trajectories.append(
             Trajectory(
-                _name(ids[places[0]], len(trajectories), number),
-                steps,
-                rows,
-                reward=elements[-1].reward,
-                stop_reason=elements[-1].stop_reason,
-                group=_group(ids, places[0]),
-                extra=further(places[-1]),
+                _name(ids[places[0]], len(trajectories), number), steps, rows, reward=elements[-1].reward,
+                stop_reason=elements[-1].stop_reason, group=_group(ids, places[0]), extra=further(places[-1]),
             )
         )
     names = [element.external_id for element in trajectories]

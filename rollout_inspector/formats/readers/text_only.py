@@ -1,12 +1,11 @@
 """Files that hold text and no token ids: they tell what was said, but not which tokens were sampled.
 
-Their steps have no ids, only the text of the file. One entry in ``_SHAPES`` adds a file of one trainer.
+Their steps have no ids, only the text of the file. One ``_format(...)`` adds a file of one trainer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,66 +20,38 @@ LACKS = (
 )
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """The keys of one trainer's file: one prompt and one completion a line."""
+def _format(
+    name: str, title: str, prompt: str, completion: str, reward_key: str, others: tuple[str, ...] = (),
+    id_parts: tuple[str, ...] = (), group: str = "", stop_reason: str = "", policy_version: str = "", runs: str = "",
+    note: str = "",
+) -> Format:
+    """The format of one trainer's file, by its keys: one prompt and one completion a line.
 
-    prompt: str
-    completion: str
-    reward: str
-    others: tuple[str, ...] = ()
-    """Further keys that must be there, so that no file of another trainer is taken for this one."""
-    id_parts: tuple[str, ...] = ()
-    group: str = ""
-    stop_reason: str = ""
-    policy_version: str = ""
-    versions: str = ""
-    """The policy versions of the tokens, as runs of ``[version, tokens]``."""
-    note: str = ""
-    """What is wrong in the file by the way it is written, as a sentence."""
-
-
-_SHAPES = {
-    "verl": ("verl rollout data (text only)", _Shape("input", "output", "score", ("step",))),
-    "skyrl_evals": (
-        "SkyRL dumped evaluations (text only)",
-        _Shape("input_prompt", "output_response", "score", stop_reason="stop_reason"),
-    ),
-    "areal": (
-        "AReaL completions (text only)",
-        _Shape(
-            "prompt", "completion", "reward", ("task_id", "sample_idx"), ("task_id", "sample_idx"), "task_id",
-            policy_version="tail_version", versions="version_rle",
-            note="AReaL cuts the prompt off after as many tokens as are masked. Where masked text stands between "
-            "completions, as with tools, that cut is at the wrong place.",
-        ),
-    ),
-}
-
-
-def _format(name: str, title: str, shape: _Shape) -> Format:
-    keys = (shape.prompt, shape.completion, shape.reward, *shape.others)
+    ``others``: further keys that must be there, so that no file of another trainer is taken for this one. ``runs``: the
+    policy versions of the tokens, as runs of ``[version, tokens]``. ``note``: what is wrong in the file by the way it
+    is written, as a sentence.
+    """
 
     def detect(values: Sequence[Any]) -> bool:
-        return has_keys(values[0], *keys) and isinstance(values[0][shape.completion], str)
+        return has_keys(values[0], prompt, completion, reward_key, *others) and isinstance(values[0][completion], str)
 
     def trajectory(value: Any, number: int) -> Trajectory:
         value = shapes.mapping(value, "The line")
-        parts = [shapes.text(value.get(key), key, 90) for key in shape.id_parts]
-        versions = _versions(value.get(shape.versions), shape.versions) if shape.versions else []
-        reward = value.get(shape.reward)
+        parts = [shapes.text(value.get(key), key, 90) for key in id_parts]
+        versions = _versions(value.get(runs), runs) if runs else []
+        reward = value.get(reward_key)
         if isinstance(reward, list):
-            reward = sum(shapes.number(item, shape.reward) or 0.0 for item in reward)
+            reward = sum(shapes.number(item, reward_key) or 0.0 for item in reward)
         return Trajectory(
             "-".join(parts) if all(parts) and parts else f"line-{number}",
-            (_text_step(value, shape.prompt, shape.completion, shape.policy_version, versions),),
-            reward=shapes.number(reward, shape.reward),
-            group=shapes.text(value.get(shape.group), shape.group, 200) if shape.group else "",
-            stop_reason=shapes.text(value.get(shape.stop_reason), shape.stop_reason, 60) if shape.stop_reason else "",
-            extra=shapes.rest(value, (shape.prompt, shape.completion, shape.reward, shape.stop_reason)),
+            (_text_step(value, prompt, completion, policy_version, versions),),
+            reward=shapes.number(reward, reward_key),
+            group=shapes.text(value.get(group), group, 200) if group else "",
+            stop_reason=shapes.text(value.get(stop_reason), stop_reason, 60) if stop_reason else "",
+            extra=shapes.rest(value, (prompt, completion, reward_key, stop_reason)),
         )
 
-    return line_format(name, title, detect, trajectory, f"{LACKS} {shape.note}".strip())
+    return line_format(name, title, detect, trajectory, f"{LACKS} {note}".strip())
 
 
 def _versions(value: Any, where: str) -> list[list[Any]]:
@@ -250,7 +221,17 @@ def _detect_messages(values: Sequence[Any]) -> bool:
 
 
 FORMATS = (
-    *(_format(name, title, shape) for name, (title, shape) in _SHAPES.items()),
+    _format("verl", "verl rollout data (text only)", "input", "output", "score", ("step",)),
+    _format(
+        "skyrl_evals", "SkyRL dumped evaluations (text only)", "input_prompt", "output_response", "score",
+        stop_reason="stop_reason",
+    ),
+    _format(
+        "areal", "AReaL completions (text only)", "prompt", "completion", "reward", ("task_id", "sample_idx"),
+        ("task_id", "sample_idx"), "task_id", policy_version="tail_version", runs="version_rle",
+        note="AReaL cuts the prompt off after as many tokens as are masked. Where masked text stands between "
+        "completions, as with tools, that cut is at the wrong place.",
+    ),
     Format(
         "completions", "TRL or ms-swift completions (text only)", _detect_columns,
         partial(each_batch, read_batch=_columns), LACKS,

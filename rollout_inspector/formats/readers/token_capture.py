@@ -48,11 +48,6 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
 
 
 FORMAT = Format(
-    "token_capture",
-    "NeMo Gym token capture",
-    having("prompt_token_ids", "generation_token_ids"),
-    read,
-    NO_REQUESTS,
-    cut=partial(session_parts, session_id=_rollout_id),
-    by_line=False,
+    "token_capture", "NeMo Gym token capture", having("prompt_token_ids", "generation_token_ids"), read, NO_REQUESTS,
+    cut=partial(session_parts, session_id=_rollout_id), by_line=False,
 )

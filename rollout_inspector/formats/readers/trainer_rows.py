@@ -206,10 +206,8 @@ def _nemo(value: Any, number: int) -> Trajectory:
     if not ids:
         raise BadLine("message_log is empty.")
     row = Row(
-        ids=np.concatenate(ids),
-        loss_mask=np.concatenate(masks),
-        logprobs=np.concatenate(logprobs) if has_logprobs else None,
-        extra={"messages": messages},
+        ids=np.concatenate(ids), loss_mask=np.concatenate(masks),
+        logprobs=np.concatenate(logprobs) if has_logprobs else None, extra={"messages": messages},
     )
     return Trajectory(
         f"line-{number}", rows=(row,), reward=shapes.number(value.get("reward"), "reward"),
@@ -274,11 +272,9 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
             logprobs = np.where(~mask & (logprobs == 1.0), np.float32(np.nan), logprobs)
         trajectories.append(
             Trajectory(
-                f"line-{number}-{i}",
-                rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
+                f"line-{number}-{i}", rows=(Row(ids=ids, loss_mask=mask, logprobs=logprobs, columns=columns),),
                 reward=shapes.number(lists["scores"][i], f"scores[{i}]") if "scores" in lists else None,
-                group=f"line-{number}",
-                extra=further(i),
+                group=f"line-{number}", extra=further(i),
             )
         )
     return trajectories

@@ -21,11 +21,8 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     example = value.get("example_id")
     group = shapes.text(example, "example_id", 200) if isinstance(example, str | int) else ""
     return Trajectory(
-        f"line-{number}",
-        tuple(steps),
-        reward=shapes.number(value.get("reward"), "reward"),
-        stop_reason=shapes.text(value.get("stop_condition"), "stop_condition", 60),
-        group=group,
+        f"line-{number}", tuple(steps), reward=shapes.number(value.get("reward"), "reward"),
+        stop_reason=shapes.text(value.get("stop_condition"), "stop_condition", 60), group=group,
         extra=shapes.rest(value, ("trajectory", "reward", "stop_condition", "example_id")),
     )
 

@@ -7,7 +7,7 @@ holds before that. Each sampled node is a step; more than one leaf shows as a br
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -53,14 +53,9 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
         name = episode or shapes.text(trace.get("id"), f"{where}.id", 180) or f"line-{number}"
         trajectories.append(
             Trajectory(
-                f"{name}-{n}" if len(traces) > 1 else name,
-                steps,
-                rows,
-                reward=reward,
-                reward_parts=parts,
+                f"{name}-{n}" if len(traces) > 1 else name, steps, rows, reward=reward, reward_parts=parts,
                 stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
-                group=_group(trace, value),
-                training_step=_training_step(trace, work),
+                group=_group(trace, value), training_step=_training_step(trace, work),
                 extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition")),
             )
         )
@@ -141,16 +136,8 @@ _NODE = (
 )
 
 
-@dataclass(frozen=True)
-class _Path:
-    """What the nodes from the root to one node hold."""
-
-    stream: Ids
-    messages: tuple[Any, ...]
-    new: tuple[Any, ...]
-    """Messages since the last sampled one."""
-    tools: Any
-    """The tools of the root."""
+_Path = tuple[Ids, tuple[Any, ...], tuple[Any, ...], Any]
+"""What the nodes from the root to one node hold: ids, messages, those since the last sampled one, the root's tools."""
 
 
 def _steps_and_rows(
@@ -177,17 +164,13 @@ def _steps_and_rows(
         parent = shapes.whole(node.get("parent"), f"{place}.parent", least=0)
         if parent is not None and parent >= n:
             raise BadLine(f"{place}.parent is {parent}, but a parent comes before its node.")
-        before = _Path(NO_IDS, (), (), node.get("tools")) if parent is None else paths[parent]
+        before = (NO_IDS, (), (), node.get("tools")) if parent is None else paths[parent]
+        stream, messages, new, tools = before
         ids = shapes.optional_ids(node.get("token_ids"), f"{place}.token_ids")
         message = _message(shapes.mapping(node.get("message"), f"{place}.message"))
-        decoded.add(place, len(before.stream) + len(ids), len(before.messages))
+        decoded.add(place, len(stream) + len(ids), len(messages))
         paths.append(
-            _Path(
-                np.concatenate([before.stream, ids]),
-                (*before.messages, message),
-                () if node.get("sampled") else (*before.new, message),
-                before.tools,
-            )
+            (np.concatenate([stream, ids]), (*messages, message), () if node.get("sampled") else (*new, message), tools)
         )
         if node.get("sampled") or n in calls:
             step, values = _step(node, calls.get(n, {}), ids, before, message, is_whole, place)
@@ -214,14 +197,14 @@ def _message(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "content": value.get("content"), "tool_calls": wire}
 
 
-def _request(before: _Path, sampling: Any, where: str) -> Request:
+def _request(messages: Sequence[Any], root_tools: Any, sampling: Any, where: str) -> Request:
     tools = [
         {"type": "function", "function": shapes.rest(tool, ("type",))} if "name" in tool else tool
-        for tool in shapes.optional_tools(before.tools, f"{where}: tools") or ()
+        for tool in shapes.optional_tools(root_tools, f"{where}: tools") or ()
     ]
     kwargs = sampling.get("chat_template_kwargs") if isinstance(sampling, dict) else None
     return Request(
-        shapes.messages(list(before.messages), f"{where}: messages"),
+        shapes.messages(list(messages), f"{where}: messages"),
         tuple(tools) or None,
         shapes.optional_mapping(kwargs, f"{where}: chat_template_kwargs"),
     )
@@ -232,6 +215,7 @@ def _step(
     is_whole: bool, where: str,
 ) -> tuple[Step, dict[str, Floats]]:
     """The call that made a node, and the trainer's columns of its completion."""
+    stream, messages, new, tools = before
     mask = shapes.mask(node.get("mask") or [], f"{where}.mask")
     if len(mask) != len(ids):
         raise BadLine(f"{where}.mask has {len(mask)} elements for {len(ids)} token_ids.")
@@ -257,24 +241,21 @@ def _step(
     extra = dict(without_arrays(shapes.rest(node, _NODE), len(ids)))
     routing = extra.get(KEY)
     if isinstance(routing, dict) and routing.get("length") in (len(ids) - 1, len(ids)):
-        routing["length"] += len(before.stream)  # a node holds the rows of its own tokens
+        routing["length"] += len(stream)  # a node holds the rows of its own tokens
     if len(trained) != stop - start:
         extra["mask"] = mask[start:stop].astype(int).tolist()
     sampling = call.get("sampling")
-    if before.new and not is_whole:
-        extra["new_messages"] = list(before.new)
+    if new and not is_whole:
+        extra["new_messages"] = list(new)
     if call:
         extra["call"] = shapes.rest(call, ("node", "finish_reason"))
     temperature = sampling.get("temperature") if isinstance(sampling, dict) else None
     step = Step(
-        prompt_ids=np.concatenate([before.stream, ids[:start]]),
-        completion_ids=ids[start:stop],
+        prompt_ids=np.concatenate([stream, ids[:start]]), completion_ids=ids[start:stop],
         logprobs=None if logprobs is None else spread(logprobs),
         finish_reason=shapes.text(call.get("finish_reason") or node.get("finish_reason"), f"{where}.finish_reason", 30),
         temperature=shapes.number(temperature, f"{where}: the call's temperature"),
-        request=_request(before, sampling, where) if is_whole else None,
-        reply=reply,
-        extra=extra,
+        request=_request(messages, tools, sampling, where) if is_whole else None, reply=reply, extra=extra,
     )
     return step, columns
 

@@ -16,7 +16,7 @@ import msgspec
 
 from rollout_inspector.formats.registry import Join, join_lines
 from rollout_inspector.formats.writers import export_records as records
-from rollout_inspector.formats.writers.export_faults import ExportFault, has_reward, one_row, row_fault
+from rollout_inspector.formats.writers.export_faults import has_reward, one_row, row_fault
 from rollout_inspector.formats.writers.export_records import Decode, Skyrl, Start, per_row
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.prefix import merged_rows, row_of
@@ -24,7 +24,7 @@ from rollout_inspector.streams.trajectory import Row, Trajectory
 
 _SPOOL_BYTES = 8 << 20
 RowsOf = Callable[[Trajectory], Sequence[Row]]
-FaultOf = Callable[[Trajectory, Sequence[Row]], ExportFault | None]
+FaultOf = Callable[[Trajectory, Sequence[Row]], str | None]
 
 
 def rows_of(trajectory: Trajectory) -> Sequence[Row]:
@@ -75,14 +75,8 @@ def padded(target: Export, length: int, pad_id: int = 0) -> Export:
 
 
 def write(
-    target: Export,
-    trajectories: Iterable[Trajectory],
-    file: IO[bytes],
-    force: bool = False,
-    *,
-    leave_out: Callable[[str], object] | None = None,
-    rows: RowsOf | None = None,
-    decode: Decode | None = None,
+    target: Export, trajectories: Iterable[Trajectory], file: IO[bytes], force: bool = False, *,
+    leave_out: Callable[[str], object] | None = None, rows: RowsOf | None = None, decode: Decode | None = None,
     cause: Callable[[Trajectory], str] | None = None,
 ) -> int:
     """Returns the number of rows written. Raises :class:`Refusal` at the first bad row unless ``force``.
@@ -103,12 +97,8 @@ def write(
 
 
 def _records(
-    target: Export,
-    trajectories: Iterable[Trajectory],
-    told: Callable[[str], object] | None,
-    rows_of_one: RowsOf,
-    decode: Decode | None,
-    cause: Callable[[Trajectory], str] | None,
+    target: Export, trajectories: Iterable[Trajectory], told: Callable[[str], object] | None, rows_of_one: RowsOf,
+    decode: Decode | None, cause: Callable[[Trajectory], str] | None,
 ) -> Iterator[dict[str, Any]]:
     recorder = target.start(decode)
     for trajectory in trajectories:
@@ -126,7 +116,7 @@ def _fault(
     for n, row in enumerate(rows):
         fault = row_fault(row, target.needs_logprobs, target.needs_prompt, target.longest, target.writes_advantages)
         if fault is not None:
-            return _sentence(target, f"Row {n} of trajectory", trajectory, str(fault))
+            return _sentence(target, f"Row {n} of trajectory", trajectory, fault)
     for check in target.faults:
         fault = check(trajectory, rows)
         if fault is not None:

@@ -253,10 +253,8 @@ class SingleMessage(Appending):
         assert row.origin is not None
         return [
             Row(
-                np.concatenate([row.ids, ids]),
-                np.concatenate([row.loss_mask, np.full(len(ids), is_sampled)]),
-                row_logprobs,
-                np.concatenate([row.origin, np.full(len(ids), origin, dtype=np.uint8)]),
+                np.concatenate([row.ids, ids]), np.concatenate([row.loss_mask, np.full(len(ids), is_sampled)]),
+                row_logprobs, np.concatenate([row.origin, np.full(len(ids), origin, dtype=np.uint8)]),
                 step_indices=row.step_indices,
             )
         ]

@@ -119,7 +119,8 @@ class Context:
     @classmethod
     def without_renderer(cls, why: str) -> Context:
         """A context for the strategies that render nothing."""
-        return cls(None, None, frozenset(), refused=why)  # type: ignore[arg-type]  # nobody asks them for anything
+        nothing: Any = None  # nobody asks it for anything
+        return cls(nothing, nothing, frozenset(), refused=why)
 
     def encode(self, text: str) -> Ids:
         """The ids of a text."""
@@ -147,10 +148,10 @@ class Context:
         if not wanted:
             return np.zeros(len(ids), dtype=np.bool_)
         first, *others = wanted
-        found: Mask = ids == first
-        for one in others:
-            found |= ids == one
-        return found
+        mask: Mask = ids == first
+        for token_id in others:
+            mask |= ids == token_id
+        return mask
 
     def after_last(self, ids: Ids, stops: frozenset[int]) -> int:
         """The offset after the last stop token; 0 when there is none."""

@@ -29,15 +29,6 @@ from rollout_inspector.streams.strategies.two_templates import start
 from rollout_inspector.streams.trajectory import Ids, Message, Row, Step, Trajectory
 
 
-@dataclass(frozen=True)
-class FirstDifference:
-    """The first place at which a strategy's stream differs from the recorded stream."""
-
-    step: int
-    offset: int
-    """Counts in the recorded stream of that step."""
-
-
 @dataclass(frozen=True, eq=False)
 class StrategyResult:
     """What a strategy makes of a recorded trajectory."""
@@ -54,7 +45,8 @@ class StrategyResult:
     """All tokens that the trajectory sampled."""
     frozen_steps: int = 0
     """Steps before the last rewrite of history. The strategy has them as prompt, masked."""
-    differs_at: FirstDifference | None = None
+    differs_at: tuple[int, int] | None = None
+    """The step and the offset in its recorded stream at which the strategy's stream first differs."""
     refused: str = ""
     """Why the strategy cannot be replayed. All other fields are then empty."""
 
@@ -197,20 +189,15 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
     except (StrategyRefused, RenderFailed) as error:
         return StrategyResult(strategy.slug, refused=str(error))
     return StrategyResult(
-        strategy.slug,
-        tuple(rows),
-        trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
-        lost_tokens=_lost_tokens(steps, rows),
-        prompt_tokens_repaid=repaid_tokens(rows),
-        sampled_tokens=conversation.n_sampled,
-        frozen_steps=frozen,
-        differs_at=differs or _last_differs(steps, rows),
+        strategy.slug, tuple(rows), trained_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in rows),
+        lost_tokens=_lost_tokens(steps, rows), prompt_tokens_repaid=repaid_tokens(rows),
+        sampled_tokens=conversation.n_sampled, frozen_steps=frozen, differs_at=differs or _last_differs(steps, rows),
     )
 
 
-def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> FirstDifference | None:
+def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> tuple[int, int] | None:
     """Feed the segments to a strategy. Returns the first place where its prompt differs from the recorded prompt."""
-    differs: FirstDifference | None = None
+    differs: tuple[int, int] | None = None
     for n, segment in enumerate(followed):
         strategy.recorded_prompt = segment.recorded_prompt
         begin = strategy.fork if n and _forks(strategy) else strategy.begin
@@ -224,12 +211,12 @@ def _follow(strategy: Strategy, followed: Sequence[ConversationSegment]) -> Firs
     return differs
 
 
-def _other(index: int, recorded: Ids, prompt: Ids) -> FirstDifference | None:
+def _other(index: int, recorded: Ids, prompt: Ids) -> tuple[int, int] | None:
     shared = common_prefix(recorded, prompt)
-    return FirstDifference(index, shared) if shared < max(len(recorded), len(prompt)) else None
+    return (index, shared) if shared < max(len(recorded), len(prompt)) else None
 
 
-def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> FirstDifference | None:
+def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> tuple[int, int] | None:
     """The first difference between the row that ends with the last step and that step's stream."""
     last = len(steps) - 1
     for row in rows:

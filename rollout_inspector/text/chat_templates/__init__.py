@@ -1,12 +1,13 @@
 """Chat templates: render in a sandbox, check, repair. Pure: knows neither storage nor the web."""
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.text.chat_templates.jinja_source.scan import wants_call_ids
 from rollout_inspector.text.chat_templates.probes.checks import cannot_render, check
 from rollout_inspector.text.chat_templates.probes.report import CheckReport, CheckStatus
 from rollout_inspector.text.chat_templates.repair.generation_tags import find_marks, with_marks
 from rollout_inspector.text.chat_templates.repair.search import Repair, find_repair, with_repair
 from rollout_inspector.text.chat_templates.sandbox.prefetching_renderer import PrefetchingRenderer
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer, renderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, renderer
 
 VERSION = 7
 """Raise it when a check can come out differently: stored reports of older versions are then stale."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rollout_inspector.streams.dropped_text import Stretch, unheld, unheld_tokens
 from rollout_inspector.streams.interfaces import Codec
-from rollout_inspector.streams.message_view import Said, reply_in
+from rollout_inspector.streams.message_view import Said, ToolCall, reply_in
 from rollout_inspector.streams.trajectory import Ids
 
 MAX_CALLS = 50
@@ -36,21 +36,12 @@ _ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})|\\([nrtbf\"/\\])")
 
 
 @dataclass(frozen=True)
-class ReadCall:
-    """A tool call."""
-
-    name: str
-    arguments: Any
-    """A value where the parser read JSON, otherwise its text."""
-
-
-@dataclass(frozen=True)
 class ParserReading:
     """What a parser read of a completion."""
 
     content: str = ""
     reasoning: str = ""
-    calls: tuple[ReadCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     error: str = ""
     """Why the parser read nothing, as a sentence; empty = it did read."""
     others: str = ""
@@ -69,19 +60,9 @@ class ParserReading:
         return json.dumps([self.content.strip(), self.reasoning.strip(), calls, self.error], sort_keys=True)
 
 
-@dataclass(frozen=True)
-class PlacedPart:
-    """A part of a reading, and where it stands."""
-
-    kind: str
-    """``reasoning``, ``content`` or ``call``."""
-    text: str
-    """The text; of a call its name."""
-    arguments: Any = None
-    """Of a call."""
-    spans: tuple[tuple[int, int], ...] = ()
-    """Tokens ``[start, stop)`` of the completion; of a call its raw text with tags. Empty = it is not found there as it
-    is."""
+PlacedPart = tuple[str, str, Any, list[tuple[int, int]]]
+"""A part of a reading: ``reasoning``, ``content`` or ``call``; its text, of a call its name; the arguments of a call;
+where it stands ``[start, stop)``, a call as its raw text with tags. No span = it is not found as it is."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +70,7 @@ class ReadingAudit:
     """What a reading holds of a completion, and what it does not."""
 
     pieces: tuple[PlacedPart, ...] = ()
+    """Their spans count tokens of the completion."""
     lost: tuple[Stretch, ...] = ()
     """Sampled words that no piece holds, at most 20 stretches."""
     n_lost: int = 0
@@ -99,38 +81,27 @@ class ReadingAudit:
     """Tokens in which no piece stands: tags, and what is lost."""
 
 
-@dataclass(frozen=True, eq=False)
 class Completion:
     """A completion as parsers see it: its text without the stop token, each character with its token."""
 
-    ids: Ids
-    """``[C]``, the stop token included."""
-    codec: Codec
-    stop_ids: frozenset[int]
-    n_said: int = field(init=False)
-    """Tokens before the stop token."""
-    text: str = field(init=False)
-    """Control tokens kept. Each byte that is no UTF-8 is U+FFFD."""
-
-    def __post_init__(self) -> None:
-        n = len(self.ids)
-        stopped = n and int(self.ids[-1]) in self.stop_ids
-        ids = self.ids[: n - 1] if stopped else self.ids
-        data, ends = self.codec.joined_bytes(ids)
+    def __init__(self, ids: Ids, codec: Codec, stop_ids: frozenset[int]) -> None:
+        """``ids`` ``[C]``, the stop token included."""
+        self.ids, self.codec = ids, codec
+        self.n_said = len(ids) - bool(len(ids) and int(ids[-1]) in stop_ids)
+        """Tokens before the stop token."""
+        data, self._ends = codec.joined_bytes(ids[: self.n_said])
         text = data.decode("utf-8", "surrogateescape")
         codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
         sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
         sizes[(codes >= 0xDC80) & (codes <= 0xDCFF)] = 1
-        values = {"n_said": len(ids), "text": _BAD.sub("\ufffd", text), "_ends": ends,
-                  "_starts": np.concatenate([[0], np.cumsum(sizes)])}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.text = _BAD.sub("\ufffd", text)
+        """Control tokens kept. Each byte that is no UTF-8 is U+FFFD."""
+        self._starts = np.concatenate([[0], np.cumsum(sizes)])
 
     def tokens(self, start: int, stop: int) -> tuple[int, int]:
         """The tokens in which characters ``[start, stop)`` of the text stand."""
-        starts, ends = self._starts, self._ends  # type: ignore[attr-defined]
-        first = int(np.searchsorted(ends, starts[start], side="right"))
-        return first, int(np.searchsorted(ends, starts[stop], side="left")) + 1
+        first = int(np.searchsorted(self._ends, self._starts[start], side="right"))
+        return first, int(np.searchsorted(self._ends, self._starts[stop], side="left")) + 1
 
 
 def reading_of(message: Mapping[str, Any] | None) -> ParserReading:
@@ -138,8 +109,7 @@ def reading_of(message: Mapping[str, Any] | None) -> ParserReading:
     reply = reply_in(message) or Said("assistant")
     texts = [text if isinstance(text, str) else "" for text in reply.texts]
     others = "\n".join(as_text(value) for value in reply.others.values())
-    calls = tuple(ReadCall(call.name, call.arguments) for call in reply.calls)
-    return ParserReading("\n".join(texts), "\n".join(reply.reasoning), calls, others=others)
+    return ParserReading("\n".join(texts), "\n".join(reply.reasoning), tuple(reply.calls), others=others)
 
 
 def audit(completion: Completion, reading: ParserReading) -> ReadingAudit:
@@ -150,10 +120,10 @@ def audit(completion: Completion, reading: ParserReading) -> ReadingAudit:
     covered = np.zeros(len(completion.ids), dtype=np.bool_)
     pieces = []
     for kind, text, arguments, spans in placed:
-        tokens = tuple(completion.tokens(a, b) for a, b in spans if b > a)
+        tokens = [completion.tokens(a, b) for a, b in spans if b > a]
         for start, stop in tokens:
             covered[start:stop] = True
-        pieces.append(PlacedPart(kind, text, arguments, tokens))
+        pieces.append((kind, text, arguments, tokens))
     special = np.isin(completion.ids, np.fromiter(completion.codec.special_ids, np.int64))
     lost = unheld_tokens(completion.ids, special, completion.codec.joined_bytes, reading.held)
     texts = f"{completion.text}\n{_ESCAPE.sub(_unescaped, completion.text)}"
@@ -165,8 +135,8 @@ def audit(completion: Completion, reading: ParserReading) -> ReadingAudit:
 Spans = list[tuple[int, int]]
 
 
-def _places(text: str, reading: ParserReading) -> Iterator[tuple[str, str, Any, Spans]]:
-    """Kind, text, arguments and characters of each part."""
+def _places(text: str, reading: ParserReading) -> Iterator[PlacedPart]:
+    """Each part; its spans count characters of the text."""
     spans_so_far: Spans = []
     after = 0
     if reading.reasoning.strip():
@@ -221,7 +191,7 @@ def _common(text: str, piece: str, at: int) -> int:
     return least
 
 
-def _call_place(text: str, call: ReadCall, after: int, taken: Sequence[tuple[int, int]]) -> Spans:
+def _call_place(text: str, call: ToolCall, after: int, taken: Sequence[tuple[int, int]]) -> Spans:
     """The raw text of a call: from its name to its last argument, with the tags and brackets around both."""
     if not call.name:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
@@ -16,16 +15,10 @@ NOT_UNDERSTOOD = (
 )
 
 
-@dataclass(frozen=True)
-class Way:
-    """One way to read calls."""
+Way = tuple[Reader | None, str, str]
+"""How calls are read: the reader, a description for the run's page, and what is wrong with it, as a sentence.
 
-    read: Reader | None
-    """None = transformers' ``parse_response`` reads them."""
-    words: str
-    """A description for the run's page."""
-    note: str = ""
-    """What is wrong with this way, as a sentence."""
+Without a reader, transformers' ``parse_response`` reads them."""
 
 
 MAX_KNOWN = 256
@@ -56,13 +49,13 @@ def _found(tokenizer: Any, renderer: Renderer, is_configured: bool) -> Way:
         and getattr(tokenizer.hf, "response_template", None) is not None
         and _begins_alike(tokenizer, renderer)
     ):
-        return Way(None, "the tokenizer's response template")
+        return None, "the tokenizer's response template", ""
     read = learn(renderer)
     if read is plain:
-        return Way(read, "<tool_call> blocks with JSON, as the chat template writes them")
+        return read, "<tool_call> blocks with JSON, as the chat template writes them", ""
     if read is not None:
-        return Way(read, "in the form that the chat template writes")
-    return Way(plain, "<tool_call> blocks with JSON", NOT_UNDERSTOOD if writes_calls(renderer) else "")
+        return read, "in the form that the chat template writes", ""
+    return plain, "<tool_call> blocks with JSON", NOT_UNDERSTOOD if writes_calls(renderer) else ""
 
 
 def _begins_alike(tokenizer: Any, renderer: Renderer) -> bool:
@@ -89,4 +82,4 @@ def parser_of(tokenizer: Any, renderer: Renderer) -> Parse:
 
     A response template of the tokenizer is not used: it is a program that would run in this process.
     """
-    return parser(tokenizer, tokenizer.stop_ids, form_of(tokenizer, renderer).read)
+    return parser(tokenizer, tokenizer.stop_ids, form_of(tokenizer, renderer)[0])

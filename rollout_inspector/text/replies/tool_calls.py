@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -37,12 +36,8 @@ _HARMONY_CALL = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class _Written:
-    """What a template wrote for one call, and for two calls where it accepts two."""
-
-    single: str
-    two: str | None
+_Written = tuple[str, str | None]
+"""What a template wrote for one call, and for two calls where it accepts two."""
 
 
 def learn(renderer: Renderer) -> Reader | None:
@@ -69,7 +64,7 @@ def _probes(renderer: Renderer) -> list[_Written]:
         written = as_written(renderer, [_call(0, arguments)])
         if written is not None and _FIRST[0] in written:
             two = as_written(renderer, [_call(0, arguments), _call(1, arguments)])
-            probes.append(_Written(written, two if two and _SECOND[0] in two else None))
+            probes.append((written, two if two and _SECOND[0] in two else None))
     return probes
 
 
@@ -116,7 +111,7 @@ def as_written(renderer: Renderer, calls: Calls) -> str | None:
 
 
 def _reads(reader: Reader, written: _Written) -> bool:
-    for text, calls in ((written.single, [_FIRST]), (written.two, [_FIRST, _SECOND])):
+    for text, calls in zip(written, ([_FIRST], [_FIRST, _SECOND]), strict=True):
         if text is None:
             continue
         for before in ("", "I look.\n"):
@@ -160,7 +155,8 @@ def _function(body: str) -> Any:
 
 def _objects(written: _Written) -> Reader | None:
     """A JSON object for each call that holds name and arguments: Hermes, Llama, Mistral up to Nemo."""
-    at = _object_around(written.single, _FIRST[0])
+    single, two = written
+    at = _object_around(single, _FIRST[0])
     if at is None:
         return None
     start, stop, value = at
@@ -168,12 +164,12 @@ def _objects(written: _Written) -> Reader | None:
     arguments_key = next((key for key, inner in value.items() if parsed(inner) == _FIRST[1]), None)
     if name_key is None or arguments_key is None:
         return None
-    head, tail = _flexible(written.single[:start]), _closing(written.single[stop:])
+    head, tail = _flexible(single[:start]), _closing(single[stop:])
     between = r"\s*[,;]?\s*"
-    if written.two is not None and (second := _object_around(written.two, _SECOND[0])) is not None:
-        first = _object_around(written.two, _FIRST[0])
+    if two is not None and (second := _object_around(two, _SECOND[0])) is not None:
+        first = _object_around(two, _FIRST[0])
         assert first is not None
-        between = r"\s*" + _flexible(written.two[first[1] : second[0]]) + r"\s*"
+        between = r"\s*" + _flexible(two[first[1] : second[0]]) + r"\s*"
     opening = re.compile(head) if head else None
 
     def read(text: str, tools: Tools) -> tuple[str, Calls]:
@@ -199,21 +195,18 @@ def _objects(written: _Written) -> Reader | None:
 
 def _between(written: _Written) -> Reader | None:
     """The name as text, then the arguments as JSON: DeepSeek, Kimi, Mistral since 2025."""
-    place = _place(written.single, _FIRST)
+    single, two = written
+    place = _place(single, _FIRST)
     if place is None:
         return None
     name_at, json_at, stop = place
-    before, middle, after = (
-        written.single[:name_at],
-        written.single[name_at + len(_FIRST[0]) : json_at],
-        written.single[stop:],
-    )
+    before, middle, after = (single[:name_at], single[name_at + len(_FIRST[0]) : json_at], single[stop:])
     if not middle.strip():
         return None
     opening = before
-    if written.two is not None and (second := _place(written.two, _SECOND)) is not None:
-        opening = _common_end(before, written.two[_place(written.two, _FIRST)[2] : second[0]])  # type: ignore[index]
-        after = written.single[stop:]
+    if two is not None and (second := _place(two, _SECOND)) is not None:
+        opening = _common_end(before, two[_place(two, _FIRST)[2] : second[0]])  # type: ignore[index]
+        after = single[stop:]
     if not opening.strip():
         return None
     head, pattern = (
@@ -240,30 +233,31 @@ def _between(written: _Written) -> Reader | None:
 
 def _pairs(written: _Written) -> Reader | None:
     """The name, then each argument between tags: GLM, Qwen-Coder."""
+    single, two = written
     name, values = _FIRST
     (key1, value1), (key2, value2) = ((key, str(value)) for key, value in values.items())
     places, at = [], 0
     for word in (name, key1, value1, key2, value2):
-        at = written.single.find(word, at)
+        at = single.find(word, at)
         if at < 0:
             return None
         places.append((at, at + len(word)))
         at += len(word)
-    gaps = [written.single[a[1] : b[0]] for a, b in pairwise(places)]
+    gaps = [single[a[1] : b[0]] for a, b in pairwise(places)]
     key_open = _common_end(gaps[0], gaps[2])
     if gaps[1] != gaps[3] or not key_open.strip() or not gaps[1].strip():
         return None
     middle, value_close = gaps[0][: len(gaps[0]) - len(key_open)], gaps[2][: len(gaps[2]) - len(key_open)]
-    before, after = written.single[: places[0][0]], written.single[places[-1][1] :]
+    before, after = single[: places[0][0]], single[places[-1][1] :]
     if not value_close.strip() or not before.strip() or not after.startswith(value_close):
         return None
     end = _closing(after[len(value_close) :])
-    if written.two is not None:
+    if two is not None:
         # What closes a call stands before the next call; after the last call the turn is closed too.
-        second = written.two.index(_SECOND[0])
-        last = written.two.rindex(value2, 0, second) + len(value2) + len(value_close)
-        opening = _common_end(before, written.two[last:second])
-        before, end = opening or before, _flexible(written.two[last : second - len(opening)])
+        second = two.index(_SECOND[0])
+        last = two.rindex(value2, 0, second) + len(value2) + len(value_close)
+        opening = _common_end(before, two[last:second])
+        before, end = opening or before, _flexible(two[last : second - len(opening)])
     # A value ends at its first closing text and holds no other call, so there is one way to read a text, not 2^n.
     value = rf"(?P<value>(?:(?!{_strict(value_close)}|{_flexible(before)}).)*)"
     pair = r"\s*" + _flexible(key_open) + r"\s*(?P<key>[^<>\s]+)\s*" + _strict(gaps[1]) + value + _strict(value_close)
@@ -293,7 +287,8 @@ def _pairs(written: _Written) -> Reader | None:
 
 def _harmony(written: _Written) -> Reader | None:
     """gpt-oss: the model writes the parts of a call in another order than its template, and its answers in channels."""
-    if _HARMONY_CALL.match(written.single) is None:
+    single, _ = written
+    if _HARMONY_CALL.match(single) is None:
         return None
 
     def read(text: str, tools: Tools) -> tuple[str, Calls]:

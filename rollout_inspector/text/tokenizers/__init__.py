@@ -7,7 +7,7 @@ standard library alone: the native encoders are imported in that process, ``tran
 from rollout_inspector.text.tokenizers.byte_table import ByteTable
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable
 from rollout_inspector.text.tokenizers.hub import from_hub
-from rollout_inspector.text.tokenizers.kept_tables import open_table, write_table
 from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer, load
 from rollout_inspector.text.tokenizers.server_folder import copy_from_server
+from rollout_inspector.text.tokenizers.table_cache import open_table, write_table
 from rollout_inspector.text.tokenizers.validate import check_folder, examined, unpack_zip

@@ -144,9 +144,7 @@ def figures(made: Made) -> dict[str, Any]:
         "prompt_tokens_repaid": made.prompt_tokens_repaid,
         "rows_count": len(made.rows),
         "tokens": sum(len(row.ids) for row in made.rows),
-        "differs_at": None
-        if made.differs_at is None
-        else {"step": made.differs_at.step, "offset": made.differs_at.offset},
+        "differs_at": made.differs_at and dict(zip(("step", "offset"), made.differs_at, strict=True)),
     }
 
 

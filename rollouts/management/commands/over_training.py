@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from rollout_inspector.diagnose.training_axis import AxisStep, axis_sentences
+from rollout_inspector.diagnose.training_axis import axis_sentences
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
@@ -32,9 +32,7 @@ class Command(TerminalCommand):
         for kind, step in training.began.items():
             if kind != NOT_DECIDABLE:  # no fault
                 self.stdout.write(f"{kind} begins at training step {step:,}.")
-        for sentence in axis_sentences(
-            [AxisStep(line.training_step, line.first, line.last) for line in training.steps]
-        ):
+        for sentence in axis_sentences(training.steps):
             self.stdout.write(sentence)
 
 

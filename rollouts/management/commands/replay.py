@@ -122,7 +122,7 @@ def _line(record: models.StoredTrajectory, result: StrategyResult) -> str:
     if result.refused:
         return f"{record.code}  {result.slug:<17} refused: {result.refused}"
     where = result.differs_at
-    place = "as recorded" if where is None else f"differs at step {where.step}, token {where.offset}"
+    place = "as recorded" if where is None else f"differs at step {where[0]}, token {where[1]}"
     frozen = f" (frozen up to step {result.frozen_steps}, where history was rewritten)" if result.frozen_steps else ""
     return (
         f"{record.code}  {result.slug:<17} {len(result.rows)} rows, {result.trained_tokens} trained, "

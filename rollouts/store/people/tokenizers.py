@@ -17,7 +17,7 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import ByteTable, LoadedTokenizer, TokenizerUnusable
 from rollout_inspector.text.tokenizers.files import WANTED
-from rollout_inspector.text.tokenizers.kept_tables import FORMAT, TABLE_FILES
+from rollout_inspector.text.tokenizers.table_cache import FORMAT, TABLE_FILES
 from rollout_inspector.text.tokenizers.validate import check_file
 from rollouts.store import files, models
 from rollouts.store.people import activity_log

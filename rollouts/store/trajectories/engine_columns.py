@@ -148,8 +148,8 @@ def beside_token(found: Iterable[SampledPart], offset: int) -> TokenBeside | Non
     columns = _columns(step, tokens, (ENTROPY, AT_LEAST, BEHIND))
     known = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
     own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
-    is_there = np.isfinite(told.logprobs[at])
-    return TokenBeside(own, told.ids[at][is_there], told.logprobs[at][is_there], known)
+    is_there = np.isfinite(told[1][at])
+    return TokenBeside(own, told[0][at][is_there], told[1][at][is_there], known)
 
 
 _ALL = ("logprobs", "entropy", "alternative_ids", "alternative_logprobs")

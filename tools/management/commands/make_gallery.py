@@ -45,7 +45,7 @@ class Command(TerminalCommand):
         names = [run.name for run in TRAINING_RUNS]
         if unknown := [name for name in only if name not in names]:
             raise CommandError(f"There is no run of training named {unknown[0]!r}; there are {', '.join(names)}.")
-        from tools.grpo import GrpoSettings, train
+        from tools.demo_policy.grpo import GrpoSettings, train
 
         for run in TRAINING_RUNS:
             if only and run.name not in only:

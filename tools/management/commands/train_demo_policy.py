@@ -73,7 +73,7 @@ class Command(TerminalCommand):
         output, url = options["output"], options["push"]
         if sentence := _refused(options):
             raise CommandError(sentence)
-        from tools.grpo import GrpoSettings, train
+        from tools.demo_policy.grpo import GrpoSettings, train
 
         settings = GrpoSettings(
             options["grpo"], options["groups"], options["group_size"], options["repeated"], options["rate"],

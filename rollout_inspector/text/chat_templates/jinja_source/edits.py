@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rollout_inspector.text.chat_templates.jinja_source.scan import FAR, scan
@@ -20,37 +19,14 @@ _TEST = re.compile(r"loop\.(?:last|first)\b|[=!<>]=|[<>]|\b(?:not|is|in)\b")
 """In the value of a ``set``: the value is true or false."""
 
 
-@dataclass(frozen=True)
-class Edit:
-    """Replace ``template[start:stop]`` by ``text``."""
-
-    start: int
-    stop: int
-    text: str
-    line: int
-    rank: tuple[int, ...]
-    """Lower = tried earlier."""
-
-    def apply(self, template: str) -> str:
-        """The template with the change made."""
-        return template[: self.start] + self.text + template[self.stop :]
+Span = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class ConditionOperand:
-    """One operand of ``and`` or ``or``; all numbers are offsets in the template."""
+def operands(tokens: Sequence[Token]) -> Iterator[tuple[Span, Span, str]]:
+    """The operands of the ``and`` and ``or`` of a condition, nested ones too: offsets in the template.
 
-    start: int
-    stop: int
-    joined_start: int
-    joined_stop: int
-    """The same range with the word that joins the operand: the word after the first operand, before any other."""
-    word: str
-    """That word: ``and`` or ``or``."""
-
-
-def operands(tokens: Sequence[Token]) -> Iterator[ConditionOperand]:
-    """The operands of a condition, nested ones too."""
+    An operand, the same with the word that joins it (behind the first operand, before any other), and that word.
+    """
     joints = [n for n in top_level(tokens) if tokens[n].text in ("and", "or")]
     if not joints:
         if tokens and not top_level(tokens) and (tokens[0].text, tokens[-1].text) == ("(", ")"):
@@ -62,9 +38,9 @@ def operands(tokens: Sequence[Token]) -> Iterator[ConditionOperand]:
         part = tokens[before + 1 : after]
         start, stop = part[0].start, part[-1].stop
         if before < 0:
-            yield ConditionOperand(start, stop, start, tokens[after + 1].start, tokens[after].text)
+            yield (start, stop), (start, tokens[after + 1].start), tokens[after].text
         else:
-            yield ConditionOperand(start, stop, tokens[before - 1].stop, stop, tokens[before].text)
+            yield (start, stop), (tokens[before - 1].stop, stop), tokens[before].text
         yield from operands(part)
 
 
@@ -100,13 +76,16 @@ def _inline(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
                 yield from _inline(tokens[opened + 1 : n])
 
 
-def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
-    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``)."""
-    edits_by_place: dict[tuple[int, int, str], Edit] = {}
+def edits(template: str, near: Mapping[int, int]) -> list[tuple[tuple[int, int, int], int, int, str]]:
+    """Changes of one condition each, the likeliest first; ``near`` is line -> distance (``scan.suspects``).
+
+    The rank, which begins with the distance of the line; then ``start``, ``stop``, ``text``: what replaces that range.
+    """
+    ranks: dict[tuple[int, int, str], tuple[int, int, int]] = {}
 
     def add(start: int, stop: int, text: str, line: int, kind: int, order: int) -> None:
-        if template[start:stop].strip() != text and (start, stop, text) not in edits_by_place:
-            edits_by_place[start, stop, text] = Edit(start, stop, text, line, (near.get(line, FAR), kind, order))
+        if template[start:stop].strip() != text and (start, stop, text) not in ranks:
+            ranks[start, stop, text] = near.get(line, FAR), kind, order
 
     for tag in scan(template):
         for condition in filter(None, _conditions(tag)):
@@ -115,16 +94,16 @@ def edits(template: str, near: Mapping[int, int]) -> list[Edit]:
             kind = _kind(template[start:stop])
             add(start, stop, "true", line, kind, 0)
             add(start, stop, "false", line, kind, 1)
-            for operand in operands(condition):
-                text = template[operand.start : operand.stop]
+            for operand, joined, word in operands(condition):
+                text = template[slice(*operand)]
                 small = max(kind, _kind(text))
-                if operand.word == "and" and text == "loop.last" and operand.start == operand.joined_start:
+                if word == "and" and text == "loop.last" and operand[0] == joined[0]:
                     # Unchanged at the last message, true at the messages before it.
-                    add(operand.start, operand.joined_stop, "not loop.last or ", line, small, 5)
-                add(operand.joined_start, operand.joined_stop, "", line, small, 2)
-                add(operand.start, operand.stop, "true", line, small, 3)
-                add(operand.start, operand.stop, "false", line, small, 4)
-    return sorted(edits_by_place.values(), key=lambda edit: edit.rank)
+                    add(*joined, "not loop.last or ", line, small, 5)
+                add(*joined, "", line, small, 2)
+                add(*operand, "true", line, small, 3)
+                add(*operand, "false", line, small, 4)
+    return [(ranks[edit], *edit) for edit in sorted(ranks, key=ranks.__getitem__)]
 
 
 def _kind(condition: str) -> int:

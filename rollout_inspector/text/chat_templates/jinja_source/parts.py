@@ -62,17 +62,12 @@ class Leaf:
 
 
 @dataclass(eq=False)
-class TemplateSection:
-    head: Leaf
-    children: list[Node] = field(default_factory=list)
-
-
-@dataclass(eq=False)
 class BranchGroup:
     """A condition with its branches, or a loop."""
 
     kind: str
-    sections: list[TemplateSection]
+    sections: list[tuple[Leaf, list[Node]]]
+    """The tag that begins each branch, and what stands in the branch."""
     tail: Leaf | None = None
 
 
@@ -84,13 +79,13 @@ def take_apart(template: str) -> list[Node]:
     root: list[Node] = []
     open_groups: list[BranchGroup] = []
     for leaf in _joined(map(_leaf, pieces(template))):
-        place = open_groups[-1].sections[-1].children if open_groups else root
+        place = open_groups[-1].sections[-1][1] if open_groups else root
         if leaf.kind in ("if", "for"):
-            group = BranchGroup(leaf.kind, [TemplateSection(leaf)])
+            group = BranchGroup(leaf.kind, [(leaf, [])])
             place.append(group)
             open_groups.append(group)
         elif leaf.kind in ("elif", "else") and open_groups:
-            open_groups[-1].sections.append(TemplateSection(leaf))
+            open_groups[-1].sections.append((leaf, []))
         elif leaf.kind in ("endif", "endfor"):
             if not open_groups or leaf.kind != f"end{open_groups[-1].kind}":
                 raise CannotTakeApart(f"a {leaf.kind} that ends nothing")
@@ -110,9 +105,9 @@ def walk(nodes: Sequence[Node]) -> Iterator[Leaf]:
         if isinstance(node, Leaf):
             yield node
             continue
-        for section in node.sections:
-            yield section.head
-            yield from walk(section.children)
+        for head, children in node.sections:
+            yield head
+            yield from walk(children)
         if node.tail is not None:
             yield node.tail
 
@@ -196,9 +191,9 @@ def explicit(nodes: Sequence[Node], mark: Callable[[Operand, Sequence[str]], str
     written = []
     for node in nodes:
         if isinstance(node, BranchGroup):
-            inner = [*loops, node.sections[0].head.body] if node.kind == "for" else loops
-            for section in node.sections:
-                written += [f"{{%- {section.head.body} -%}}", explicit(section.children, mark, inner)]
+            inner = [*loops, node.sections[0][0].body] if node.kind == "for" else loops
+            for head, children in node.sections:
+                written += [f"{{%- {head.body} -%}}", explicit(children, mark, inner)]
             written.append(f"{{%- {node.tail.body if node.tail else ''} -%}}")
         elif node.kind in ("output", "data"):
             for operand in node.operands:

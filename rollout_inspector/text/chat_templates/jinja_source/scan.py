@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rollout_inspector.text.chat_templates.jinja_source.tokens import Piece, Token, pieces
 
@@ -21,35 +20,23 @@ def scan(template: str) -> list[Piece]:
     return [piece for piece in pieces(template) if piece.tokens and piece.kind != "comment"]
 
 
-@dataclass(frozen=True)
-class Branch:
-    """A branch of a condition: from its ``if``, ``elif`` or ``else`` to the tag that ends it."""
+def branches(template: str) -> Iterator[tuple[Piece, Piece, range]]:
+    """All branches of all conditions: the tag that begins the branch, the ``if`` that it belongs to, and its lines.
 
-    condition: Piece
-    opened_by: Piece
-    """The ``if`` that the branch belongs to; the same tag for its first branch."""
-    first_line: int
-    last_line: int
-
-    def holds(self, line: int | None) -> bool:
-        """Whether a line of the template, 1-based, stands in the branch."""
-        return line is not None and self.first_line <= line <= self.last_line
-
-
-def branches(template: str) -> Iterator[Branch]:
-    """All branches of all conditions."""
+    The lines are 1-based, from that of the first tag to that of the tag that ends the branch.
+    """
     stack: list[tuple[Piece, Piece]] = []
     for tag in scan(template):
         if tag.kind in ("if", "for"):
             stack.append((tag, tag))
         elif tag.kind in ("elif", "else") and stack:
             opened_by, condition = stack.pop()
-            yield Branch(condition, opened_by, condition.line, tag.line)
+            yield condition, opened_by, range(condition.line, tag.line + 1)
             stack.append((opened_by, tag))
         elif tag.kind in ("endif", "endfor") and stack:
             opened_by, condition = stack.pop()
             if opened_by.kind == "if":
-                yield Branch(condition, opened_by, condition.line, tag.line)
+                yield condition, opened_by, range(condition.line, tag.line + 1)
 
 
 def deciding_condition(template: str, one: int | None, other: int | None) -> Piece | None:
@@ -60,10 +47,10 @@ def deciding_condition(template: str, one: int | None, other: int | None) -> Pie
     if one is None or other is None:
         return None
     for line, against in ((one, other), (other, one)):
-        guarding = [branch for branch in branches(template) if branch.holds(line) and not branch.holds(against)]
+        guarding = [branch for branch in branches(template) if line in branch[2] and against not in branch[2]]
         if guarding:
-            innermost = min(guarding, key=lambda branch: branch.last_line - branch.first_line)
-            return innermost.opened_by if innermost.condition.kind == "else" else innermost.condition
+            condition, opened_by, _ = min(guarding, key=lambda branch: len(branch[2]))
+            return opened_by if condition.kind == "else" else condition
     return None
 
 
@@ -76,8 +63,8 @@ def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> d
     """
     tags, all_branches = scan(template), list(branches(template))
     chains: dict[Piece, set[int]] = {}
-    for branch in all_branches:
-        chains.setdefault(branch.opened_by, set()).add(branch.condition.line)
+    for condition, opened_by, _ in all_branches:
+        chains.setdefault(opened_by, set()).add(condition.line)
     scores: dict[int, int] = {}
     near: set[int] = set()
     for branch_line, other in pairs:
@@ -85,9 +72,9 @@ def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> d
             if line is None:
                 continue
             near.add(line)
-            for branch in all_branches:
-                if branch.holds(line) and not branch.holds(against):
-                    near |= chains[branch.opened_by]
+            for _, opened_by, lines in all_branches:
+                if line in lines and against not in lines:
+                    near |= chains[opened_by]
     for distance in range(4):
         for line in near:
             scores.setdefault(line, distance)
@@ -100,9 +87,9 @@ def suspects(template: str, pairs: Iterable[tuple[int | None, int | None]]) -> d
         sets = [tag for tag in tags if tag.kind == "set" and next(_names(tag.expression), "") in names]
         near = {tag.line for tag in sets}
         for tag in sets:
-            for branch in all_branches:
-                if branch.holds(tag.line):
-                    near |= chains[branch.opened_by]
+            for _, opened_by, lines in all_branches:
+                if tag.line in lines:
+                    near |= chains[opened_by]
         near -= scores.keys()
     return scores
 

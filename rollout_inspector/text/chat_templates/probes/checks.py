@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
@@ -24,8 +24,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import (
 from rollout_inspector.text.chat_templates.probes.delta_checks import DELTA_CHECKS
 from rollout_inspector.text.chat_templates.probes.generation_checks import generation_masks
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, Tool, find_message_shape
-from rollout_inspector.text.chat_templates.probes.question import CheckFunction, Question
-from rollout_inspector.text.chat_templates.probes.render_cache import CONTROL_SHAPE, RenderCache
+from rollout_inspector.text.chat_templates.probes.render_cache import CONTROL_SHAPE, CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import (
     Check,
     CheckReport,
@@ -34,7 +33,7 @@ from rollout_inspector.text.chat_templates.probes.report import (
     verdicts,
     what_changed,
 )
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 
 TITO_POST = "tool_append"
 
@@ -51,7 +50,7 @@ def tito_post_probe(form: MessageShape, cache: RenderCache) -> Probe:
 
 def check_append(probe: Probe, cache: RenderCache) -> Check:
     """Does appending keep what was rendered before, token for token?"""
-    question = Question(probe.name, probe.title, probe.purpose, probe.decisive)
+    question = Check(probe.name, probe.title, probe.purpose, decisive=probe.decisive)
     before, after = cache.renders(*probe.conversations())
     if failed := question.raised(before, after):
         return failed
@@ -177,12 +176,8 @@ def make_render_cache(
 
 
 def check(
-    tokenizer: TemplateTokenizer | None,
-    chat_template: str,
-    tools: Sequence[Tool] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    conversation: Sequence[Message] | None = None,
-    now: str = "",
+    tokenizer: TemplateTokenizer | None, chat_template: str, tools: Sequence[Tool] | None = None,
+    kwargs: Mapping[str, Any] | None = None, conversation: Sequence[Message] | None = None, now: str = "",
 ) -> CheckReport:
     """Check a chat template; without a tokenizer at the level of text, characters in place of tokens.
 
@@ -202,17 +197,10 @@ def check(
         if described is not None and hasattr(tokenizer, key):
             described[key] = getattr(tokenizer, key)
     return CheckReport(
-        chat_template=chat_template,
-        chat_template_sha256=renderer.chat_template_sha256,
-        tokenizer=described,
+        chat_template=chat_template, chat_template_sha256=renderer.chat_template_sha256, tokenizer=described,
         form=cache.form.describe(),
-        prefix_preserving=first.passed if first.status in (CheckStatus.OK, CheckStatus.BROKEN) else None,
-        checks=checks,
-        notes=notes,
-        verdicts=verdicts(checks),
-        tools=tools,
-        kwargs=kwargs,
-        conversation=conversation,
+        prefix_preserving=first.passed if first.status in (CheckStatus.OK, CheckStatus.BROKEN) else None, checks=checks,
+        notes=notes, verdicts=verdicts(checks), tools=tools, kwargs=kwargs, conversation=conversation,
     )
 
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.streams.interfaces import Codec
+from rollout_inspector.streams.interfaces import Codec, Conversation
 from rollout_inspector.streams.prefix import common_prefix
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 WINDOW_BEFORE, WINDOW_AFTER = 8, 24
 

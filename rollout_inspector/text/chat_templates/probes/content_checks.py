@@ -6,20 +6,19 @@ import json
 import re
 from collections.abc import Callable
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison, common_length
 from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOOLS, MessageShape, system, user
-from rollout_inspector.text.chat_templates.probes.question import CheckFunction, Question
-from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
+from rollout_inspector.text.chat_templates.probes.render_cache import CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 
 def default_system(cache: RenderCache) -> Check:
     """Does a conversation without a system message get one?"""
-    question = Question("default_system", "A system prompt that nobody wrote", Purpose.FACTS, decisive=False)
+    question = Check("default_system", "A system prompt that nobody wrote", Purpose.FACTS, decisive=False)
     bare, with_system = cache.renders(
         cache.conversation([user("UQ1")]), cache.conversation([system("SYSX1"), user("UQ1")])
     )
@@ -42,7 +41,7 @@ def default_system(cache: RenderCache) -> Check:
 
 def system_supported(cache: RenderCache) -> Check:
     """Is a system message rendered?"""
-    question = Question("system_supported", "A system message is rendered", Purpose.FACTS, decisive=False)
+    question = Check("system_supported", "A system message is rendered", Purpose.FACTS, decisive=False)
     side = cache.side(cache.conversation([system("SYSX1"), user("UQ1")]))
     if failed := question.raised(side):
         return failed
@@ -53,7 +52,7 @@ def system_supported(cache: RenderCache) -> Check:
 
 def tools_rendered(cache: RenderCache) -> Check:
     """Are tool definitions rendered?"""
-    question = Question("tools_rendered", "Tool definitions are rendered", Purpose.FACTS, decisive=False)
+    question = Check("tools_rendered", "Tool definitions are rendered", Purpose.FACTS, decisive=False)
     offered = cache.tools or list(TOOLS)
     side = cache.side(cache.conversation([user("UQ1")], True)._replace(tools=offered))
     if failed := question.raised(side):
@@ -66,7 +65,7 @@ def tools_rendered(cache: RenderCache) -> Check:
 
 def bos_once(cache: RenderCache) -> Check:
     """Is there one BOS, and what if the text is encoded with special tokens added?"""
-    question = Question("bos_once", "One BOS", Purpose.REPRODUCIBLE)
+    question = Check("bos_once", "One BOS", Purpose.REPRODUCIBLE)
     bos = cache.codec.bos_id
     side = cache.side(cache.conversation([user("UQ1"), cache.form.assistant("ANSX1"), user("UQ2")], True))
     if failed := question.raised(side):
@@ -86,13 +85,10 @@ def bos_once(cache: RenderCache) -> Check:
 
 def dates(cache: RenderCache) -> Check:
     """Does the render depend on the day?"""
-    question = Question("dates", "No date in the render", Purpose.REPRODUCIBLE)
+    question = Check("dates", "No date in the render", Purpose.REPRODUCIBLE)
     if "strftime_now" not in cache.template:
         return question.ok("The template does not ask for the date.")
-    conversations = [
-        cache.conversation([system("SYSX1"), user("UQ1")], True),
-        cache.conversation([user("UQ1")], True),
-    ]
+    conversations = [cache.conversation([system("SYSX1"), user("UQ1")], True), cache.conversation([user("UQ1")], True)]
     today = cache.renders(*conversations)
     later = cache.renderer.render_many(
         [render._replace(kwargs={**(render.kwargs or {}), NOW: "2027-02-28T13:30:00"}) for render in conversations]
@@ -112,7 +108,7 @@ def dates(cache: RenderCache) -> Check:
 
 def control_text(cache: RenderCache) -> Check:
     """Can the text of a message close the turn?"""
-    question = Question("control_text_in_content", "Content that spells a control token", Purpose.FACTS, decisive=False)
+    question = Check("control_text_in_content", "Content that spells a control token", Purpose.FACTS, decisive=False)
     stop = cache.stop_text()
     if stop is None:
         return question.unsupported("There is no stop token to spell.")
@@ -136,7 +132,7 @@ def content_form(
 
     ``build`` returns the conversation with the string, then the one in the other form.
     """
-    question = Question(name, title, Purpose.FACTS, decisive=False)
+    question = Check(name, title, Purpose.FACTS, decisive=False)
 
     def answer(cache: RenderCache) -> Check:
         first, two = cache.renders(*(Conversation(it, cache.tools, cache.kwargs) for it in build(cache.form)))

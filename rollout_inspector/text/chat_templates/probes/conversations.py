@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.jinja_source.scan import scan
 from rollout_inspector.text.chat_templates.probes.message_shape import (
@@ -19,7 +20,6 @@ from rollout_inspector.text.chat_templates.probes.message_shape import (
     user,
 )
 from rollout_inspector.text.chat_templates.probes.report import Purpose
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 DUMMY_CALL = [{"type": "function", "function": {"name": "dummy", "arguments": {}}}]
 TITO_POST_PREFIX: tuple[Message, ...] = (

@@ -6,14 +6,13 @@ from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.compare import RenderComparison, common_length, token_start
 from rollout_inspector.text.chat_templates.probes.message_shape import CALC, system, user
-from rollout_inspector.text.chat_templates.probes.question import CheckFunction, Question
-from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
+from rollout_inspector.text.chat_templates.probes.render_cache import CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose
 
 
 def seam(cache: RenderCache) -> Check:
     """What stands between the token the model stops at and the next header."""
-    question = Question("seam", "What follows the sampled stop token", Purpose.FACTS, decisive=False)
+    question = Check("seam", "What follows the sampled stop token", Purpose.FACTS, decisive=False)
     ask, answer, later = user("UQ1"), cache.form.assistant("ANSX1"), user("UQ2")
     once, twice = cache.renders(cache.conversation([ask, answer]), cache.conversation([ask, answer, later]))
     if failed := question.raised(once, twice):
@@ -48,13 +47,11 @@ def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
 
     ``in_call``: the base ends in a call, else in a user message.
     """
-    question = Question(name, title, Purpose.FIXED_BASE)
+    question = Check(name, title, Purpose.FIXED_BASE)
 
     def answer(cache: RenderCache) -> Check:
         form = cache.form
-        real: list[Message] = [
-            system("SYSX1"), user("UQ1"), form.call((CALC, {"expr": "ARGX1"}), content="CONX1"),
-        ]
+        real: list[Message] = [system("SYSX1"), user("UQ1"), form.call((CALC, {"expr": "ARGX1"}), content="CONX1")]
         if not form.calls:
             return question.unsupported("The template renders no tool calls.")
         base: list[Message] = [system("dummy"), user("dummy")]
@@ -86,7 +83,7 @@ def fixed_base(name: str, title: str, in_call: bool) -> CheckFunction:
 
 def generation_prompt_written(cache: RenderCache) -> Check:
     """Does asking for the generation prompt add one?"""
-    question = Question("generation_prompt_written", "The template writes a generation prompt", Purpose.GENERATION)
+    question = Check("generation_prompt_written", "The template writes a generation prompt", Purpose.GENERATION)
     ask = user("UQ1")
     without, prompted, answered = cache.renders(
         cache.conversation([ask]),
@@ -109,7 +106,7 @@ def generation_prompt_written(cache: RenderCache) -> Check:
 
 def per_message(cache: RenderCache) -> Check:
     """Is the render of a conversation the joined renders of its messages?"""
-    question = Question("per_message", "Each message rendered alone", Purpose.PER_MESSAGE)
+    question = Check("per_message", "Each message rendered alone", Purpose.PER_MESSAGE)
     messages: list[Message] = [system("SYSX1"), user("UQ1"), cache.form.assistant("ANSX1"), user("UQ2")]
     whole, *alone = cache.renders(cache.conversation(messages), *(cache.conversation([m]) for m in messages))
     if failed := question.raised(whole, *alone):

@@ -10,12 +10,11 @@ from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.assistant_masks import merged, overrun
 from rollout_inspector.text.chat_templates.probes.compare import RenderSide
 from rollout_inspector.text.chat_templates.probes.message_shape import CALC, user
-from rollout_inspector.text.chat_templates.probes.question import Question
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose
 
 NAME = "generation_masks"
-_ASKED = Question(NAME, "Generation tags mark what was sampled", Purpose.MASKS)
+_ASKED = Check(NAME, "Generation tags mark what was sampled", Purpose.MASKS)
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _HEADER = re.compile(r"\s*<[|｜]?[^<>]{1,30}>\s*(?:assistant|model|gpt)?\s*(?:<[|｜][^<>]{1,30}>\s*)?", re.IGNORECASE)
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Message
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 Tool = Mapping[str, Any]
 CALC, SEARCH = "calc", "search"
@@ -26,10 +27,7 @@ def _schema(name: str, argument: str, description: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
-TOOLS: tuple[Tool, ...] = (
-    _schema(CALC, "expr", "Evaluate an expression"),
-    _schema(SEARCH, "q", "Search the web"),
-)
+TOOLS: tuple[Tool, ...] = (_schema(CALC, "expr", "Evaluate an expression"), _schema(SEARCH, "q", "Search the web"))
 
 
 def user(text: str) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rollout_inspector.streams.interfaces import Codec
+from rollout_inspector.streams.interfaces import Codec, Conversation
 from rollout_inspector.streams.trajectory import NO_IDS, Message
 from rollout_inspector.text.chat_templates.probes.compare import CharacterCodec, RenderSide
 from rollout_inspector.text.chat_templates.probes.message_shape import TOOLS, MessageShape, Tool, user
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.probes.report import Check
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 CONTROL_SHAPE = re.compile(r"<[|｜/]?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]|</s>|<s>")
 """What a control token looks like, if no tokenizer lists its control tokens."""
@@ -31,10 +32,7 @@ class RenderCache:
     """A chat template, the form it accepts, and the renders that its checks have asked for."""
 
     def __init__(
-        self,
-        renderer: TemplateRenderer,
-        form: MessageShape,
-        tools: Sequence[Tool] | None = None,
+        self, renderer: TemplateRenderer, form: MessageShape, tools: Sequence[Tool] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.renderer = renderer
@@ -134,3 +132,7 @@ def key_of(conversation: Conversation) -> str:
         [list(conversation.messages), conversation.tools, conversation.kwargs, conversation.add_generation_prompt],
         default=list,
     )
+
+
+CheckFunction = Callable[[RenderCache], Check]
+"""Answers one question. It asks the cache for renders, and is called again once they are there."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.snippets import contrast, quoted
 from rollout_inspector.text.chat_templates.jinja_source.scan import deciding_condition, line_text
 from rollout_inspector.text.chat_templates.probes.compare import (
@@ -16,7 +17,6 @@ from rollout_inspector.text.chat_templates.probes.compare import (
     RenderComparison,
     RenderSide,
 )
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 
 class Purpose(StrEnum):
@@ -55,13 +55,13 @@ class CheckStatus(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """One probe's outcome."""
+    """What is asked of a chat template, and how it came out: made as the question, which its answer replaces."""
 
     name: str
     title: str
     purpose: Purpose
-    status: CheckStatus
-    detail: str
+    status: CheckStatus = CheckStatus.UNSUPPORTED
+    detail: str = ""
     """One or two sentences."""
     decisive: bool = True
     """False = worth knowing, but it does not change the verdict of its purpose."""
@@ -72,6 +72,30 @@ class Check:
     """The side that raised."""
     line: int | None = None
     """The template line; None = not known, or told by ``comparison``."""
+
+    def ok(self, detail: str, **more: Any) -> Check:
+        """The property holds."""
+        return replace(self, status=CheckStatus.OK, detail=detail, **more)
+
+    def broken(self, detail: str, **more: Any) -> Check:
+        """The property does not hold."""
+        return replace(self, status=CheckStatus.BROKEN, detail=detail, **more)
+
+    def unsupported(self, detail: str, **more: Any) -> Check:
+        """The template has no place for what is asked about."""
+        return replace(self, status=CheckStatus.UNSUPPORTED, detail=detail, **more)
+
+    def raised(self, *sides: RenderSide) -> Check | None:
+        """The check of the first render that the template raised on; None when it raised on none."""
+        failed = next((side for side in sides if side.error), None)
+        if failed is None:
+            return None
+        place = ""
+        if failed.rendered.kind == "raises" and failed.conversation.messages:
+            roles = ", ".join(str(message.get("role")) for message in failed.conversation.messages)
+            place = f" (with the messages {roles})."
+        detail = failed.error + place
+        return replace(self, status=CheckStatus.RAISES, detail=detail, failed=failed, line=failed.rendered.line)
 
     @property
     def passed(self) -> bool:
@@ -150,10 +174,7 @@ def _difference(comparison: RenderComparison, template: str) -> dict[str, Any]:
         "sources": {"expected": line_text(template, line), "actual": line_text(template, other)},
         "decided_by": None if condition is None else {"line": condition.line, "source": condition.source},
         "window": {
-            "start": start,
-            "index": index,
-            "expected": before.tokens(start, stop),
-            "actual": after.tokens(start, stop),
+            "start": start, "index": index, "expected": before.tokens(start, stop), "actual": after.tokens(start, stop),
         },
     }
 

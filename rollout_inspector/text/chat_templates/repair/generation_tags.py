@@ -84,11 +84,8 @@ def with_marks(tokenizer: TemplateTokenizer | None, report: CheckReport) -> Chec
 
 
 def _verified(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    regressions: RegressionSet,
-    spans: Mapping[str, SampledSpans],
-    template: str,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, regressions: RegressionSet,
+    spans: Mapping[str, SampledSpans], template: str,
 ) -> GenerationTags | None:
     """The marks, if every render is what it was and every mask is what was sampled."""
     if not has_generation_tags(template):

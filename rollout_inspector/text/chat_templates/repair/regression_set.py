@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.checks import all_probes, tito_post_probe
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.chat_templates.probes.conversations import Probe, markers_of
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache, key_of
-from rollout_inspector.text.chat_templates.probes.report import conversation_dict
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 CANARIES = 12
 """Conversations that must not change and are rendered first, before the rest of them."""
-
-
-@dataclass(frozen=True)
-class Changed:
-    """A conversation whose render a repair changes."""
-
-    conversation: Conversation
-    """With the generation prompt only where the render without it stays."""
-    before: str
-    after: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The conversation and both renders as JSON."""
-        return {**conversation_dict(self.conversation), "before": self.before, "after": self.after}
 
 
 class RegressionSet:
@@ -144,13 +128,16 @@ class RegressionSet:
                 places.append((before.line, after.line))
         return places
 
-    def changed(self, template: str) -> tuple[Changed, ...]:
-        """The conversations that render differently, with or without the generation prompt, each once."""
+    def changed(self, template: str) -> tuple[tuple[Conversation, str, str], ...]:
+        """The conversations that render differently, with or without the generation prompt, each once; both renders.
+
+        A conversation has the generation prompt only where the render without it stays.
+        """
         texts = self.texts(template)
-        changes: dict[str, Changed] = {}
+        changes: dict[str, tuple[Conversation, str, str]] = {}
         for key, conversation in self.conversations.items():  # without the generation prompt first
             before, after = self.original[key], texts[key]
             if before != after:
                 name = key_of(conversation._replace(add_generation_prompt=False))
-                changes.setdefault(name, Changed(conversation, before or "", after or ""))
+                changes.setdefault(name, (conversation, before or "", after or ""))
         return tuple(changes.values())

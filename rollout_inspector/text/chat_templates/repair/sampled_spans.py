@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.chat_templates.probes.conversations import markers_of
 from rollout_inspector.text.chat_templates.probes.render_cache import key_of
 from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation
 
 
 class CannotMark(Exception):

@@ -13,16 +13,22 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollout_inspector.streams.interfaces import RenderFailed
+from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.text.chat_templates.jinja_source.edits import edits
 from rollout_inspector.text.chat_templates.jinja_source.scan import FAR, suspects
 from rollout_inspector.text.chat_templates.probes.checks import all_checks, check, make_render_cache
 from rollout_inspector.text.chat_templates.probes.conversations import Probe
 from rollout_inspector.text.chat_templates.probes.message_shape import candidates
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
-from rollout_inspector.text.chat_templates.probes.report import Check, CheckReport, CheckStatus, Purpose
-from rollout_inspector.text.chat_templates.repair.regression_set import Changed, RegressionSet
-from rollout_inspector.text.chat_templates.sandbox.render import Conversation, TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.chat_templates.probes.report import (
+    Check,
+    CheckReport,
+    CheckStatus,
+    Purpose,
+    conversation_dict,
+)
+from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
 
 MAX_CANDIDATES = 400
 """Changed templates that one search tries. A count finds the same on a busy machine; a clock would not."""
@@ -50,7 +56,8 @@ class Repair:
     """Names of the probes that failed before and pass now."""
     still_broken: tuple[str, ...]
     """Names of the decisive prefix probes that fail before and after."""
-    changed: tuple[Changed, ...]
+    changed: tuple[tuple[Conversation, str, str], ...]
+    """The conversations that render differently, each with the render before and after."""
     scope: str
     """What the mended probes are about: ``tools`` results, ``users`` messages, ``all`` = both, the ``generation``
     prompt alone, or ``every`` = the generation prompt and one of the others."""
@@ -67,7 +74,10 @@ class Repair:
             "fixes": list(self.fixes),
             "still_broken": list(self.still_broken),
             "changed_conversations": len(self.changed),
-            "changed": [changed.to_dict() for changed in self.changed],
+            "changed": [
+                {**conversation_dict(conversation), "before": before, "after": after}
+                for conversation, before, after in self.changed
+            ],
             "wider": None if self.wider is None else self.wider.to_dict(),
         }
 
@@ -84,30 +94,14 @@ class _NotFinished(Exception):
     """The search took longer than ``SAFETY_SECONDS``."""
 
 
-@dataclass
-class _Work:
-    """How much a search has done, and how much it may do."""
-
-    until: float
-    allowed: int = 0
-    tried: int = 0
-
-    def take(self) -> bool:
-        """Whether one more candidate may be tried. Raises ``_NotFinished``."""
-        if time.monotonic() > self.until:
-            raise _NotFinished
-        may = self.tried < self.allowed
-        self.tried += may
-        return may
-
-
 def _search(
-    regressions: RegressionSet, start: str, goal: Sequence[Probe], work: _Work, progress: Progress
+    regressions: RegressionSet, start: str, goal: Sequence[Probe], may_try: Callable[[], bool],
+    progress: Progress,
 ) -> tuple[str | None, bool]:
     """Change conditions, fewest first and the likeliest first, until every probe of the goal passes.
 
     Returns the first template on which all of them pass and True, else the one on which most of them pass and False.
-    Raises ``_NotFinished``.
+    ``may_try``: whether one more candidate may be tried. Raises ``_NotFinished``, as it does.
     """
     failed = regressions.failing(regressions.cache.template, regressions.probes)
     others = [probe for probe in regressions.probes if probe not in failed]
@@ -119,12 +113,12 @@ def _search(
         for _, template in level[:BEAM]:
             near = suspects(template, regressions.places(template, regressions.failing(template, goal)))
             # Further changes are made where the difference comes from; the first one may be anywhere.
-            tried = [edit for edit in edits(template, near) if depth == 0 or edit.rank[0] < FAR]
-            for n, edit in enumerate(tried):
-                candidate = edit.apply(template)
+            tried = [edit for edit in edits(template, near) if depth == 0 or edit[0][0] < FAR]
+            for n, (_, first, stop, text) in enumerate(tried):
+                candidate = template[:first] + text + template[stop:]
                 if candidate in visited:
                     continue
-                if not work.take():
+                if not may_try():
                     return best, False
                 visited.add(candidate)
                 if n % 10 == 0:
@@ -152,9 +146,7 @@ def _search(
 
 
 def find_repair(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    progress: Progress = lambda _: None,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, progress: Progress = lambda _: None,
     n_candidates: int = MAX_CANDIDATES,
 ) -> tuple[Repair | None, str]:
     """A verified repair of the failed prefix probes or None; and what it leaves broken, or why there is none.
@@ -162,7 +154,17 @@ def find_repair(
     First tool results alone are repaired, then user messages too, then the generation prompt too. Each wider repair is
     the ``wider`` of the repair before it.
     """
-    work = _Work(time.monotonic() + SAFETY_SECONDS)
+    until = time.monotonic() + SAFETY_SECONDS
+    n_allowed = n_tried = 0
+
+    def may_try() -> bool:
+        nonlocal n_tried
+        if time.monotonic() > until:
+            raise _NotFinished
+        is_allowed = n_tried < n_allowed
+        n_tried += is_allowed
+        return is_allowed
+
     broken = [
         check
         for check in report.checks
@@ -194,10 +196,10 @@ def find_repair(
         if not added:
             continue
         # What an earlier purpose leaves of its share is there for the next one.
-        work.allowed = n_candidates * (n + 1) // len(stages)
+        n_allowed = n_candidates * (n + 1) // len(stages)
         start = repairs[-1].template if repairs else report.chat_template
         try:
-            template, is_whole = _search(regressions, start, goal, work, progress)
+            template, is_whole = _search(regressions, start, goal, may_try, progress)
         except _NotFinished:
             return None, NOT_FINISHED
         if template is not None and template != start:
@@ -206,7 +208,7 @@ def find_repair(
             if repair is not None and len(repair.fixes) > max((len(check.fixes) for check in repairs), default=0):
                 repairs.append(repair)
     if not repairs:
-        return None, _none(everything, hopeless, work.tried >= n_candidates)
+        return None, _none(everything, hopeless, n_tried >= n_candidates)
     chosen = repairs.pop()
     while repairs:
         chosen = replace(repairs.pop(), wider=chosen)
@@ -282,10 +284,7 @@ def _left(report: CheckReport, repair: Repair, hopeless: Collection[str]) -> str
 
 
 def _verified(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    regressions: RegressionSet,
-    candidate: str,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, regressions: RegressionSet, candidate: str,
     goals: Collection[str],
 ) -> Repair | None:
     """Check the candidate from scratch, tokens included; None when anything that passed fails or a goal is missed."""
@@ -293,41 +292,25 @@ def _verified(
         now = check(tokenizer, candidate, report.tools, report.kwargs, report.conversation)
     except RenderFailed:
         return None
-    before = {verified_check.name: verified_check for verified_check in report.checks}
-    for verified_check in now.checks:
-        was = before.get(verified_check.name)
-        if (
-            was is not None
-            and was.status is CheckStatus.OK
-            and verified_check.status is not CheckStatus.OK
-            and verified_check.comparison is not None
-        ):
+    before = {answer.name: answer for answer in report.checks}
+    for answer in now.checks:
+        was = before.get(answer.name)
+        is_lost = was is not None and was.status is CheckStatus.OK and answer.status is not CheckStatus.OK
+        if is_lost and answer.comparison is not None:
             return None
     # A probe can turn from broken to void: what it asks about was never rendered, only its place was.
     passed = {
-        verified_check.name
-        for verified_check in now.checks
-        if verified_check.status is CheckStatus.OK or (verified_check.void and verified_check.passed)
+        answer.name for answer in now.checks if answer.status is CheckStatus.OK or (answer.void and answer.passed)
     }
     if not passed.issuperset(goals) or not regressions.keeps(candidate) or regressions.loses(candidate):
         return None
-    append = [
-        verified_check
-        for verified_check in report.checks
-        if verified_check.comparison is not None and verified_check.status is CheckStatus.BROKEN
-    ]
-    mended = {verified_check.purpose for verified_check in append if verified_check.name in passed}
+    append = [it for it in report.checks if it.comparison is not None and it.status is CheckStatus.BROKEN]
+    mended = {it.purpose for it in append if it.name in passed}
     return Repair(
-        template=candidate,
-        diff=unified_diff(report.chat_template, candidate),
-        fixes=tuple(verified_check.name for verified_check in append if verified_check.name in passed),
-        still_broken=tuple(
-            verified_check.name
-            for verified_check in append
-            if verified_check.name not in passed and verified_check.decisive and verified_check.purpose in SCOPES
-        ),
-        changed=regressions.changed(candidate),
-        scope=_scope([purpose for purpose in SCOPES if purpose in mended]),
+        template=candidate, diff=unified_diff(report.chat_template, candidate),
+        fixes=tuple(it.name for it in append if it.name in passed),
+        still_broken=tuple(it.name for it in append if it.name not in passed and it.decisive and it.purpose in SCOPES),
+        changed=regressions.changed(candidate), scope=_scope([purpose for purpose in SCOPES if purpose in mended]),
     )
 
 
@@ -339,9 +322,7 @@ def _scope(mended: Sequence[Purpose]) -> str:
 
 
 def with_repair(
-    tokenizer: TemplateTokenizer | None,
-    report: CheckReport,
-    progress: Progress = lambda _: None,
+    tokenizer: TemplateTokenizer | None, report: CheckReport, progress: Progress = lambda _: None,
 ) -> CheckReport:
     """The same report with a repair, or with the sentence that says why there is none."""
     repair, detail = find_repair(tokenizer, report, progress)

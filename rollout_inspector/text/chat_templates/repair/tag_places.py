@@ -124,12 +124,12 @@ def _switches(nodes: Sequence[Node]) -> list[str]:
     conditions: list[str] = []
     for node in nodes:
         if isinstance(node, BranchGroup):
-            for section in node.sections:
-                if "add_generation_prompt" in section.head.body:
-                    heads = [leaf.body for leaf in walk(section.children) if leaf.kind in ("if", "elif")]
-                    conditions += [head.partition(" ")[2].strip() for head in heads]
+            for head, children in node.sections:
+                if "add_generation_prompt" in head.body:
+                    tests = [leaf.body for leaf in walk(children) if leaf.kind in ("if", "elif")]
+                    conditions += [test.partition(" ")[2].strip() for test in tests]
                 else:
-                    conditions += _switches(section.children)
+                    conditions += _switches(children)
     return [test for test in dict.fromkeys(conditions) if not re.search(r"\b(?:loop|messages?|m)\b", test)]
 
 

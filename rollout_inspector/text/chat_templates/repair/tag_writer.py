@@ -64,16 +64,16 @@ class TagWriter:
         return [_Unit(node.source, written.pop() if written else NONE, node.opening.endswith("-"), node.closing)]
 
     def _group(self, group: BranchGroup) -> _Unit:
-        leaves = [leaf for section in group.sections for leaf in walk(section.children)]
+        leaves = [leaf for _, children in group.sections for leaf in walk(children)]
         states = {self.state[operand.name] for leaf in leaves for operand in leaf.operands} - {NONE}
         kinds = {leaf.kind for leaf in leaves}
         barred = kinds & {"break", "continue"} or ("set" in kinds and not self.sets_inside)
-        first, last = group.sections[0].head, group.tail or group.sections[0].head
+        first, last = group.sections[0][0], group.tail or group.sections[0][0]
         uniform = states.pop() if len(states) == 1 else OUT if states else NONE
         if uniform in (IN, NONE) and not barred and not any(leaf.is_cut for leaf in leaves):
             source = "".join(leaf.source for leaf in walk([group]))
             return _Unit(source, uniform, first.opening.endswith("-"), last.closing)
-        sections = "".join(section.head.source + self.write(section.children) for section in group.sections)
+        sections = "".join(head.source + self.write(children) for head, children in group.sections)
         return _Unit(sections + last.source, OUT)
 
 

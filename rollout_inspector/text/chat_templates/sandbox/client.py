@@ -14,7 +14,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -40,26 +40,18 @@ _PROGRAM = Path(__file__).parent / "worker" / "__main__.py"
 
 @dataclass(frozen=True)
 class RenderJob:
-    """One render: what the template sees."""
+    """One render, or a series: many renders of conversations that share messages, with the limits of one render."""
 
     variables: Mapping[str, Any]
-    """``strftime_now`` among them is an ISO date and time: what the function of that name tells."""
+    """What the template sees. ``strftime_now`` is an ISO date and time: what the function of that name tells."""
     lines: bool = False
-    """Ask for provenance: which line wrote each character."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """Many renders of conversations that share messages: one job, with the limits of one render."""
-
-    variables: Mapping[str, Any]
-    """What the template sees in each render, beside the fields below."""
-    messages: Sequence[Any]
-    """Every message of the renders once."""
-    tools: Sequence[Any]
-    kwargs: Sequence[Mapping[str, Any]]
-    renders: Sequence[tuple[Sequence[int], int | None, int, bool]]
-    """(indices into ``messages``, index into ``tools``, index into ``kwargs``, generation prompt)."""
+    """Ask for provenance: which line wrote each character. Not of a series."""
+    messages: Sequence[Any] = ()
+    """Of a series: every message of the renders once."""
+    tools: Sequence[Any] = ()
+    kwargs: Sequence[Mapping[str, Any]] = ()
+    renders: Sequence[tuple[Sequence[int], int | None, int, bool]] = ()
+    """Of a series: (indices into ``messages``, index into ``tools``, index into ``kwargs``, generation prompt)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class Rendered:
     tracked_spans: tuple[tuple[int, int], ...] = ()
     """The same as ``transformers`` counts them, which is wrong inside macros."""
     series: tuple[Rendered, ...] = ()
-    """Of a :class:`Series`: the outcome of each render."""
+    """Of a series: the outcome of each render."""
 
     @property
     def ok(self) -> bool:
@@ -153,17 +145,12 @@ class Worker(LimitedProcess):
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
-@dataclass
 class Pool:
     """The workers of this process."""
 
-    size: int = 2
-    idle: list[Worker] = field(default_factory=list)
-    slots: threading.Semaphore = field(init=False)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.slots = threading.Semaphore(self.size)
+    def __init__(self, size: int = 2) -> None:
+        self.idle: list[Worker] = []
+        self.slots, self.lock = threading.Semaphore(size), threading.Lock()
 
     def _take(self) -> Worker:
         with self.lock:
@@ -174,7 +161,7 @@ class Pool:
                 worker.close()
         return Worker()
 
-    def render(self, chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
+    def render(self, chat_template: str, jobs: Sequence[RenderJob]) -> list[Rendered]:
         """The outcome of each job, in order. A template that fails is an outcome, not an exception."""
         if len(chat_template) > TEMPLATE_CHARS:
             sentence = f"The chat template has more than {TEMPLATE_CHARS:,} characters."
@@ -201,7 +188,7 @@ class Pool:
             outcomes += [Rendered(error=sentence, kind=last.kind)] * (len(jobs) - len(outcomes))
         return outcomes
 
-    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
+    def _run(self, worker: Worker, chat_template: str, jobs: Sequence[RenderJob]) -> list[Rendered]:
         """Outcomes up to and including the one that ended the worker."""
         outcomes: list[Rendered] = []
         request = {
@@ -301,7 +288,7 @@ def close() -> None:
             _pool = None
 
 
-def render(chat_template: str, jobs: Sequence[RenderJob | Series]) -> list[Rendered]:
+def render(chat_template: str, jobs: Sequence[RenderJob]) -> list[Rendered]:
     """Render a template many times in one round trip; the outcome of each job, in order."""
     return pool().render(chat_template, jobs)
 

@@ -37,11 +37,7 @@ class PrefetchingRenderer(TemplateRenderer):
     """A :class:`TemplateRenderer` that remembers the renders of one :meth:`foresee`. Not safe in several threads."""
 
     def __init__(
-        self,
-        tokenizer: TemplateTokenizer,
-        chat_template: str,
-        encode: Callable[[str], Ids],
-        now: str = "",
+        self, tokenizer: TemplateTokenizer, chat_template: str, encode: Callable[[str], Ids], now: str = "",
         prefetch: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         """``prefetch`` is told of texts that ``encode`` will be called with."""
@@ -86,22 +82,20 @@ class PrefetchingRenderer(TemplateRenderer):
                 self._ids[key] = ids
         return ids
 
-    def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[client.Series, list[Key]]:
+    def _series(self, asks: Sequence[Conversation], kept: list[Any]) -> tuple[client.RenderJob, list[Key]]:
         messages, tools, kwargs = _Table(), _Table(), _Table()
         kwargs.place({})
         renders, keys = [], []
         for ask in asks:
             clean = self.template_kwargs_of(ask.kwargs) if ask.kwargs else {}
             renders.append((
-                messages.places(ask.messages),
-                None if ask.tools is None else tools.place(ask.tools),
-                kwargs.place(clean, ask.kwargs) if clean else 0,
-                ask.add_generation_prompt,
+                messages.places(ask.messages), None if ask.tools is None else tools.place(ask.tools),
+                kwargs.place(clean, ask.kwargs) if clean else 0, ask.add_generation_prompt,
             ))
             keys.append(_key(ask))
-        kept += (*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs))
+        kept.extend((*messages.values, *tools.values, *(ask.kwargs for ask in asks if ask.kwargs)))
         base = self.base_variables()
-        return client.Series(base, messages.values, tools.values, kwargs.values, renders), keys
+        return client.RenderJob(base, False, messages.values, tools.values, kwargs.values, renders), keys
 
 
 class _Table:

@@ -87,12 +87,8 @@ def parse_definition(files: Mapping[str, bytes]) -> Definition:
     if len(tokenizer["added_tokens"]) > MAX_ADDED:
         raise TokenizerUnusable(f"The tokenizer has more than {MAX_ADDED:,} added tokens; no tokenizer has so many.")
     return Definition(
-        sha256=hashlib.sha256(raw).hexdigest(),
-        tokenizer=tokenizer,
-        text=text,
-        named_tokens=_named_tokens(files, config),
-        chat_template=_chat_template(files, config),
-        stop_token_ids=stops,
+        sha256=hashlib.sha256(raw).hexdigest(), tokenizer=tokenizer, text=text,
+        named_tokens=_named_tokens(files, config), chat_template=_chat_template(files, config), stop_token_ids=stops,
         tokenizer_class=str(config.get("tokenizer_class") or "")[:200],
     )
 

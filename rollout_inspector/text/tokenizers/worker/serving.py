@@ -71,9 +71,7 @@ class ServedTokenizer:
                 "tokenizer_class": definition.tokenizer_class,
             },
             [
-                offsets.astype("<u4").tobytes(),
-                data,
-                special.tobytes(),
+                offsets.astype("<u4").tobytes(), data, special.tobytes(),
                 wire.ints([token_id for token_id, _, special in definition.added() if special]),
             ],
         )
