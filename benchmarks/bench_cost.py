@@ -22,7 +22,7 @@ from django.test import Client
 from rollout_inspector.diagnose import KINDS, VERSION
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store import models
-from rollouts.store.runs.run_writes import create_run, end_run, recount
+from rollouts.store.runs.runs import create_run, end_run, recount
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

@@ -34,10 +34,10 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import load
 from rollouts.jobs.diagnosis import codec_of
 from rollouts.jobs.imports import import_shards, imports
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.jobs.job_queue import take_next_job
 from rollouts.store.models import Job, Run
-from rollouts.store.people.tokenizers import find_tokenizer
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.worker import jobs
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]

@@ -13,8 +13,7 @@ from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from rollout_inspector.text import tokenizers
 from rollouts.store import files
-from rollouts.store.people import tokenizers as stored_tokenizers
-from rollouts.store.people.tokenizers import byte_table, register_tokenizer
+from rollouts.store.chat_templates.tokenizers import byte_table, files_of, register_tokenizer
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db]
 
@@ -32,9 +31,9 @@ def test_the_first_use_of_a_tokenizer_from_a_bucket(corpus: Path, bucket: str, t
     tokenizer = register_tokenizer(corpus / "tokenizers" / "qwen3")
     settings.INSPECTOR_DATA = tmp_path / "second"  # a machine that never saw it
     n_bytes = sum(one.size for one in files.listed(f"tokenizers/{tokenizer.files_sha256}/"))
-    fetched = seconds(lambda: stored_tokenizers.files_of(tokenizer.files_sha256))
-    again = seconds(lambda: stored_tokenizers.files_of(tokenizer.files_sha256))
-    loaded = seconds(lambda: tokenizers.load(stored_tokenizers.files_of(tokenizer.files_sha256)))
+    fetched = seconds(lambda: files_of(tokenizer.files_sha256))
+    again = seconds(lambda: files_of(tokenizer.files_sha256))
+    loaded = seconds(lambda: tokenizers.load(files_of(tokenizer.files_sha256)))
     table = seconds(lambda: byte_table(tokenizer.files_sha256))
     print(
         f"\nqwen3, {n_bytes / 1e6:.1f} MB: fetched in {fetched:.3f} s, found again in {again * 1e6:.0f} us; loading "

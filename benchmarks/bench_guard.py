@@ -19,8 +19,8 @@ from rollout_inspector.formats import Source
 from rollout_inspector.guard import Guard
 from rollout_inspector.streams.prefix import links_of, merge_steps
 from rollout_inspector.streams.trajectory import Row, Trajectory
-from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
-from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.chat_templates.tokenizers import find_tokenizer, load_tokenizer
+from rollouts.store.runs.runs import delete_run
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 SIZE = int(os.environ.get("BENCH_GUARD_MB", "25")) * MB

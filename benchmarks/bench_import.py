@@ -26,9 +26,9 @@ from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer
 from rollout_inspector.text.tokenizers.worker.encoders import Reference, fast_encoder
 from rollouts.jobs.imports import imports
 from rollouts.store.bulk import insert_values
+from rollouts.store.chat_templates.tokenizers import find_tokenizer, load_tokenizer
 from rollouts.store.models import Content, Run, StoredStep, StoredTrajectory
-from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.trajectories.contents import Contents
 from tests.conftest import ROOT
 from tests.tokenizers.oracles import read_definition

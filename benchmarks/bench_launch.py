@@ -26,9 +26,9 @@ from benchmarks.processes import family, processor_seconds, sums
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
 from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.store.models import Run, StoredFinding, StoredTrajectory
-from rollouts.store.runs.run_writes import cancel_run
+from rollouts.store.runs.runs import cancel_run
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 from tools.gpu_proof.bare import plan
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
@@ -43,7 +43,7 @@ def launched(engine: str, prompts: int, seed: int) -> tuple[Run, float]:
     """A run that is done, and the seconds from its task's start to its end."""
     run = launch(LaunchSettings(engine=engine, prompts=prompts, group=GROUP, seed=seed), enqueue=False)
     began = time.perf_counter()
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     seconds = time.perf_counter() - began
     run.refresh_from_db()
     assert run.status == "done" and not run.n_failed, run.error
@@ -123,6 +123,6 @@ def test_seconds_until_a_cancelled_runs_requests_are_dropped(engine: str, reques
 
 def _work_and_close(key: int) -> None:
     try:
-        work.work_on(key)
+        run_rollouts.work_on(key)
     finally:
         connection.close()

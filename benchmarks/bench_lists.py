@@ -19,7 +19,7 @@ from django.test.utils import CaptureQueriesContext
 
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store.models import Run, StoredFinding, StoredTrajectory
-from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.runs.runs import create_run, end_run
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

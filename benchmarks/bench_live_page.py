@@ -35,7 +35,7 @@ from benchmarks.processes import family, processor_seconds, sums
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
 from rollouts.jobs.warm_engines import engine_of
 from rollouts.store.models import Run
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
 
@@ -220,7 +220,7 @@ def test_throughput_with_open_pages(
         owner.call(forget).result()
         with looking(port, cookie, run, browsers) as seen:
             before = spent()
-            work.work_on(run.pk)
+            run_rollouts.work_on(run.pk)
             after = spent()
         run.refresh_from_db()
         assert run.status == "done" and not run.n_failed, run.error

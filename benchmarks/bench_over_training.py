@@ -44,7 +44,7 @@ from rollouts.store.models import (
 )
 from rollouts.store.runs import figures
 from rollouts.store.runs.pushed_figures import count_due
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.runs.training_steps import count_training_steps
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 from tests.people import make_member
@@ -191,7 +191,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
     for place in ("work.diagnosis.count_due", "work.diagnosis.note_uncounted", "services.runs.take_training_steps"):
         watch(f"rollouts.{place}")
-    watch("rollouts.store.runs.run_writes.take_policy_versions")
+    watch("rollouts.store.runs.runs.take_policy_versions")
     return spent
 
 

@@ -22,8 +22,8 @@ from django.test import Client
 from django.urls import path, reverse
 
 from inspector.urls import urlpatterns as pages
+from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.people.tokenizers import byte_table
 from rollouts.store.trajectories.rows import row_window
 from tests.browser.conftest import browser, contexts, open_page  # noqa: F401
 from tests.people import make_member

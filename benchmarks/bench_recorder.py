@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.runs.runs import delete_run
 from tests.conftest import ROOT
 from tests.recorder.conftest import start, stop
 

@@ -16,12 +16,12 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.jobs.search import SearchQuestion, find_in_row, search
 from rollouts.store import models
+from rollouts.store.chat_templates.tokenizers import byte_table, load_tokenizer, register_tokenizer
 from rollouts.store.people.access import EVERYTHING
-from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.rows import get_row
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

@@ -24,12 +24,12 @@ from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, launch
 from rollouts.jobs.storage.token_moves import move_run
 from rollouts.store import files
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.models import RowColumn, RowTokens, Run, StepTokens
-from rollouts.store.people.tokenizers import find_tokenizer
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.token_arrays import STORES, items, segment_file
 from rollouts.store.trajectories.rows import row_window
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 
@@ -42,7 +42,7 @@ WINDOW = 4096
 def no_segments_stay() -> Iterator[None]:
     yield
     files.delete_all("segments/")
-    work.close_engines()
+    run_rollouts.close_engines()
 
 
 def imported(store: str, paths: Sequence[Path], tokenizer: Path) -> Run:
@@ -140,7 +140,7 @@ def test_bytes_a_token_of_the_labelled_corpus(corpus: Path) -> None:
 
 def test_bytes_a_token_of_a_launch(tiny_tokenizer: Path) -> None:
     run = launch(LaunchSettings(engine="transformers", prompts=64, group=4, seed=1), enqueue=False)
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     print()
     print_bytes("a launch of the demo policy", run)
 

@@ -25,7 +25,7 @@ from rollout_inspector.streams.trajectory import Ids, Row, Step, Trajectory
 from rollout_inspector.text.tokenizers import limited, loaded
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.store import models
-from rollouts.store.people import tokenizers as kept
+from rollouts.store.chat_templates import tokenizers
 from rollouts.store.trajectories.trajectories import load_trajectories
 from tests.people import make_member
 from tests.web.long_rows import real_text
@@ -47,7 +47,7 @@ def forget() -> None:
     limited.close()
     loaded._loaded.clear()
     reads._painter.cache_clear()
-    kept.byte_table.cache_clear()
+    tokenizers.byte_table.cache_clear()
 
 
 def cut_into_bytes(make: Maker, ids: Ids, n: int) -> Ids:

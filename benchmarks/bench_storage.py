@@ -11,9 +11,9 @@ from django.db import connection, models, transaction
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.store.fields import FloatsField, IdsField, MaskField
 from rollouts.store.models import Run, StepTokens
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True)]
 

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from django.template import engines
 
-from inspector.html.tokens import NO_LOGPROB, TokenPainter, Tokens, logprob_classes
+from inspector.html.tokens import NO_LOGPROB, TokenPainter, logprob_classes
 from rollout_inspector.text.tokenizers import load
+from rollouts.store.trajectories.rows import Tokens
 
 pytestmark = pytest.mark.bench
 
@@ -95,5 +96,5 @@ def test_the_run_view_of_300k_tokens(tiny_tokenizer: Path, tmp_path: Path) -> No
     for n in (1_000, 300_000, 1_000_000):
         tokens = sample(tiny_tokenizer, n)
         seconds = best(lambda tokens=tokens: list(painter.blocks(tokens)), 3)
-        size = sum(len(block.html.encode()) for block in painter.blocks(tokens))
+        size = sum(len(html.encode()) for _, _, html in painter.blocks(tokens))
         print(f"\nrun view of {n:,} tokens: {seconds * 1e3:.0f} ms, {size / 1e6:.2f} MB, {size / n:.1f} bytes a token")

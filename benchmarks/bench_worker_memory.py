@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.processes import family, megabytes, sums
 from rollouts.jobs.launch import LaunchSettings, launch
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 
 pytestmark = [pytest.mark.bench, pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
@@ -28,7 +28,7 @@ def test_memory_over_many_runs(engine: str, request: pytest.FixtureRequest) -> N
     shown: dict[int, Counter[str]] = {}
     for n in range(1, RUNS + 1):
         run = launch(LaunchSettings(engine=engine, prompts=8, group=4, seed=n), enqueue=False)
-        work.work_on(run.pk)
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished) == ("done", 32)
         if n in SHOWN or n == RUNS:

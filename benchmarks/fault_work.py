@@ -16,16 +16,17 @@ from django.db import connection
 from rollout_inspector.client.client import Client
 from rollouts.jobs import template_checks
 from rollouts.jobs.broker import send_job
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, launch, resume
 from rollouts.store import files
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
+from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.people.tokenizers import load_tokenizer, register_chat_template
-from rollouts.store.people.users import local_user
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 from rollouts.store.trajectories.trajectories import load_trajectory
 
@@ -221,14 +222,14 @@ class Exported(JobWork):
     source: Run
 
     def ask(self, n: int) -> None:
-        self.job, is_new = ask_job(self.source, "export", exporting.ExportOptions().as_options())
+        self.job, is_new = ask_job(self.source, "export", exports.ExportOptions().as_options())
         assert is_new
         send_job(self.job)
 
     def result(self) -> list[str]:
-        with files.open_file(exporting.key_of(self.job)) as file:
+        with files.open_file(exports.key_of(self.job)) as file:
             lines = [json.loads(line) for line in file]
-        parts = list(files.listed(exporting.prefix_of(self.job.code)))
+        parts = list(files.listed(exports.prefix_of(self.job.code)))
         assert len(parts) == 1, parts
         return [hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest() for line in lines]
 

@@ -28,7 +28,7 @@ from rollouts.store.models import (
     TemplateCheck,
     Tokenizer,
 )
-from rollouts.store.runs.run_writes import take_figures
+from rollouts.store.runs.runs import take_figures
 
 SIZES = ((200_000, 3), (50_000, 4), (5_000, 20), (500, 100), (10, 5_000))
 """(trajectories of a run, runs of that size), together a million."""

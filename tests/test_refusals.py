@@ -17,7 +17,7 @@ from rollout_inspector.commands.remedies import WORDS as COMMAND_WORDS
 from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.refusal import Refusal, Remedy, Words, worded
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.samples.product import modules
 
 DOORS = ("inspector", "rollouts.management", "rollout_inspector.commands", "rollout_inspector.guard.pytest_plugin")

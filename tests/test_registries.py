@@ -49,8 +49,8 @@ from rollouts.sampling.engines import (
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.run_writes import create_run, end_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import create_run, end_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.conftest import ROOT
 from tests.people import make_member, the_default_project
 from tests.samples.product import source_files

@@ -20,10 +20,10 @@ from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, from_columns, json_page
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text
-from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.people.visible_objects import find_visible_check, visible_checks
 
 router = Router(tags=["checks"])

@@ -17,15 +17,15 @@ from inspector.web.problems import ApiProblem
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
 from rollouts.store.parameters import Count
-from rollouts.store.trajectories.comment_writes import (
+from rollouts.store.trajectories.comments import (
     CommentMoved,
     add_comment,
     delete_comment,
     edit_comment,
+    find_comment,
     reopen_comment,
     resolve_comment,
 )
-from rollouts.store.trajectories.comments import find_comment
 
 router = Router(tags=["comments"])
 

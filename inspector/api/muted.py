@@ -14,8 +14,7 @@ from inspector.web.access import access, require, too_low
 from inspector.web.twins import Page
 from rollouts.store.models import Role
 from rollouts.store.parameters import Count, Text
-from rollouts.store.runs.muted import find_rule
-from rollouts.store.runs.muted_writes import mute, unmute
+from rollouts.store.runs.muted import find_rule, mute, unmute
 
 router = Router(tags=["muted findings"])
 

@@ -27,13 +27,13 @@ from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs import push_process
 from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
 from rollouts.store.models import ApiToken, Role, Run
 from rollouts.store.outages import is_disk_full
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs import run_writes
+from rollouts.store.runs import runs
 from rollouts.store.runs.runs import find_run
 
 CHUNK_BYTES = 1 << 20
@@ -135,7 +135,7 @@ def make_run(request: HttpRequest) -> RunToPush:
         raise ApiProblem(400, f"No tokenizer is registered as {description.tokenizer[:200]!r}. Registered: {names}.")
     template = description.chat_template
     chat_template = register_chat_template(template, project=token.project) if template else None
-    run = run_writes.create_run(
+    run = runs.create_run(
         Run.Kind.IMPORT,
         description.name.strip() or "pushed",
         user=token.created_by,

@@ -16,7 +16,7 @@ from inspector.api.values import JobValues
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
 from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree
+from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree, read_lanes
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
@@ -25,9 +25,8 @@ from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, StoredTrajectory
 from rollouts.store.parameters import Count, Text, YesNo
-from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.seen import is_seen
-from rollouts.store.trajectories.seen_writes import mark_seen
+from rollouts.store.trajectories import trajectory_parts
+from rollouts.store.trajectories.seen import is_seen, mark_seen
 
 router = Router(tags=["trajectories"])
 Index = Path[Count]
@@ -91,8 +90,9 @@ def list_lanes(request: HttpRequest, code: str) -> HttpResponseBase:
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponse:
-        rows, steps = parts.rows_and_steps(trajectory)
-        tree = lane_tree(trajectory, rows, steps, data.read_findings(trajectory, steps, rows))
+        rows, steps = trajectory_parts.rows_and_steps(trajectory)
+        lanes = read_lanes(trajectory, rows, steps, data.read_findings(trajectory, steps, rows))
+        tree = lane_tree(trajectory, lanes, rows)
         return json_page(tree or LaneTree(0, "Its engine calls form no tree.", []))
 
     return conditional(request, trajectory, build)

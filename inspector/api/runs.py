@@ -27,7 +27,8 @@ from rollouts.store.models import Role, Run
 from rollouts.store.parameters import Count, SeverityName, SortName, StatusName, Text
 from rollouts.store.people.visible_objects import findings_of_run, visible_jobs
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import RunFilters, RunSummary, visible_runs
+from rollouts.store.runs.run_summary import RunSummary
+from rollouts.store.runs.runs import RunFilters, visible_runs
 from rollouts.store.trajectories import trajectory_list
 from rollouts.store.trajectories.trajectory_list import is_cursor
 from rollouts.store.trajectory_filters import FilterParameters

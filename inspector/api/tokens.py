@@ -18,8 +18,7 @@ from inspector.web.problems import ApiProblem
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins, Row
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.parameters import Count, Text
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import engine_columns, trajectory_parts
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -87,16 +86,15 @@ def of_window(
     start, stop = window_of(asked, row.n_tokens, wants_arrow(request))
     window = row_window(trajectory, row.handle, start, stop, steps)
     if row.follows_steps:
-        names = _wanted(asked, beside.names_beside([row], steps).get(row.index, []))
-        held = beside.columns_beside(row, steps, names, start, stop) if names else {}
+        names = _wanted(asked, engine_columns.names_beside([row], steps).get(row.index, []))
+        held = engine_columns.columns_beside(row, steps, names, start, stop) if names else {}
     else:
-        names = _wanted(asked, parts.column_names(trajectory).get(row.index, []))
-        whole = parts.column_values(trajectory, row.index, names)
+        names = _wanted(asked, trajectory_parts.column_names(trajectory).get(row.index, []))
+        whole = trajectory_parts.column_values(trajectory, row.index, names)
         held = {name: _padded(values[start:stop], stop - start) for name, values in whole.items()}
     return Columns(
         trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
-        window.origin if window.origin_known else None, window.step_index,
-        held,
+        window.origin if window.origin_known else None, window.step_index, held,
     )
 
 
@@ -114,7 +112,7 @@ def of_row(request: HttpRequest, trajectory: StoredTrajectory, row: Row, asked: 
 
 def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, asked: TokensAsked) -> Columns:
     """A window of the stream of a step. Four queries."""
-    step = parts.steps_with_tokens(trajectory, [index])[index]
+    step = trajectory_parts.steps_with_tokens(trajectory, [index])[index]
     tokens = step.tokens
     prompt = load_step_prompt(step)
     ids = np.concatenate([prompt, tokens.completion_ids])

@@ -36,8 +36,8 @@ from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.parameters import Count
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import engine_columns, trajectory_parts
+from rollouts.store.trajectories.replays import stored_rows
 
 router = Router(tags=["trajectories"])
 STEP_COLUMNS = (
@@ -67,7 +67,7 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
     first = _position("steps", asked.cursor)
 
     def build() -> HttpResponseBase:
-        held = parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
+        held = trajectory_parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
         items, more = [_step(one) for one in held[: asked.limit]], len(held) > asked.limit
         return json_page(StepsPart(items, cursor_of("steps", first + asked.limit) if more else None))
 
@@ -101,8 +101,8 @@ def list_rows(request: HttpRequest, code: str) -> HttpResponseBase:
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponseBase:
-        rows, steps = parts.rows_and_steps(trajectory)
-        columns = parts.column_names(trajectory) | beside.names_beside(rows, steps)
+        rows, steps = trajectory_parts.rows_and_steps(trajectory)
+        columns = trajectory_parts.column_names(trajectory) | engine_columns.names_beside(rows, steps)
         return json_page(RowList([RowValues.of(row, columns) for row in rows]))
 
     return conditional(request, trajectory, build)
@@ -117,7 +117,7 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     trajectory = the_trajectory(request, code)
 
     def build() -> HttpResponseBase:
-        rows, steps = parts.rows_and_steps(trajectory)
+        rows, steps = trajectory_parts.rows_and_steps(trajectory)
         row = found(rows[index] if index < len(rows) else None, "row", str(index))
         return columns_answer(request, of_window(request, trajectory, row, steps, asked), asked)
 
@@ -131,7 +131,7 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
     first, muted = _position("numbers", asked.cursor), sorted(muted_in(trajectory.run))
 
     def build() -> HttpResponseBase:
-        held = list(parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
+        held = list(trajectory_parts.findings_in_order(trajectory)[first : first + asked.limit + 1])
         numbered = enumerate(held[: asked.limit], start=first + 1)
         items = [FindingValues.of(finding, trajectory.code, number, muted) for number, finding in numbered]
         more = len(held) > asked.limit
@@ -144,7 +144,7 @@ def list_findings(request: HttpRequest, code: str, asked: Query[FindingsOfTrajec
 def get_finding(request: HttpRequest, code: str, number: Path[Count]) -> HttpResponseBase:
     """One finding by its number, from 1, with the tokens that it is about."""
     trajectory = the_trajectory(request, code)
-    finding = found(parts.numbered_finding(trajectory, number), "finding", str(number))
+    finding = found(trajectory_parts.numbered_finding(trajectory, number), "finding", str(number))
     muted = sorted(muted_in(trajectory.run))
     values = FindingValues.of(finding, trajectory.code, number, muted)
     shown = WholeFinding(values, finding.expected_ids.tolist(), finding.actual_ids.tolist())
@@ -161,8 +161,8 @@ def replay(request: HttpRequest, code: str) -> HttpResponseBase:
     require(request, trajectory, Role.MEMBER)
     if is_active(trajectory):
         raise ApiProblem(409, "This trajectory is not finished. Ask again when it has ended.")
-    if reason := trajectory_replays.missing(trajectory):
-        raise ApiProblem(409, reason)
+    if refusal := trajectory_replays.missing(trajectory):
+        raise ApiProblem(409, refusal.sentence)
     made, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user)
     if is_new and (sentence := send_job(made.job)):
         raise ApiProblem(503, sentence)
@@ -226,7 +226,7 @@ def _strategy_rows(trajectory: StoredTrajectory, slug: str) -> ReplayRows:
     made = _current(trajectory)
     if is_active(made.job):
         raise ApiProblem(409, f"The replay is under way: wait for the job {made.job.code}.")
-    held = trajectory_replays.stored_rows(made, [slug]).get(slug)
+    held = stored_rows(made, [slug]).get(slug)
     if held is None:
         raise ApiProblem(409, "The replay stored no rows of this strategy: it was refused, failed, or made too many "
                               f"tokens. GET /api/v1/trajectories/{trajectory.code}/strategies says which.")
@@ -243,7 +243,7 @@ def _position(name: str, cursor: str) -> int:
 
 
 def _one_step(trajectory: StoredTrajectory, index: int) -> StepValues:
-    held = parts.step_values(trajectory, STEP_COLUMNS, index, 1)
+    held = trajectory_parts.step_values(trajectory, STEP_COLUMNS, index, 1)
     return _step(found(held[0] if held else None, "step", str(index)))
 
 

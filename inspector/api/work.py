@@ -24,17 +24,17 @@ from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
 from rollouts.jobs import diagnosis, gap_reports, launch
 from rollouts.jobs.broker import send_job
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import ExportOptions
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import run_replays
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run
 from rollouts.store.parameters import Count, StatusName, Text
-from rollouts.store.people.registered_tokenizers import tokenizer_named
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
-from rollouts.store.runs.run_writes import choose_tokenizer
+from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
 router = Router(tags=["work"])
@@ -94,7 +94,7 @@ class ExportAsked(Body):
     """Write rows that break the target's rules too."""
     leave_out: bool = False
     """Leave trajectories with such rows out."""
-    pad_to: Annotated[int, Field(ge=1, le=exporting.MAX_PADDING)] | None = None
+    pad_to: Annotated[int, Field(ge=1, le=exports.MAX_PADDING)] | None = None
     """Pad each row to so many tokens; for ``sft`` alone."""
     pad_id: Count = 0
     """The id to pad with."""
@@ -169,7 +169,7 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
         options = ExportOptions(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error
-    return _begin(request, run, exporting.KIND.slug, options)
+    return _begin(request, run, exports.KIND.slug, options)
 
 
 @router.post("/runs/{code}/diagnose", response={200: JobValues, 202: JobValues}, openapi_extra=extra(409, 413, 422))
@@ -260,7 +260,7 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
 def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     """The file of an export, while it is offered."""
     job = _job(request, code)
-    if job.kind != exporting.KIND.slug or job.run is None:
+    if job.kind != exports.KIND.slug or job.run is None:
         raise ApiProblem(404, f"The job {job.code} is no export, so it has no file.")
     file = offered_file(job, job.run)
     if file is None:

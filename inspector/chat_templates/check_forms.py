@@ -12,8 +12,8 @@ from django.conf import settings
 
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollout_inspector.streams.message_validation import messages_problem, tools_problem
+from rollouts.store.chat_templates.tokenizers import tokenizers_of
 from rollouts.store.models import Project, Tokenizer
-from rollouts.store.people.registered_tokenizers import tokenizers_of
 
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_JSON_CHARACTERS = 200_000

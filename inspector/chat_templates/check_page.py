@@ -17,8 +17,8 @@ from inspector.html.text import text_html
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.chat_templates.probes.report import Purpose
+from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.models import TemplateCheck
-from rollouts.store.people.tokenizers import byte_table
 
 GLYPHS = {
     "ok": "●", "broken": "▲", "differs": "≠", "raises": "◆", "not rendered": "○", "void": "◇",

@@ -12,10 +12,10 @@ from django.http import QueryDict
 from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
 from inspector.web.twins import whole_number
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.template_checks import find_check, find_request
 from rollouts.store.models import ChatTemplate, Content, Run, TemplateCheck, Tokenizer
 from rollouts.store.people.access import Access
-from rollouts.store.people.registered_tokenizers import find_chat_template
-from rollouts.store.people.template_checks import find_check, find_request
 
 
 def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:
@@ -59,7 +59,7 @@ def subject(access: Access, params: QueryDict) -> Subject | None:
     request = find_request(access, code, run_code, whole_number(params.get("step")) or 0)
     if request is None:
         return None
-    run, step = request.run, request.step
+    run, step = request
     chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
     if step is not None and step.chat_template_sha256 and not params.get("rows"):
         chat_template = find_chat_template(run.project, step.chat_template_sha256) or chat_template

@@ -16,14 +16,9 @@ from inspector.web.access import access, chosen_project, projects_to_filter, see
 from inspector.web.twins import page
 from rollouts.jobs import template_checks
 from rollouts.jobs.broker import send_job
+from rollouts.store.chat_templates.chat_templates import find_chat_template, project_with_template
+from rollouts.store.chat_templates.tokenizers import list_tokenizers, tokenizers_of, tokenizers_with_template
 from rollouts.store.models import ChatTemplate, Project, Role, Tokenizer
-from rollouts.store.people.registered_tokenizers import (
-    find_chat_template,
-    list_tokenizers,
-    project_with_template,
-    tokenizers_of,
-    tokenizers_with_template,
-)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

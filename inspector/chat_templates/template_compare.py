@@ -10,10 +10,10 @@ from inspector.chat_templates.pages import ComparedPage
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import chat_template_labels, newest_chat_templates
+from rollouts.store.chat_templates.template_checks import find_checks
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Project, TemplateCheck, Tokenizer
-from rollouts.store.people.registered_tokenizers import chat_template_labels, newest_chat_templates
-from rollouts.store.people.template_checks import find_checks
 
 MAX_TEMPLATES = 300
 

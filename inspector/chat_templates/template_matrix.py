@@ -13,10 +13,10 @@ from django.http import QueryDict
 from inspector.chat_templates.pages import MatrixColumn, MatrixPage
 from inspector.web.twins import from_columns
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.template_checks import find_checks
+from rollouts.store.chat_templates.tokenizers import list_tokenizers, tokenizers_with_template
 from rollouts.store.models import TemplateCheck, Tokenizer
 from rollouts.store.people.access import Access
-from rollouts.store.people.registered_tokenizers import list_tokenizers, tokenizers_with_template
-from rollouts.store.people.template_checks import find_checks
 
 LETTERS = {"ok": "o", "broken": "B", "raises": "R", "unsupported": "–", "void": "v", "differs": "d"}
 WORDS = {

@@ -19,10 +19,9 @@ from inspector.web.access import access, chosen_project, form_project, project_n
 from inspector.web.forms import TokenizerForm
 from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollout_inspector.text import tokenizers
+from rollouts.store.chat_templates.tokenizers import list_tokenizers, register_tokenizer
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.outages import is_disk_full
-from rollouts.store.people.registered_tokenizers import list_tokenizers
-from rollouts.store.people.tokenizers import register_tokenizer
 
 
 @dataclass(frozen=True)

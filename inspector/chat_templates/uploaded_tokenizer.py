@@ -15,9 +15,9 @@ from django.core.files.uploadedfile import UploadedFile
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers.files import copy_wanted
 from rollout_inspector.text.tokenizers.validate import check_file
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import Project, Tokenizer
 from rollouts.store.outages import is_disk_full
-from rollouts.store.people.tokenizers import register_tokenizer
 from rollouts.store.text import tidy_name, without_paths
 
 

@@ -29,10 +29,10 @@ from inspector.web.access import (
 from inspector.web.twins import is_fragment, page
 from rollouts.jobs import template_checks
 from rollouts.jobs.broker import send_job
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.template_checks import find_check, recent_checks
+from rollouts.store.chat_templates.tokenizers import hub_tokenizer, tokenizers_of, tokenizers_with_template
 from rollouts.store.models import Project, TemplateCheck, Tokenizer
-from rollouts.store.people.registered_tokenizers import tokenizers_of, tokenizers_with_template
-from rollouts.store.people.template_checks import find_check, recent_checks
-from rollouts.store.people.tokenizers import hub_tokenizer, register_chat_template
 
 RECENT = 20
 PROBE_NAME = 60

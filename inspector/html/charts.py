@@ -16,43 +16,32 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
-from rollouts.store.runs.runs import RunSummary
+from rollouts.store.runs.run_summary import RunSummary
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle in the units of its viewBox."""
+    """A column of a chart, in the units of its viewBox, and the list of the trajectories that it stands for."""
 
     x: str
     y: str
     width: str
     height: str
+    trajectories: int
+    url: str
+    """The address of the list, or its query."""
+    label: str = ""
+    of: int = 0
+    """Of a share: the trajectories that it is a share of."""
+    has_label: bool = True
+    """Its label stands below the axis: of narrow bars only some have the room."""
+    low: float = 0.0
+    """Of rewards: they lie in ``[low, high)``."""
+    high: float = 0.0
 
     @property
     def middle(self) -> str:
         return _text(float(self.x) + float(self.width) / 2)
-
-
-@dataclass(frozen=True)
-class RewardBar(Bar):
-    """Trajectories whose reward lies in ``[low, high)``, and the query of their list."""
-
-    low: float
-    high: float
-    count: int
-    query: str
-
-
-@dataclass(frozen=True)
-class ShareBar(Bar):
-    """``trajectories`` of ``of``, and the address of their list."""
-
-    label: str
-    trajectories: int
-    of: int
-    url: str
-    has_label: bool = True
-    """Its label stands below the axis: of narrow bars only some have the room."""
 
     @property
     def has_room(self) -> bool:
@@ -62,19 +51,6 @@ class ShareBar(Bar):
     @property
     def percent(self) -> str:
         return f"{100 * _share(self.trajectories, self.of):.1f} %"
-
-
-@dataclass(frozen=True)
-class TokenBar(Bar):
-    """Tokens ``[start, stop)`` of a row."""
-
-    start: int
-    stop: int
-    label: str
-    kind: str = ""
-    """The ``part`` of the turn with most of the tokens."""
-    trained: float = 0.0
-    """The share of its tokens that is trained, as far as the turns tell it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +101,7 @@ def histogram(summary: RunSummary) -> dict[str, Any] | None:
     if not any(bar.n for bar in bins):
         return None
     bars = tuple(
-        RewardBar(*box, bar.start, bar.stop, bar.n, query=f"min={bar.start:.9g}&max={bar.stop:.9g}")
+        Bar(*box, bar.n, f"min={bar.start:.9g}&max={bar.stop:.9g}", low=bar.start, high=bar.stop)
         for bar, box in zip(bins, REWARDS.columns([bar.n for bar in bins]), strict=True)
     )
     low, high, mean = bins[0].start, bins[-1].stop, summary.reward_mean
@@ -147,17 +123,17 @@ def histogram(summary: RunSummary) -> dict[str, Any] | None:
     }
 
 
-def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[ShareBar]:
+def share_bars(entries: Sequence[tuple[str, int, int, str]]) -> list[Bar]:
     """A column for each (label, trajectories, of, url)."""
     columns = SHARES.columns([_share(n, of) for _, n, of, _ in entries])
     every = -(-LABEL_ROOM * len(entries) // SHARES.width)
     return [
-        ShareBar(*box, *entry, has_label=place % max(every, 1) == 0)
-        for place, (entry, box) in enumerate(zip(entries, columns, strict=True))
+        Bar(*box, n, url, label, of, has_label=place % max(every, 1) == 0)
+        for place, ((label, n, of, url), box) in enumerate(zip(entries, columns, strict=True))
     ]
 
 
-def highest_share(bars: Sequence[ShareBar]) -> str:
+def highest_share(bars: Sequence[Bar]) -> str:
     """The share of the tallest bar, which is the top of the axis, as text."""
     return max(bars, key=lambda bar: _share(bar.trajectories, bar.of)).percent if bars else ""
 
@@ -168,71 +144,46 @@ def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
     return {"x": _text(min(start * scale, STRIP_WIDTH - 3)), "width": _text(max((stop - start) * scale, 3))}
 
 
-@dataclass(frozen=True)
-class MapTurn:
-    """A turn as the minimap draws it: tokens ``[start, stop)`` of the row."""
+def drawn_map(turns: Sequence[Any], n_tokens: int, address: str) -> tuple[SafeString, str]:
+    """The minimap of a row: its turns as links, and as one path the share of each that is trained, below them.
 
-    start: int
-    stop: int
-    number: int
-    """The number of the turn on the page."""
-    role: str
-    part: str
-    """``prompt``, ``delta``, ``completion`` ...: the colour of the piece."""
-    n_trained: int = 0
-
-
-def minimap(turns: Sequence[MapTurn], n_tokens: int) -> list[TokenBar]:
-    """One rectangle for each turn. Turns that are too narrow to be visible are merged with their neighbours."""
-    if not n_tokens:
-        return []
-    scale = STRIP_WIDTH / n_tokens
-    least = n_tokens / MAX_MAP_PIECES
-    pieces: list[TokenBar] = []
-    pending: list[MapTurn] = []
-    for turn in turns:
-        pending.append(turn)
-        if pending[-1].stop - pending[0].start >= least or turn is turns[-1]:
-            a, b = pending[0].start, pending[-1].stop
-            kinds: Counter[str] = Counter()
-            for part in pending:
-                kinds[part.part] += part.stop - part.start
-            label = (
-                f"turn {pending[0].number} · {pending[0].role}"
-                if len(pending) == 1
-                else f"turns {pending[0].number}-{pending[-1].number}"
-            )
-            width = _text(max((b - a) * scale, 0.8))
-            kind, trained = kinds.most_common(1)[0][0], _share(sum(part.n_trained for part in pending), b - a)
-            pieces.append(TokenBar(_text(a * scale), "6", width, "10", a, b, label, kind=kind, trained=trained))
-            pending = []
-    return pieces
-
-
-def trained_path(pieces: Sequence[TokenBar]) -> str:
-    """The loss mask below the pieces of a minimap as one SVG path: the height is the share that is trained."""
-    return "".join(
-        f"M{piece.x} 17h{piece.width}v{max(4 * piece.trained, 1):.1f}h-{piece.width}z"
-        for piece in pieces
-        if piece.trained
-    )
+    Turns that are too narrow to be visible are merged with their neighbours; the colour is that of the ``part`` with
+    most of the tokens. ``turns``: with ``number, role, part, start, stop, n_trained``. ``address``: what ``str.format``
+    turns into the address of the tokens ``[start, stop)``.
+    """
+    pieces = tuple((t.start, t.stop, t.number, t.role, t.part, t.n_trained or 0) for t in turns if n_tokens)
+    return _drawn_map(pieces, n_tokens, address)
 
 
 @lru_cache(maxsize=64)
-def drawn_map(turns: tuple[MapTurn, ...], n_tokens: int, address: str) -> tuple[SafeString, str]:
-    """The pieces of a minimap as links, and the path of its mask. Kept, because every window of a row shows the same.
-
-    ``address``: what ``str.format`` turns into the address of the tokens ``[start, stop)``.
-    """
-    pieces = minimap(turns, n_tokens)
-    links = [
-        f'<a href="{escape(address.format(piece.start, max(piece.stop, piece.start + 1)))}" tabindex="-1">'
-        f"<title>{escape(piece.label)}</title>"
-        f'<rect class="map-{escape(piece.kind)}" x="{piece.x}" y="{piece.y}" '
-        f'width="{piece.width}" height="{piece.height}"/></a>'
-        for piece in pieces
-    ]
-    return mark_safe("".join(links)), trained_path(pieces)
+def _drawn_map(
+    turns: tuple[tuple[int, int, int, str, str, int], ...], n_tokens: int, address: str
+) -> tuple[SafeString, str]:
+    """Kept, because every window of a row shows the same."""
+    scale = STRIP_WIDTH / max(n_tokens, 1)
+    links: list[str] = []
+    trained_path: list[str] = []
+    a, first = 0, 1
+    kinds: Counter[str] = Counter()
+    n_trained = 0
+    for place, (start, stop, number, role, part, trained) in enumerate(turns):
+        if not kinds:
+            a, first, n_trained = start, number, 0
+        kinds[part] += stop - start
+        n_trained += trained
+        if stop - a < n_tokens / MAX_MAP_PIECES and place < len(turns) - 1:
+            continue
+        label = f"turn {number} · {role}" if first == number else f"turns {first}-{number}"
+        x, width = _text(a * scale), _text(max((stop - a) * scale, 0.8))
+        links.append(
+            f'<a href="{escape(address.format(a, max(stop, a + 1)))}" tabindex="-1"><title>{escape(label)}</title>'
+            f'<rect class="map-{escape(kinds.most_common(1)[0][0])}" x="{x}" y="6" width="{width}" height="10"/></a>'
+        )
+        if n_trained:
+            tall = max(4 * _share(n_trained, stop - a), 1)
+            trained_path.append(f"M{x} 17h{width}v{tall:.1f}h-{width}z")
+        kinds = Counter()
+    return mark_safe("".join(links)), "".join(trained_path)
 
 
 def strip_means(values: NDArray[np.float32], most: int = 240) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -17,10 +17,10 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
-from rollout_inspector.diagnose.kinds import KINDS, FindingKind
+from rollout_inspector.diagnose.kinds import KINDS, FindingKind, title_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
-from rollouts.store.people.gallery import KEY
+from rollouts.store.runs.gallery import KEY
 
 register = template.Library()
 
@@ -129,9 +129,8 @@ def kind_words(kind: str) -> str:
 
 @register.filter
 def finding_title(kind: str) -> str:
-    """`bos_mismatch` as `BOS doubled or missing`. A kind of a later version keeps the words of its slug."""
-    finding_kind = KINDS.get(kind)
-    return finding_kind.title if finding_kind else kind_words(kind).capitalize()
+    """`bos_mismatch` as `BOS doubled or missing`."""
+    return title_of(kind)
 
 
 @register.filter
@@ -161,12 +160,6 @@ def shown_in_gallery(trajectory: StoredTrajectory) -> FindingKind | Example | No
     """What a trajectory of the gallery shows; None for any other trajectory."""
     name = trajectory.external_id
     return KINDS.get(name) or EXAMPLES.get(name) if KEY in trajectory.run.settings else None
-
-
-def kind_shown(trajectory: StoredTrajectory) -> str:
-    """The kind of finding that a trajectory of the gallery is there to show; empty for any other trajectory."""
-    gallery_kind = shown_in_gallery(trajectory)
-    return gallery_kind.kind if isinstance(gallery_kind, Example) else gallery_kind.slug if gallery_kind else ""
 
 
 @register.simple_tag

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -109,19 +108,12 @@ def bytes_text_html(data: bytes, spaces: bool = False) -> str:
         )
 
 
-@dataclass(frozen=True)
-class Fragment:
-    """How one token of a split character is drawn."""
+def split_fragments(pieces: Sequence[bytes]) -> list[tuple[str, bool, bool]]:
+    """How each token of split characters is drawn: a character stands in the token of its first byte.
 
-    html: str
-    opens: bool
-    """A character starts in this token and goes on in the next token."""
-    closes: bool
-    """A character that started in an earlier token ends in this token."""
-
-
-def split_fragments(pieces: Sequence[bytes]) -> list[Fragment]:
-    """Tokens whose own bytes are no UTF-8: each character is drawn in the token of its first byte."""
+    The HTML; whether a character starts in this token and goes on in the next; whether one ends here that started in
+    an earlier token.
+    """
     edges = np.cumsum([0, *(len(piece) for piece in pieces)])
     html = [""] * len(pieces)
     opens, closes = [False] * len(pieces), [False] * len(pieces)
@@ -132,4 +124,4 @@ def split_fragments(pieces: Sequence[bytes]) -> list[Fragment]:
         for token in range(first, last):
             opens[token] = True
             closes[token + 1] = True
-    return [Fragment(*parts) for parts in zip(html, opens, closes, strict=True)]
+    return list(zip(html, opens, closes, strict=True))

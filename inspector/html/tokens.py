@@ -18,7 +18,8 @@ token. CSS draws its words, so no copy holds them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from numpy.typing import NDArray
 from inspector.html.text import bytes_text_html, runs_right_to_left, split_fragments, text_html, visible_text
 from rollout_inspector.streams.trajectory import Origin
 from rollout_inspector.text.tokenizers import ByteTable
+from rollout_inspector.text.tokenizers.byte_table import special_tokens
+from rollouts.store.trajectories.rows import Tokens
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
 """Nats, from certain to surprising: about 99, 90, 74, 50, 25, 10, 1 and 0.01 %. Nine classes lie between."""
@@ -44,36 +47,9 @@ _SPOKEN = 7 | 1 << _MASK | 1 << _FAULT | 1 << _NOTE | 1 << _FOREIGN
 """The bits that a screen reader is told of."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """A stretch of one row. Arrays are all ``[n]``; ``start`` is the row offset of the first."""
-
-    start: int
-    ids: NDArray[np.int32]
-    origin: NDArray[np.uint8]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32] | None = None
-    """NaN where a token was not sampled; None = the source has none."""
-    classes: NDArray[np.int64] | None = None
-    """Classes of the lens that is shown, in place of the classes of the logprob; None = those of the logprob."""
-    origin_known: bool = True
-    """False: nobody recorded the origins, and ``origin`` was guessed from the loss mask."""
-
-    def __len__(self) -> int:
-        return int(self.ids.size)
-
-    def slice(self, start: int, stop: int) -> Tokens:
-        """The tokens with row offsets ``[start, stop)``."""
-        a, b = max(start - self.start, 0), max(stop - self.start, 0)
-        logprobs = None if self.logprobs is None else self.logprobs[a:b]
-        classes = None if self.classes is None else self.classes[a:b]
-        return replace(
-            self, start=self.start + a, ids=self.ids[a:b], origin=self.origin[a:b], loss_mask=self.loss_mask[a:b],
-            logprobs=logprobs, classes=classes,
-        )
-
-
 Ranges = Sequence[tuple[int, int]]
+Block = tuple[int, int, SafeString]
+"""Tokens ``[start, stop)`` of a row and their HTML. The browser draws a block only when the reader comes near."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +68,8 @@ class Marks:
     """The range that the address marks."""
     gaps: Mapping[int, str] = field(default_factory=dict)
     """Offset -> the HTML of :func:`gap_html`, drawn before the token there. The end of the row is an offset too."""
+    classes: NDArray[np.int64] | None = None
+    """Classes of the lens that is shown, of the whole row; None = those of the logprob."""
 
 
 NO_MARKS = Marks()
@@ -137,26 +115,12 @@ def logprob_classes(logprobs: NDArray[np.float32] | None, n: int) -> NDArray[np.
 
 
 def _state_classes(state: int) -> str:
-    names = []
-    origin = state & 7
-    if origin:
-        names.append(f"o{origin}")
-    if state >> _MASK & 1:
-        names.append("m")
-    quantile = state >> _QUANTILE & 15
-    if quantile != NO_LOGPROB:
-        names.append(f"q{quantile}")
-    if state >> _FAULT & 1:
-        names.append("f")
-    elif state >> _NOTE & 1:
-        names.append("fi")
-    if state >> _MARK & 1:
-        names.append("k")
-    if state >> _FOREIGN & 1:
-        names.append("w")
-    if state >> _SAID & 1:
-        names.append("s")
-    return " ".join(names)
+    origin, quantile = state & 7, state >> _QUANTILE & 15
+    finding = "f" if state >> _FAULT & 1 else "fi" if state >> _NOTE & 1 else ""
+    flags = [name if state >> bit & 1 else "" for name, bit in (("k", _MARK), ("w", _FOREIGN), ("s", _SAID))]
+    names = [f"o{origin}" if origin else "", "m" if state >> _MASK & 1 else "",
+             f"q{quantile}" if quantile != NO_LOGPROB else "", finding, *flags]
+    return " ".join(filter(None, names))
 
 
 def _said(state: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -183,15 +147,15 @@ def _after_start(element: str, gap: str) -> str:
     return f"{tag}>{gap}{inner}"
 
 
-@dataclass(eq=False)
 class TokenPainter:
     """Draws the tokens of one tokenizer and keeps the HTML. ``table`` None: ids are drawn as numbers."""
 
-    table: ByteTable | None
-    _memo: dict[int, str] = field(default_factory=dict)
-    _partial: dict[int, bytes] = field(default_factory=dict)
-    """Bytes of the ids whose own bytes are no UTF-8."""
-    _stretches: dict[tuple[int, ...], list[str]] = field(default_factory=dict)
+    def __init__(self, table: ByteTable | None) -> None:
+        self.table = table
+        self._memo: dict[int, str] = {}
+        self._partial: dict[int, bytes] = {}
+        """Bytes of the ids whose own bytes are no UTF-8."""
+        self._stretches: dict[tuple[int, ...], list[str]] = {}
 
     def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> SafeString:
         """One element per token, in order, with nothing between.
@@ -199,9 +163,9 @@ class TokenPainter:
         ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
         """
         whole = (tokens.start + margin[0], tokens.start + len(tokens) - margin[1])
-        return mark_safe(self.windows(tokens, [whole], marks)[0])
+        return self.windows(tokens, [whole], marks)[0]
 
-    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[str]:
+    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[SafeString]:
         """:meth:`window` of each of the rising ``spans`` of row offsets, at least one, which do not overlap.
 
         Tokens outside of them complete characters, and are not drawn.
@@ -227,14 +191,16 @@ class TokenPainter:
                 elements[at] = _after_start(elements[at] or "", gap)
             elif first < at <= end:
                 elements[at - 1] = _before_end(elements[at - 1] or "", gap)
-        return ["".join(elements[a:b]) for a, b in spans]  # type: ignore[arg-type]
+        return [mark_safe("".join(elements[a:b])) for a, b in spans]  # type: ignore[arg-type]
 
     def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:
         n = len(tokens)
         state = tokens.origin.astype(np.int64) & 7
         state |= tokens.loss_mask.astype(np.int64) << _MASK
-        classes = logprob_classes(tokens.logprobs if logprob else None, n) if tokens.classes is None else tokens.classes
-        state |= classes << _QUANTILE
+        if marks.classes is None:
+            state |= logprob_classes(tokens.logprobs if logprob else None, n) << _QUANTILE
+        else:
+            state |= marks.classes[tokens.start : tokens.stop] << _QUANTILE
         chosen = [marks.chosen] if marks.chosen else []
         for bit, spans in ((_FAULT, marks.faults), (_NOTE, marks.notes), (_MARK, chosen)):
             for low, high in _within(spans, tokens):
@@ -255,11 +221,12 @@ class TokenPainter:
                 new[key] = key >> _STATE_BITS
         if not new:
             return memo
-        texts = self._token_bytes(np.fromiter(set(new.values()), dtype=np.int64))
+        ids = np.fromiter(set(new.values()), dtype=np.int64)
+        texts = dict(zip(ids.tolist(), self.pieces(ids), strict=True))
         for key, token_id in new.items():
             data = texts[token_id]
             names = _state_classes(key & (1 << _STATE_BITS) - 1)
-            if data is None:
+            if not data:  # a hole in the vocabulary has no bytes, and no token is hidden
                 memo[key] = f"<i{_class_attribute((names + ' u').strip())}>{token_id}</i>"
                 continue
             try:
@@ -272,32 +239,17 @@ class TokenPainter:
             memo[key] = f"<i{_class_attribute(names)}>{text_html(text, spaces=True)}</i>"
         return memo
 
-    def _token_bytes(self, ids: NDArray[np.int64]) -> dict[int, bytes | None]:
-        """Id -> its bytes; None without a tokenizer, or for an id outside the vocabulary."""
-        if self.table is None:
-            return dict.fromkeys(ids.tolist())
-        known_ids = ids[(ids >= 0) & (ids < self.table.vocab_size)]
-        texts: dict[int, bytes | None] = dict.fromkeys(ids.tolist())
-        texts.update(zip(known_ids.tolist(), self.table.token_bytes(known_ids.astype(np.int32)), strict=True))
-        # A hole in the vocabulary has no bytes. None draws its id, so that no token is hidden.
-        return {token_id: data or None for token_id, data in texts.items()}
-
-    def pieces(self, ids: NDArray[np.int32]) -> list[bytes | None]:
+    def pieces(self, ids: NDArray[Any]) -> list[bytes | None]:
         """The bytes of each id; None without a tokenizer, or for an id outside the vocabulary."""
         if self.table is None:
             return [None] * len(ids)
         is_known = (ids >= 0) & (ids < self.table.vocab_size)
-        token_bytes: list[bytes | None] = list(self.table.token_bytes(np.where(is_known, ids, 0).astype(np.int32)))
-        for i in np.flatnonzero(~is_known).tolist():
-            token_bytes[i] = None
-        return token_bytes
+        pieces = self.table.token_bytes(np.where(is_known, ids, 0).astype(np.int32))
+        return [piece if is_inside else None for piece, is_inside in zip(pieces, is_known.tolist(), strict=True)]
 
     def special(self, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""
-        if self.table is None:
-            return np.zeros(len(ids), dtype=np.bool_)
-        is_known = (ids >= 0) & (ids < len(self.table.special))
-        return np.asarray(self.table.special)[np.where(is_known, ids, 0)].astype(np.bool_) & is_known
+        return special_tokens(self.table, ids)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token. False without a tokenizer."""
@@ -327,15 +279,15 @@ class TokenPainter:
     def _split_html(self, stretch: tuple[int, ...]) -> list[str]:
         pieces = [self._partial[key >> _STATE_BITS] for key in stretch]
         html = []
-        for key, piece, part in zip(stretch, pieces, split_fragments(pieces), strict=True):
-            names = [_state_classes(key & (1 << _STATE_BITS) - 1), "y", "yo" * part.opens, "yc" * part.closes]
+        for key, piece, (text, opens, closes) in zip(stretch, pieces, split_fragments(pieces), strict=True):
+            names = [_state_classes(key & (1 << _STATE_BITS) - 1), "y", "yo" * opens, "yc" * closes]
             classes = " ".join(name for name in names if name)
-            html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{part.html}</i>')
+            html.append(f'<i class="{classes}" data-x="{piece.hex(" ").upper()}">{text}</i>')
         return html
 
     def cuts(self, tokens: Tokens, parts: Ranges, size: int) -> list[list[int]]:
         """Row offsets between blocks of about ``size`` tokens of each part: never in a character, after a line."""
-        return _block_cuts(_Text.of(self.table, tokens), parts, size)
+        return _block_cuts(_Text(self.table, tokens), parts, size)
 
     # Runs -------------------------------------------------------------------------------------------------------------
 
@@ -358,7 +310,7 @@ class TokenPainter:
         parts = [(a, b) for a, b in ([(first, end)] if parts is None else parts) if a < b]
         state = self._states(tokens, marks, logprob)
         special = self.special(tokens.ids)
-        text = _Text.of(self.table, tokens)
+        text = _Text(self.table, tokens)
         cuts = _block_cuts(text, parts, size)
         # Each control token is its own run, so that two neighbours look like two.
         differs = (np.diff(state) != 0) | special[1:] | special[:-1]
@@ -371,7 +323,7 @@ class TokenPainter:
         begin = first
         for a, b, label in zip(starts.tolist(), [*starts[1:].tolist(), end], labels, strict=True):
             if a in block_starts and html:
-                yield Block(begin, a, "".join(html))
+                yield begin, a, mark_safe("".join(html))
                 begin, html = a, []
             at = a - first
             names = _state_classes(int(state[at]) | (label or a in block_starts) << _SAID) + " x" * bool(special[at])
@@ -381,44 +333,20 @@ class TokenPainter:
                 f"<span{_class_attribute(names.strip())} data-a={a}>{before}{text.run_html(a, b)}{after}</span>"
             )
         if html:
-            yield Block(begin, end, "".join(html))
+            yield begin, end, mark_safe("".join(html))
 
 
-@dataclass(frozen=True)
-class Block:
-    """About 512 tokens of the run view. The browser draws a block only when the reader comes near."""
-
-    start: int
-    stop: int
-    html: str
-
-    @property
-    def safe(self) -> SafeString:
-        return mark_safe(self.html)
-
-
-@dataclass(frozen=True, eq=False)
 class _Text:
     """The bytes of some tokens in one piece: a whole row makes no object for each of its tokens."""
 
-    start: int
-    """Row offset of the first token."""
-    ids: NDArray[np.int32]
-    data: bytes
-    ends: NDArray[np.int64]
-    """``[n + 1]``: 0, then where the bytes of each token end."""
-    unknown: NDArray[np.int64]
-    """The places of ids without bytes: outside the vocabulary, or all without a tokenizer. Rising."""
-
-    @classmethod
-    def of(cls, table: ByteTable | None, tokens: Tokens) -> _Text:
-        ids, n = tokens.ids, len(tokens)
-        if table is None:
-            return cls(tokens.start, ids, b"", np.zeros(n + 1, np.int64), np.arange(n))
-        data, ends = table.joined(ids)
-        return cls(
-            tokens.start, ids, data, np.append(0, ends), np.flatnonzero((ids < 0) | (ids >= table.vocab_size))
-        )
+    def __init__(self, table: ByteTable | None, tokens: Tokens) -> None:
+        self.start, self.ids, n = tokens.start, tokens.ids, len(tokens)
+        data, ends = table.joined(self.ids) if table is not None else (b"", np.zeros(n, np.int64))
+        self.data, self.ends = data, np.append(0, ends)
+        """All bytes, and ``[n + 1]``: 0, then where the bytes of each token end."""
+        vocab_size = 0 if table is None else table.vocab_size
+        self.unknown = np.flatnonzero((self.ids < 0) | (self.ids >= vocab_size))
+        """The places of ids without bytes: outside the vocabulary, or all without a tokenizer. Rising."""
 
     def run_html(self, a: int, b: int) -> str:
         """The tokens with row offsets ``[a, b)`` as text; an id without bytes as a number."""
@@ -461,3 +389,9 @@ def comment_mark(names: list[str], url: str) -> str:
     people = ", ".join(dict.fromkeys(visible_text(name) for name in names))
     label = escape(f"{n} comments, by {people}" if n > 1 else f"Comment by {people}")
     return f'<a class="gap said" href="{escape(url)}" data-gap="{n}" aria-label="{label}. Read it."></a>'
+
+
+@lru_cache(maxsize=16)
+def painter_of(table: ByteTable | None) -> TokenPainter:
+    """The painter of a tokenizer, which is kept."""
+    return TokenPainter(table)

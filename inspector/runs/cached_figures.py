@@ -19,7 +19,7 @@ from rollouts.store.runs.figures import (
     stored_figures,
     summary_in,
 )
-from rollouts.store.runs.runs import RunSummary, run_summary
+from rollouts.store.runs.run_summary import RunSummary, run_summary
 
 LIVE_SECONDS = 20
 """The greatest age of a large run's counts while it works. Totals and progress are never cached."""

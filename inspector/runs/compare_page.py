@@ -21,12 +21,13 @@ from inspector.web.twins import Page, from_columns, is_fragment, page, whole_num
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.launch import setting_labels
+from rollouts.store.chat_templates.chat_templates import chat_template_labels
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory, template_name
-from rollouts.store.people.registered_tokenizers import chat_template_labels
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import find_run, shared_questions
+from rollouts.store.runs.runs import find_run
 from rollouts.store.runs.training_steps import training_steps_of
+from rollouts.store.trajectories.groups import shared_questions
 
 MAX_QUESTIONS = 20
 MAX_RUNS = 6
@@ -250,11 +251,11 @@ def _templates(run: Run) -> tuple[str | None, ...]:
 def _questions(runs: Sequence[Run]) -> list[QuestionInRuns]:
     return [
         QuestionInRuns(
-            one.external_id,
-            next((side.prompt_line for side in one.sides if side.prompt_line), ""),
-            [_side(side) for side in one.sides],
+            sides[0].external_id,
+            next((side.prompt_line for side in sides if side.prompt_line), ""),
+            [_side(side) for side in sides],
         )
-        for one in shared_questions(runs, MAX_QUESTIONS)
+        for sides in shared_questions(runs, MAX_QUESTIONS)
     ]
 
 

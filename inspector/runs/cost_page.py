@@ -31,18 +31,18 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     found = cost_of(run, kind)
     here = reverse("run", args=[run.code])
     also = f"&finding={kind}" if kind else ""
-    slices = _slices(total, found.spread.along)
+    slices = _slices(total, found.along)
     shown = CostPage(
         run=RunValues.of(run),
         finding=kind,
         totals={**asdict(found.totals), "foreign": found.totals.foreign},
         kinds=[_kind(one, total, run.n_sampled, here, one.kind in muted_in(run)) for one in found.kinds],
-        by_step=[{"step": step, "trajectories": n} for step, n in found.spread.by_step],
-        steps_beyond=found.spread.steps_beyond,
+        by_step=[{"step": step, "trajectories": n} for step, n in found.by_step],
+        steps_beyond=found.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
         strategies=strategies_of(run),
     )
-    step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.spread.by_step])
+    step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in found.by_step])
     slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
     )
@@ -59,7 +59,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         request, "runs/cost.html", shown, charts=charts, sums=_sums(found), totals_text=_totals_text(found.totals),
         chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, top=SHARES.top, bottom=SHARES.base + TICKS,
-        beyond=found.spread.steps_beyond,
+        beyond=found.steps_beyond,
     )
 
 

@@ -24,7 +24,7 @@ from rollouts.gallery.training_runs import TRAINING_RUNS
 from rollouts.jobs import gallery
 from rollouts.jobs.imports.imports import send_import
 from rollouts.store.models import Run
-from rollouts.store.people.gallery import find_gallery, gallery_evidence, gallery_trajectories
+from rollouts.store.runs.gallery import find_gallery, gallery_evidence, gallery_trajectories
 
 AXES = {
     Axis.STREAM: "What was sampled is not what the next prompt holds",

@@ -17,8 +17,15 @@ from inspector.web.twins import Page, from_columns, page, wants_json
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import GroupStats, finding_kinds, group_stats
-from rollouts.store.trajectories.groups import group_advantages, sampled_tokens, shared_length, trajectories_of_group
+from rollouts.store.trajectories.findings import finding_kinds
+from rollouts.store.trajectories.groups import (
+    GroupStats,
+    group_advantages,
+    group_stats,
+    sampled_tokens,
+    shared_length,
+    trajectories_of_group,
+)
 
 MAX_SIBLINGS = 512
 """The most trajectories of a group that a page shows."""

@@ -22,20 +22,19 @@ from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.jobs import diagnosis
 from rollouts.jobs.broker import send_job
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import ExportOptions, is_offered
 from rollouts.jobs.replays import run_replays
 from rollouts.store import files
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import find_job
-from rollouts.store.jobs.jobs import ask_job, kind_of
+from rollouts.store.jobs.jobs import ask_job, find_job, kind_of
 from rollouts.store.models import Job, Run
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.runs.import_writes import has_partial_file
-from rollouts.store.runs.run_writes import choose_tokenizer
+from rollouts.store.runs.imports import has_partial_file
+from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import filter_trajectories
 
 MAX_TOKENS_IN_REQUEST = 500_000
@@ -94,8 +93,8 @@ def wanted_of(params: QueryDict, reader: int | None) -> ExportOptions:
         numbers[name] = whole_number(text)
         if text and numbers[name] is None:
             raise Refusal(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
-    if (numbers["pad_to"] or 0) > exporting.MAX_PADDING:
-        raise Refusal(f"Rows are padded to at most {exporting.MAX_PADDING:,} tokens; pad_to asks for more.")
+    if (numbers["pad_to"] or 0) > exports.MAX_PADDING:
+        raise Refusal(f"Rows are padded to at most {exports.MAX_PADDING:,} tokens; pad_to asks for more.")
     return ExportOptions(
         format=params.get("format", "") or "own_jsonl",
         strategy=params.get("strategy", ""),
@@ -162,7 +161,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     # The whole file first, because a refusal must come before the first byte is sent.
     file: IO[Any] = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY)  # noqa: SIM115 - the answer closes it
     try:
-        exporting.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
+        exports.write_run(run, filter_trajectories(run, wanted.filters), wanted, file)
     except Refusal as refusal:
         file.close()
         sentence = worded(str(refusal), refusal.remedy, WORDS)
@@ -177,7 +176,7 @@ def export(request: HttpRequest, run: Run) -> Any:
 def file_name(run: Run, wanted: ExportOptions) -> str:
     strategy = f"_{wanted.strategy}" if wanted.strategy else ""
     part = "_part" if wanted.only else ""
-    return f"run_{run.code}_{wanted.format}{strategy}{part}{exporting.suffix_of(wanted.format)}"
+    return f"run_{run.code}_{wanted.format}{strategy}{part}{exports.suffix_of(wanted.format)}"
 
 
 @writes_run
@@ -191,7 +190,7 @@ def begin_export(request: HttpRequest, run: Run) -> HttpResponse:
         return _told(request, run, "This run still works. Wait until it has ended, or cancel it first.", 409)
     if fits_a_request(run, wanted) and not wants_json(request):
         return redirect(_address(run, wanted, request.POST, reader_of(request)))
-    job, send = ask_job(run, exporting.KIND.slug, wanted.as_options(), request.user)
+    job, send = ask_job(run, exports.KIND.slug, wanted.as_options(), request.user)
     if not send:
         sentence = f"An export of this run is being written: {_so_far(job)}. Wait for it, or cancel it first."
         return _told(request, run, sentence, 200 if job.options == wanted.as_options() else 409, job)
@@ -222,7 +221,7 @@ def cancel_job(request: HttpRequest, run: Run, job: str) -> HttpResponse:
 @reads_run
 def job_file(request: HttpRequest, run: Run, job: str) -> Any:
     """The file of an export, until it expires."""
-    held = find_job(run.code, job, exporting.KIND.slug)
+    held = find_job(run.code, job, exports.KIND.slug)
     if held is None:
         raise Http404(f"This run has no export with the code {job}.")
     file = offered_file(held, run)
@@ -240,7 +239,7 @@ def offered_file(job: Job, run: Run) -> FileResponse | None:
     if not is_offered(job):
         return None
     try:
-        file = files.open_file(exporting.key_of(job))
+        file = files.open_file(exports.key_of(job))
     except FileNotFoundError:
         return None
     activity_log.record(Action.DOWNLOADED, run, detail=f"job {job.code}")

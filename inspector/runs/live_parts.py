@@ -33,15 +33,18 @@ from inspector.web.twins import fields_of, from_columns, whole_number
 from rollout_inspector.diagnose.checks import all_clear
 from rollouts.jobs import run_actions
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Run
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.paging import CursorPart
 from rollouts.store.runs.figures import is_large
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import RunSummary, count_running, failure_reasons, finding_kinds, group_stats
-from rollouts.store.trajectories.comments import CommentCount, count_comments
+from rollouts.store.runs.run_summary import RunSummary
+from rollouts.store.runs.runs import count_running, failure_reasons
+from rollouts.store.trajectories.comments import count_comments
+from rollouts.store.trajectories.findings import finding_kinds
+from rollouts.store.trajectories.groups import group_stats
 from rollouts.store.trajectories.seen import seen_among
 from rollouts.store.trajectories.trajectory_list import (
     MAX_COUNTED,
-    ListPart,
     count_before,
     count_trajectories,
     list_trajectories,
@@ -114,7 +117,7 @@ def figures_mark(run: Run) -> str:
     return mark_of(totals, sorted(run.finding_counts.items()))
 
 
-def list_page(run: Run, wanted: ListQuery) -> ListPart:
+def list_page(run: Run, wanted: ListQuery) -> CursorPart[StoredTrajectory]:
     """One part of the run's trajectories. While a launch works, queued trajectories are left out. One query."""
     return list_trajectories(run, _listed(run, wanted), wanted.sort, wanted.after, TRAJECTORIES_PER_PAGE)
 
@@ -127,7 +130,7 @@ def _listed(run: Run, wanted: ListQuery) -> ListQuery:
 def place_part(
     run: Run,
     wanted: ListQuery,
-    found: ListPart,
+    found: CursorPart[StoredTrajectory],
     queued: int,
     summary: RunSummary | None = None,
 ) -> dict[str, Any]:
@@ -159,15 +162,17 @@ def _known_total(listed: ListQuery, summary: RunSummary) -> int | None:
     return None
 
 
-def list_mark(found: ListPart) -> str:
-    return mark_of(found.next_cursor, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
+def list_mark(found: CursorPart[StoredTrajectory]) -> str:
+    return mark_of(found.next, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
-def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) -> dict[str, Any]:
+def list_part(
+    run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None
+) -> dict[str, Any]:
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
     groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = finding_kinds(found.items)
-    said = count_comments(found.items) if reader is not None else None
+    comments = count_comments(found.items) if reader is not None else None
     seen = seen_among(found.items, reader) if reader is not None else None
     query = wanted.query()
     lines = [
@@ -179,14 +184,14 @@ def list_part(run: Run, wanted: ListQuery, found: ListPart, reader: int | None) 
             group_url=group_url(run.code, item.group) if item.group else "",
             rows_per_call=per_call(item.n_rows, item.n_steps),
             not_checked=None if item.checks is None else sum(isinstance(one, list) for one in item.checks.values()),
-            comments=None if said is None else said.get(item.pk, CommentCount()).n,
-            open_comments=None if said is None else said.get(item.pk, CommentCount()).n_open,
+            comments=None if comments is None else comments.get(item.pk, (0, 0))[0],
+            open_comments=None if comments is None else comments.get(item.pk, (0, 0))[1],
             seen=None if seen is None else item.pk in seen,
             zero_variance=item.group in groups and is_flat(groups[item.group], is_active(run)),
         )
         for item in found.items
     ]
-    return {"trajectories": lines, "next": found.next_cursor or None}
+    return {"trajectories": lines, "next": found.next or None}
 
 
 @dataclass(frozen=True)
@@ -216,7 +221,7 @@ class Had:
         return reverse("run", args=[run.code]) + wanted.query(after=wanted.after, have=have)
 
 
-def all_of(run: Run, part: dict[str, Any], found: ListPart) -> Had:
+def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) -> Had:
     """The marks of a page that shows everything."""
     return Had(progress_mark(part), figures_mark(run), list_mark(found), int(time.time()))
 

@@ -16,9 +16,9 @@ from inspector.web.access import access, reader_of, too_low, writes_run
 from inspector.web.twins import Page, error_page, json_page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import MutedKind, Role, Run
-from rollouts.store.runs.muted import find_rule, muted_in
-from rollouts.store.runs.muted_writes import mute, unmute
-from rollouts.store.runs.runs import find_run, find_trajectory
+from rollouts.store.runs.muted import find_rule, mute, muted_in, unmute
+from rollouts.store.runs.runs import find_run
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from rollout_inspector.formats import lacks_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.store.models import Run
 from rollouts.store.runs.figures import KindCost
-from rollouts.store.runs.runs import RunSummary, RunTotals
+from rollouts.store.runs.run_summary import RunSummary
+from rollouts.store.runs.runs import RunTotals
 
 
 def per_call(n_rows: int, n_steps: int) -> float | None:

@@ -23,13 +23,14 @@ from inspector.runs.work_card import work_card
 from inspector.web.access import may_delete, may_write, project_name, reader_of
 from inspector.web.twins import from_columns, json_page, page, wants_json
 from rollouts.jobs.launch import setting_labels
+from rollouts.store.chat_templates.chat_templates import chat_template_labels
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run, template_name
-from rollouts.store.people.registered_tokenizers import chat_template_labels
 from rollouts.store.runs.gap import named_causes
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import list_rejections, tags_of
+from rollouts.store.runs.rejections import list_rejections
+from rollouts.store.runs.tags import tags_of
 from rollouts.store.trajectories.trajectory_list import MAX_COUNTED
 
 MAX_REJECTIONS = 100

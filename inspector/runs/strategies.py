@@ -10,7 +10,7 @@ from inspector.runs.jobs import JobLine
 from rollout_inspector.streams.strategies import about_strategy
 from rollouts.jobs.replays import run_replays
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Job, Run
 
 

@@ -15,15 +15,16 @@ from inspector.runs.filters import ListQuery
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from rollouts.jobs.broker import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run
 from rollouts.store.parameters import SEVERITIES
-from rollouts.store.people.gallery import KEY, TRAINING_KEY
-from rollouts.store.runs.import_writes import has_partial_file, is_read_in_parts
-from rollouts.store.runs.runs import GroupStats, RunSummary
+from rollouts.store.runs.gallery import KEY, TRAINING_KEY
+from rollouts.store.runs.imports import has_partial_file, is_read_in_parts
+from rollouts.store.runs.launched_runs import QUIET_SECONDS
+from rollouts.store.runs.run_summary import RunSummary
+from rollouts.store.trajectories.groups import GroupStats
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 from rollouts.worker.jobs import MAX_ATTEMPTS
-from rollouts.worker.run_state import QUIET_SECONDS
 
 BOOKKEEPING = (
     "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,

@@ -33,7 +33,8 @@ from rollouts.store.runs.alarms import count_alarms
 from rollouts.store.runs.figures import severities_of
 from rollouts.store.runs.gap import named_causes
 from rollouts.store.runs.muted import muted_in_runs
-from rollouts.store.runs.runs import RunFilters, known_tags, tags_of, total_runs, visible_runs
+from rollouts.store.runs.runs import RunFilters, total_runs, visible_runs
+from rollouts.store.runs.tags import known_tags, tags_of
 
 RUNS_PER_PAGE = 25
 MAX_TAGS = 200

@@ -9,8 +9,8 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.exports.exports import WRITERS, is_rows, title_of
 from rollouts.jobs.launch import served_models
 from rollouts.sampling.engines import scoring_engines
+from rollouts.store.chat_templates.tokenizers import tokenizer_names
 from rollouts.store.models import Run
-from rollouts.store.people.registered_tokenizers import tokenizer_names
 
 MAX_TOKENIZERS = 500
 

@@ -15,7 +15,7 @@ from inspector.server.machines import differences, list_machines
 from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
 from inspector.web.access import access
 from inspector.web.twins import Page, page
-from rollouts.store.jobs.job_lists import waiting_jobs
+from rollouts.store.jobs.jobs import waiting_jobs
 from rollouts.store.runs.runs import unfinished_launches
 
 MAX_UNFINISHED = 50

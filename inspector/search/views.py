@@ -24,8 +24,8 @@ from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_
 from rollout_inspector.diagnose.kinds import KINDS as FINDING_KINDS
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.search import PatternTooSlow, SearchQuestion, find_in_row
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
-from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.rows import get_row
 

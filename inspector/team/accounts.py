@@ -16,9 +16,9 @@ from inspector.team.people_access import for_server_admins
 from inspector.web.twins import Page, error_page, page
 from rollout_inspector.refusal import Refusal
 from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import all_accounts, find_account
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.members import set_account
-from rollouts.store.people.people import all_accounts, find_account
 from rollouts.store.people.sessions import end_sessions
 
 CHANGES: dict[str, tuple[dict[str, bool], str]] = {

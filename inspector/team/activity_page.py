@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
@@ -19,8 +19,11 @@ from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, jsonable, page, whole_number
 from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.models import AuditEvent, Role
-from rollouts.store.people.activity_log import Action
-from rollouts.store.people.people import ActivityFilter, activity_page, activity_rows
+from rollouts.store.people.activity_log import (
+    Action,
+    activity_page,
+    activity_rows,
+)
 
 EVENTS_PER_PAGE = 100
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -77,7 +80,7 @@ def _actions() -> list[str]:
     return list(dict.fromkeys([*(action.value for action in Action), *activities]))
 
 
-def _asked(request: HttpRequest) -> tuple[ActivityFilter, dict[str, str], dict[str, str]]:
+def _asked(request: HttpRequest) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """The filter of an address, the projects it may name, and its parameters. For admins of a project or the server."""
     held = access(request)
     projects = {one.code: one for one in held.projects(least=Role.ADMIN)}
@@ -90,7 +93,7 @@ def _asked(request: HttpRequest) -> tuple[ActivityFilter, dict[str, str], dict[s
         raise Http404(f"There is no project with the code {asked['project'][:40]}.")
     key = projects[asked["project"]].pk if asked["project"] else None
     names = {code: project.name for code, project in projects.items()}
-    return ActivityFilter(asked["action"], asked["user"], key), names, asked
+    return {"action": asked["action"], "user_name": asked["user"], "project": key}, names, asked
 
 
 @require_safe
@@ -118,7 +121,7 @@ class _Line:
         return text
 
 
-def _csv_lines(request: HttpRequest, wanted: ActivityFilter) -> Iterator[str]:
+def _csv_lines(request: HttpRequest, wanted: dict[str, Any]) -> Iterator[str]:
     writer = csv.writer(_Line())
     names = list(EventLine.__dataclass_fields__)
     yield writer.writerow(names)
@@ -126,7 +129,7 @@ def _csv_lines(request: HttpRequest, wanted: ActivityFilter) -> Iterator[str]:
         yield writer.writerow([safe_cell(value) for value in jsonable(EventLine.of(record)).values()])
 
 
-def _json_lines(request: HttpRequest, wanted: ActivityFilter) -> Iterator[str]:
+def _json_lines(request: HttpRequest, wanted: dict[str, Any]) -> Iterator[str]:
     for record in activity_rows(access(request), wanted):
         yield json.dumps(jsonable(EventLine.of(record))) + "\n"
 

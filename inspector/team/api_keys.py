@@ -17,9 +17,8 @@ from inspector.web.access import access, chosen_project, sees_several_projects
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.models import ApiToken, Role
-from rollouts.store.people import share_writes
-from rollouts.store.people.api_keys import api_key_state, create_api_key
-from rollouts.store.people.shares import api_key_by_pk, newest_api_keys
+from rollouts.store.people import shares
+from rollouts.store.people.api_keys import api_key_by_pk, api_key_state, create_api_key, newest_api_keys
 
 MAX_LISTED = 200
 DEFAULT_DAYS = 90
@@ -164,7 +163,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     if not may_revoke(request, record):
         sentence = "Only its maker or an admin of its project revokes an API key. Ask them, or use manage.py api_token."
         return error_page(request, 403, "This token is not yours", sentence)
-    share_writes.revoke(record)
+    shares.revoke(record)
     if wants_json(request):
         return json_page(ApiKeyLine.of(record, request))
     messages.success(request, f"The token {record.hint}… was revoked; a program that still uses it is told so.")

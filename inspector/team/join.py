@@ -24,11 +24,10 @@ from inspector.web.twins import Page, error_page, page
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation
 from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import make_account
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import invitation_fault, join
-from rollouts.store.people.people import find_invitation
-from rollouts.store.people.share_writes import token_hash
-from rollouts.store.people.users import make_account
+from rollouts.store.people.members import find_invitation, invitation_fault, join
+from rollouts.store.people.shares import token_hash
 
 
 @dataclass(frozen=True)

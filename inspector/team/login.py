@@ -17,8 +17,8 @@ from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import use_token
 from rollouts.store.people import activity_log
+from rollouts.store.people.accounts import active_user
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.users import active_user
 
 BACKEND = "django.contrib.auth.backends.ModelBackend"
 

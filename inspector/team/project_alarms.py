@@ -17,8 +17,7 @@ from inspector.team.people_access import of_project
 from inspector.web.twins import Page, page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Project, Role
-from rollouts.store.runs.alarm_writes import set_webhook, webhook_key
-from rollouts.store.runs.alarms import alarms_of_project, limits_of_project
+from rollouts.store.runs.alarms import alarms_of_project, limits_of_project, set_webhook, webhook_key
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,22 @@ from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Invitation, Membership, Project, Role
-from rollouts.store.people import activity_log
-from rollouts.store.people import members as services
+from rollouts.store.people import activity_log, members
+from rollouts.store.people.accounts import find_account
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.members import MAX_INVITATION_DAYS, MAX_NAME, invitation_fault
-from rollouts.store.people.people import find_account, listed_projects, members_of, newest_invitations
+from rollouts.store.people.members import (
+    MAX_INVITATION_DAYS,
+    MAX_NAME,
+    delete_project,
+    invitation_fault,
+    make_project,
+    members_of,
+    newest_invitations,
+    remove_member,
+    rename_project,
+    set_role,
+)
+from rollouts.store.people.projects import listed_projects
 from rollouts.store.runs.muted import rules_of_project
 
 ROLES = {
@@ -183,7 +194,7 @@ def _make(request: HttpRequest, form: NameForm) -> Any:
     if not form.is_valid():
         return None
     try:
-        project = services.make_project(form.cleaned_data["name"])
+        project = make_project(form.cleaned_data["name"])
     except Refusal as refusal:
         form.add_error("name", str(refusal))
         return None
@@ -203,10 +214,10 @@ def _list(request: HttpRequest, form: NameForm, status: int) -> HttpResponse:
 
 def _page(request: HttpRequest, project: Project, **more: Any) -> ProjectPage:
     role = access(request).role_in(project.pk)
-    members = [MemberLine.of(one) for one in members_of(project)]
+    lines = [MemberLine.of(membership) for membership in members_of(project)]
     invitations = [InvitationLine.of(one) for one in newest_invitations(project)] if role == Role.ADMIN else []
     muted = [MutedValues.of(one, True, one.run) for one in rules_of_project(project)]
-    return ProjectPage(project.code, project.name, str(role), members, invitations, muted, **more)
+    return ProjectPage(project.code, project.name, str(role), lines, invitations, muted, **more)
 
 
 def _draw(request: HttpRequest, shown: ProjectPage, status: int = 200, form: InviteForm | None = None) -> HttpResponse:
@@ -228,7 +239,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
     """Give a project another name."""
     before = project.name
     try:
-        services.rename_project(project, request.POST.get("name", ""))
+        rename_project(project, request.POST.get("name", ""))
     except Refusal as refusal:
         return error_page(request, 422, "The project was not renamed", str(refusal))
     activity_log.record(Action.PROJECT_RENAMED, project, detail=f"before: {before}")
@@ -241,7 +252,7 @@ def rename(request: HttpRequest, project: Project) -> HttpResponse:
 def delete(request: HttpRequest, project: Project) -> HttpResponse:
     """Delete an empty project."""
     try:
-        services.delete_project(project)
+        delete_project(project)
     except Refusal as refusal:
         return error_page(request, 409, "The project was not deleted", str(refusal))
     activity_log.record(Action.PROJECT_DELETED, detail=f"{project.code} {project.name}")
@@ -261,9 +272,9 @@ def member(request: HttpRequest, project: Project, pk: int) -> HttpResponse:
         return error_page(request, 422, "Nothing was changed", "Choose one of the roles, or Remove.")
     try:
         if wanted == "none":
-            services.remove_member(project, user)
+            remove_member(project, user)
         else:
-            services.set_role(project, user, Role(wanted))
+            set_role(project, user, Role(wanted))
     except Refusal as refusal:
         return error_page(request, 409, "Nothing was changed", str(refusal))
     name = user.get_username()
@@ -286,7 +297,7 @@ def invite(request: HttpRequest, project: Project) -> HttpResponse:
     if not form.is_valid():
         return _draw(request, _page(request, project, errors=form.sentences()), 422, form)
     wanted = form.cleaned_data
-    record, token = services.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
+    record, token = members.invite(project, Role(wanted["role"]), request.user, wanted["days"], wanted["note"])
     activity_log.record(Action.INVITED, record, detail=f"role {record.role}")
     link = request.build_absolute_uri(f"/join/{token}")
     return _draw(request, _page(request, project, made=NewInvitation.of(record, link=link)), 201)
@@ -299,7 +310,7 @@ def revoke_invitation(request: HttpRequest, project: Project, pk: int) -> HttpRe
     record = next((one for one in newest_invitations(project) if one.pk == pk), None)
     if record is None:
         raise Http404("This project has no such invitation.")
-    services.revoke_invitation(record)
+    members.revoke_invitation(record)
     activity_log.record(Action.INVITATION_REVOKED, record)
     messages.success(request, f"The invitation {record.hint}… was revoked.")
     return redirect("project", project.code)

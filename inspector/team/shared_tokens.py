@@ -8,8 +8,9 @@ from datetime import datetime
 
 from django.http import Http404, HttpRequest, HttpResponse
 
+from inspector.html.tokens import painter_of
 from inspector.trajectories.place import read_place
-from inspector.trajectories.tokens.page_queries import painter_of, read_tokens
+from inspector.trajectories.tokens.page_queries import read_tokens, table_of
 from inspector.trajectories.tokens.token_window import TokenFields, window_tokens
 from inspector.web.twins import Page, page
 from rollouts.store.models import ShareLink, StoredTrajectory
@@ -51,12 +52,11 @@ def shared_tokens(request: HttpRequest, link: ShareLink) -> HttpResponse:
     trajectory, start, stop = link.trajectory, link.start, link.stop
     assert trajectory is not None and start is not None and stop is not None
     rows, _ = rows_and_steps(trajectory)
-    row = next((one for one in rows if one.index == link.row_index and one.n_tokens >= stop), None)
+    row = next((row for row in rows if row.index == link.row_index and row.n_tokens >= stop), None)
     if row is None:
         raise Http404("These tokens are no longer stored. Ask the person who sent the link for another.")
-    painter, _ = painter_of(trajectory.run.tokenizer)
-    read = read_tokens(trajectory, row, start, stop)
-    fields = window_tokens(read, [], painter)
-    shown = SharedTokensPage(link.note, link.expires_at, start, stop, fields)
+    table, _ = table_of(trajectory.run.tokenizer)
+    tokens = read_tokens(trajectory, row, start, stop)
+    value = SharedTokensPage(link.note, link.expires_at, start, stop, window_tokens(tokens, table))
     request.share = link  # type: ignore[attr-defined]  # the line on top says until when
-    return page(request, "shares/tokens.html", shown, html=painter.window(read))
+    return page(request, "shares/tokens.html", value, html=painter_of(table).window(tokens))

@@ -5,11 +5,10 @@ from __future__ import annotations
 from django.http import Http404, QueryDict
 from django.urls import reverse
 
-from inspector.html.inspector_tags import finding_title
-from inspector.trajectories.place import View
+from inspector.trajectories.place import VIEW_NAMES, View
 from inspector.trajectories.tabs import TABS, TOKENS
 from inspector.trajectories.tokens.lenses import column_label, find
-from inspector.trajectories.tokens.tokens_page import VIEW_NAMES
+from rollout_inspector.diagnose.kinds import title_of
 from rollouts.store.models import ShareLink
 
 SIDES = {"prompt": "its prompt and what it should have been", "trained": "sampled and trained"}
@@ -34,16 +33,16 @@ def target_of(link: ShareLink) -> tuple[str, str, str]:
 
 def view_words(link: ShareLink) -> str:
     """What a link shows of its target, such as ``side by side, step 3``; empty = its page as it opens by itself."""
-    said = []
+    words: list[str] = []
     for name, values in QueryDict(link.query).lists():
         value = values[-1]
         if name == "page":
-            said += [tab.here for tab in TABS if tab.slug == value and tab.here]
+            words += [tab.here for tab in TABS if tab.slug == value and tab.here]
         elif name == "open":
-            said.append(f"{len(values)} fold{'s' * (len(values) != 1)} open")
+            words.append(f"{len(values)} fold{'s' * (len(values) != 1)} open")
         elif name not in ("place", "w", "top", "after") and value:
-            said.append(_words(name, value))
-    return ", ".join(said)
+            words.append(_words(name, value))
+    return ", ".join(words)
 
 
 def _words(name: str, value: str) -> str:
@@ -61,5 +60,5 @@ def _words(name: str, value: str) -> str:
     if name == "side":
         return SIDES.get(value, f"side {value}")
     if name == "finding":
-        return f"finding “{finding_title(value)}”"
+        return f"finding “{title_of(value)}”"
     return f"{name.replace('_', ' ')} {value}"

@@ -29,14 +29,21 @@ from inspector.web.access import (
 )
 from inspector.web.forms import ShareForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
+from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, ShareLink, StoredTrajectory
-from rollouts.store.people import activity_log, share_writes
+from rollouts.store.people import activity_log, shares
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.share_writes import count_opening, create_share, token_hash
-from rollouts.store.people.shares import find_share, maker_left, newest_shares
-from rollouts.store.people.template_checks import find_check
-from rollouts.store.runs.runs import find_run, find_trajectory
+from rollouts.store.people.shares import (
+    count_opening,
+    create_share,
+    find_share,
+    maker_left,
+    newest_shares,
+    token_hash,
+)
+from rollouts.store.runs.runs import find_run
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 MAX_OPENINGS = "300/5m"
 """How often share links are opened from one address."""
@@ -198,7 +205,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     if not may_revoke(request, link):
         sentence = "Only its maker or an admin of its project revokes a share link. Ask them."
         return error_page(request, 403, "This link is not yours", sentence)
-    share_writes.revoke(link)
+    shares.revoke(link)
     if wants_json(request):
         return json_page(ShareLine.of(link, request))
     messages.success(request, f"The link {link.hint}… was revoked; the link now says so.")

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inspector.html.tokens import TokenPainter
+import numpy as np
+
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.token_window import TokenText, token_texts
 from inspector.web.twins import Page
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
-
-
-@dataclass(frozen=True)
-class AlternativeToken:
-    """A token that could have been sampled."""
-
-    id: int
-    text: str | None
-    """None when the bytes of the token alone are no UTF-8, or are not known."""
-    bytes: str | None
-    """The bytes in hexadecimal; None when they are not known."""
-    special: bool
-    """A control token of the tokenizer."""
-    logprob: float
-    """Of the distribution that the log-probability of the sampled token is of."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +24,11 @@ class TokenAlternatives(Page):
     """The index of the row."""
     offset: int
     """The token, as its offset in the row."""
-    sampled: AlternativeToken | None
+    sampled: TokenText | None
     """The token that was sampled; None when its log-probability was not recorded."""
     rank: int | None
     """Its place among the alternatives, from 1; None when it is not among them."""
-    alternatives: list[AlternativeToken]
+    alternatives: list[TokenText]
     """The likeliest tokens at its place, likeliest first."""
     entropy: float | None
     """In nats, of the whole distribution; None when the engine did not know it."""
@@ -60,25 +47,25 @@ def alternatives_page(
     offset = place.mark[0] if place.mark else 0
     if row is None or place.mark is None or place.notices:
         return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
-    alternatives = beside.beside_token(beside.parts_with_alternatives(trajectory, row, steps), offset)
-    if alternatives is None:
+    of_engine = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
+    if of_engine is None:
         return _nothing(place.row, offset, _why(row, steps, offset))
+    logprob, alternative_ids, logprobs, columns = of_engine
     token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
-    painter, _ = data.painter_of(trajectory.run.tokenizer)
-    tokens = [
-        _token(painter, alternative_id, value)
-        for alternative_id, value in zip(alternatives.ids.tolist(), alternatives.logprobs.tolist(), strict=True)
-    ]
-    ids = [alternative_id.id for alternative_id in tokens]
+    table, _ = data.table_of(trajectory.run.tokenizer)
+    sampled = None
+    if logprob is not None:
+        (sampled,) = token_texts(table, ids_array([token_id]), np.array([logprob]))
+    ids = alternative_ids.tolist()
     return TokenAlternatives(
         row.index,
         offset,
-        None if alternatives.logprob is None else _token(painter, token_id, alternatives.logprob),
+        sampled,
         ids.index(token_id) + 1 if token_id in ids else None,
-        tokens,
-        alternatives.columns.get(beside.ENTROPY),
-        alternatives.columns.get(beside.AT_LEAST),
-        alternatives.columns.get(beside.BEHIND),
+        token_texts(table, alternative_ids, logprobs),
+        columns.get(engine_columns.ENTROPY),
+        columns.get(engine_columns.AT_LEAST),
+        columns.get(engine_columns.BEHIND),
         "",
     )
 
@@ -96,14 +83,3 @@ def _why(row: RowSummary, steps: list[StepSummary], offset: int) -> str:
     if row.follows_steps and not any(0 <= offset - step.prompt_length < step.completion_length for step in own):
         return "No step of this row sampled this token, so it has no alternatives."
     return "No alternatives were kept for this step. A launch keeps them with “Alternatives per token”."
-
-
-def _token(painter: TokenPainter, token_id: int, logprob: float) -> AlternativeToken:
-    (piece,) = painter.pieces(ids_array([token_id]))
-    text = None
-    if piece:
-        try:
-            text = piece.decode()
-        except UnicodeDecodeError:
-            text = None
-    return AlternativeToken(token_id, text, piece.hex() if piece else None, painter.is_special(token_id), logprob)

@@ -17,16 +17,16 @@ from inspector.web.access import reads_trajectory, require, writes_trajectory
 from inspector.web.twins import Page, error_page, json_page, page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
-from rollouts.store.trajectories.comment_writes import (
+from rollouts.store.trajectories.comments import (
     MAX_TEXT,
     Place,
     add_comment,
     delete_comment,
     edit_comment,
+    find_comment,
     reopen_comment,
     resolve_comment,
 )
-from rollouts.store.trajectories.comments import find_comment
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,6 @@ class CommentsPage(Page):
     """The code of the trajectory."""
     comments: list[CommentValues]
     """In reading order."""
-
-
-@dataclass(frozen=True)
-class CommentRefusedPage(Page):
-    """The answer to a form that changed nothing."""
-
-    errors: dict[str, list[str]]
-    """Field -> why."""
 
 
 def place_of(params: QueryDict) -> Place | None:
@@ -95,7 +87,7 @@ def comment(request: HttpRequest, code: str, comment: str) -> HttpResponse:
     return (_change if request.method == "POST" else _go)(request, code=code, comment=comment)
 
 
-def _found(trajectory: StoredTrajectory, code: str) -> Comment:
+def _comment(trajectory: StoredTrajectory, code: str) -> Comment:
     comment = find_comment(trajectory, code)
     if comment is None:
         raise Http404("There is no such comment on this trajectory. It may have been deleted.")
@@ -106,7 +98,7 @@ def _found(trajectory: StoredTrajectory, code: str) -> Comment:
 def _go(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> HttpResponse:
     if discussion_of(request, trajectory).comments is None:
         raise Http404("A share link shows no comments. Log in to read them.")
-    stored_comment = _found(trajectory, comment)
+    stored_comment = _comment(trajectory, comment)
     if wants_json(request):
         return json_page(CommentValues.of(stored_comment, request))
     return redirect(comment_address(stored_comment, trajectory))
@@ -114,7 +106,7 @@ def _go(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> Htt
 
 @writes_trajectory
 def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) -> HttpResponse:
-    stored_comment, action = _found(trajectory, comment), request.POST.get("do", "")
+    stored_comment, action = _comment(trajectory, comment), request.POST.get("do", "")
     values = CommentValues.of(stored_comment, request)
     try:
         if action == "edit":
@@ -140,7 +132,7 @@ def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) ->
             return json_page({"deleted": stored_comment.code})
         return redirect(comment_address(stored_comment, trajectory).partition("#")[0] + "#comments")
     if wants_json(request):
-        return json_page(CommentValues.of(_found(trajectory, comment), request))
+        return json_page(CommentValues.of(_comment(trajectory, comment), request))
     return redirect(comment_address(stored_comment, trajectory))
 
 
@@ -157,7 +149,7 @@ def _refused(
     here = f"{reverse('trajectory', args=[trajectory.code])}#comments"
     back = comment_address(comment, trajectory) if comment else here
     return page(
-        request, "trajectories/comment_refused.html", CommentRefusedPage({refusal.field: [str(refusal)]}), 422,
+        request, "trajectories/comment_refused.html", {"errors": {refusal.field: [str(refusal)]}}, 422,
         trajectory=trajectory, run=trajectory.run, typed=typed, refusal=refusal, action=action, back=back,
         edited=edited, has_form=not request.POST.get("do") or edited is not None, max_text=MAX_TEXT,
     )

@@ -20,6 +20,7 @@ from rollout_inspector.streams.message_view import Media, Said, media_of, media_
 from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.trajectories import load_trajectories
@@ -97,7 +98,7 @@ class DrawnMessage:
 
 @dataclass
 class DrawnStep:
-    """A step: what it read and what it sampled."""
+    """A step: what it read and what it sampled, then its other fields."""
 
     index: int
     messages: list[DrawnMessage] = field(default_factory=list)
@@ -106,6 +107,10 @@ class DrawnStep:
     """Of all that it read, where the messages cannot be told apart in the ids."""
     reply: DrawnMessage | None = None
     is_empty: bool = False
+    others: list[tuple[str, SafeString, str]] = field(default_factory=list)
+    """Name and text of each field that is no message, and how much of it is shown."""
+    facts: list[tuple[str, Any]] = field(default_factory=list)
+    """Name and value of each field that is no text."""
 
 
 def html_of(text: str) -> SafeString:
@@ -150,10 +155,10 @@ class ChatPainter:
         self.whole: Trajectory | None = None
         """The trajectory with all its arrays, read when a message is looked for in a row of its own."""
         self.findings = reads.read_findings(trajectory, steps, rows) if trajectory.n_findings else []
-        self.painter = reads.painter_of(trajectory.run.tokenizer)[0]
+        self.table, _ = reads.table_of(trajectory.run.tokenizer)
         here = [self.steps[index] for index in shown if index in self.steps]
         n = sum(max(s.prompt_length - s.shared_length, 0) + s.completion_length for s in here)
-        readable = self.painter.table is not None and 0 < n <= MAX_READ_TOKENS
+        readable = self.table is not None and 0 < n <= MAX_READ_TOKENS
         self.arrays = parts.steps_with_tokens(trajectory, [s.index for s in here]) if readable else {}
         self.calls: dict[int, list[DrawnCall]] = {}
         """Step -> the calls of its reply."""
@@ -202,8 +207,8 @@ class ChatPainter:
         is_told = reply is not None and note != TEXT_NOTE and CUT not in reply.others
         if reply is None:
             decoded = ""
-            if ids is not None and self.painter.table is not None:
-                decoded = self.painter.table.text(ids[~self.painter.special(ids)])
+            if ids is not None and self.table is not None:
+                decoded = self.table.text(ids[~special_tokens(self.table, ids)])
             if not summary or not summary.completion_length:
                 return
             note = "decoded from the sampled ids: the source holds no message of it"
@@ -217,8 +222,8 @@ class ChatPainter:
                 reverse("trajectory-parsers", args=[self.trajectory.code]) + f"?step={drawn.index}"
             )
             drawn.reply.place = self._place(drawn.index, start, start + summary.completion_length, sampled=True)
-            if is_told and ids is not None and self.painter.table is not None:
-                lost = unheld_tokens(ids, self.painter.special(ids), self.painter.table.joined, reply.held)
+            if is_told and ids is not None and self.table is not None:
+                lost = unheld_tokens(ids, special_tokens(self.table, ids), self.table.joined, reply.held)
                 linked = drawn.reply.place is not None and bool(drawn.reply.place.url)
                 drawn.reply.unheld = [
                     (html_of(text), self._url(summary.row, start + first, start + stop) if linked else "")
@@ -250,10 +255,10 @@ class ChatPainter:
     def _ranges(self, index: int, said: Sequence[Said]) -> list[tuple[int, int]]:
         """The tokens of each message that a step read, by the role headers in its ids; empty when they do not fit."""
         summary, step_arrays = self.steps.get(index), self.arrays.get(index)
-        if summary is None or step_arrays is None or not said or self.painter.table is None:
+        if summary is None or step_arrays is None or not said or self.table is None:
             return []
         start, ids = summary.shared_length, step_arrays.tokens.delta_ids
-        turns = role_turns(ids, self.painter.special(ids), self.painter.table.token_bytes)
+        turns = role_turns(ids, special_tokens(self.table, ids), self.table.token_bytes)
         if turns and turns[-1][2] == "assistant" and said[-1].role != "assistant":
             turns = turns[:-1]  # the generation prompt
         turns = turns[-len(said) :]
@@ -267,10 +272,10 @@ class ChatPainter:
 
     def _media_tokens(self, index: int, n: int) -> str:
         step_arrays = self.arrays.get(index)
-        if not n or step_arrays is None or self.painter.table is None:
+        if not n or step_arrays is None or self.table is None:
             return ""
         ids = step_arrays.tokens.delta_ids
-        names = self.painter.table.token_bytes(ids[self.painter.special(ids)])
+        names = self.table.token_bytes(ids[special_tokens(self.table, ids)])
         n_placeholders = sum(any(word in name.lower() for word in _MEDIA_NAMES) for name in names)
         return f"{n_placeholders:,} media tokens in what the step read" if n_placeholders else ""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import comment_mark
 from inspector.runs.muted import MutedValues, muted_values
 from inspector.trajectories.tabs import is_text_only
 from inspector.web.access import access, reader_of
@@ -129,15 +127,3 @@ def comment_address(comment: Comment | CommentValues, trajectory: StoredTrajecto
     row = comment.row_index if isinstance(comment, Comment) else comment.row
     at = "" if row is None else f"?row={row}&t={comment.start}-{comment.stop}"
     return f"{reverse(page, args=[trajectory.code])}{at}#comment-{comment.code}"
-
-
-def comment_marks(comments: Sequence[CommentValues], row: int) -> dict[int, str]:
-    """Row offset -> the HTML of the sign of the open comments that begin there."""
-    by_start: dict[int, list[CommentValues]] = {}
-    for comment in comments:
-        if comment.row == row and comment.start is not None and comment.resolved_at is None:
-            by_start.setdefault(comment.start, []).append(comment)
-    return {
-        start: comment_mark([comment.author for comment in here], f"#comment-{here[0].code}")
-        for start, here in by_start.items()
-    }

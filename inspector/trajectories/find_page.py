@@ -56,9 +56,9 @@ def find_page(trajectory: StoredTrajectory, row: RowSummary | None, text: str) -
     text = text[:MAX_WANTED]
     if row is None:
         return FoundPlaces(0, text, 0, [], "There is no row.")
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
-    if painter.table is None or not text:
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    if table is None or not text:
         return FoundPlaces(row.index, text, 0, [], missing or "No text was named: add ?q=TEXT.")
     tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
-    n, places = find_text(painter.table, tokens.ids, text)
+    n, places = find_text(table, tokens.ids, text)
     return FoundPlaces(row.index, text, n, places, "")

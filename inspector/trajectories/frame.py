@@ -13,12 +13,14 @@ from django.utils import timezone
 
 from inspector.html.inspector_tags import kind_words
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from inspector.trajectories.neighbours import find_siblings, no_siblings
+from inspector.trajectories.neighbours import Siblings, find_siblings
 from inspector.web.access import reader_of
+from inspector.web.remedies import WORDS
 from inspector.web.twins import Page
+from rollout_inspector.refusal import Refusal, worded
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Job, Run, StoredTrajectory
-from rollouts.store.runs.runs import group_stats
+from rollouts.store.trajectories.groups import group_stats
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,13 @@ class PageLink:
     name: str
     url: str
     current: bool
+    slug: str = ""
+    """The value that stands for it in an address."""
+    note: str = ""
+    tone: str = ""
+    """The worst severity behind it, or ``breaks`` or ``drifts``."""
+    heading: str = ""
+    """The heading above it."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ def frame_of(request: HttpRequest, trajectory: StoredTrajectory, tab: Tab, tabs:
     """The variables of the header around the page ``tab``. At most three queries."""
     run = trajectory.run
     is_alone = shows_one(request)
-    siblings = no_siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug, reader_of(request))
+    siblings = Siblings() if is_alone else find_siblings(trajectory, request.GET, tab.slug, reader_of(request))
     keep = siblings.keep_query
     place = place_kept(request, tab)
     beside = _with(keep, urlencode({"place": place}) if place else "")
@@ -180,6 +189,30 @@ def waiting_words(job: Job) -> str:
     if has_worker("default"):
         return "A worker is there but busy with something else."
     return "No worker has taken it: start the product (make run) or celery -A inspector worker -Q default."
+
+
+def work_state(
+    trajectory: StoredTrajectory,
+    missing: Callable[[StoredTrajectory], Refusal | None],
+    find: Callable[[], Any],
+    live: str,
+    unasked: str,
+) -> tuple[str, Any, str]:
+    """How far what a worker makes for a page is, its record, and a sentence.
+
+    ``missing``: tells why it cannot be made. ``live``, ``unasked``: the sentences before the end of the trajectory,
+    and where nobody has asked for it.
+    """
+    if is_active(trajectory):
+        return "live", None, live
+    if refusal := missing(trajectory):
+        return "missing", None, worded(refusal.sentence, refusal.remedy, WORDS)
+    record = find()
+    if record is None:
+        return "unasked", None, unasked
+    job = record.job
+    failed = job.status == Job.Status.FAILED
+    return job.status, record, worded(job.error, job.remedy, WORDS) if failed else waiting_words(job)
 
 
 def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> list[HeaderField]:

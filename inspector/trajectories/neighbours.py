@@ -10,7 +10,7 @@ from django.urls import reverse
 from inspector.runs.filters import ORDERS, ListQuery
 from inspector.runs.group_page import group_url
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.runs.import_writes import PROVISIONAL
+from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.store.trajectories.trajectory_list import (
     MAX_COUNTED,
     count_before,
@@ -26,23 +26,19 @@ FILTER_FIELDS = (*PARAMETERS.values(), "sort")
 
 @dataclass(frozen=True)
 class Siblings:
-    """The addresses that the keys ``h`` and ``l`` open, and the filter."""
+    """The addresses that the keys ``h`` and ``l`` open, and the filter. Empty for the visitor of a share link to one
+    trajectory, who may not open its neighbours."""
 
-    previous_url: str
-    next_url: str
-    at: str
-    keep_query: str
+    previous_url: str = ""
+    next_url: str = ""
+    at: str = ""
+    keep_query: str = ""
     """The filter as a query string, for the other pages of the same trajectory."""
-    filter_text: str
-    clear_url: str
-    list_url: str
-    group_url: str
+    filter_text: str = ""
+    clear_url: str = ""
+    list_url: str = ""
+    group_url: str = ""
     """The trajectories of the same prompt; empty = it has no group."""
-
-
-def no_siblings() -> Siblings:
-    """For the visitor of a share link to one trajectory, who may not open its neighbours."""
-    return Siblings("", "", "", "", "", "", "", "")
 
 
 def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, reader: int | None) -> Siblings:

@@ -20,19 +20,18 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.trajectories.discussion import CommentValues, Discussion, discussion_of
 from inspector.trajectories.frame import HeaderField, header_fields
-from inspector.trajectories.place import TOKEN_KINDS, PagePlace, View, read_place
+from inspector.trajectories.place import TOKEN_KINDS, View, read_place
 from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.lane_tree import drawn_lanes, listed_lanes, read_lanes
-from inspector.trajectories.tokens.tokens_page import TokensRead, check_lines, read_lenses, trajectory_html
+from inspector.trajectories.tokens.lane_tree import drawn_lanes
+from inspector.trajectories.tokens.reader import Reader
+from inspector.trajectories.tokens.token_view import PagePart, TokenView, at_place, read_view_parts
 from inspector.trajectories.tokens.turns import FindingItem, worst_finding
 from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
-from rollout_inspector.formats import lacks_of
 from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import diagnosed_at
+from rollouts.store.jobs.jobs import diagnosed_at
 from rollouts.store.models import StoredTrajectory, Tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
@@ -53,24 +52,14 @@ STYLES = ("base", "tokens", "trajectory", "offline")
 
 
 @dataclass(frozen=True)
-class FileRow:
-    """The part of a row that a file holds: tokens ``[start, stop)`` of ``n_tokens``."""
-
-    row: int
-    start: int
-    stop: int
-    n_tokens: int
-
-
-@dataclass(frozen=True)
 class OfflineFile:
     """A file, and what it holds."""
 
     name: str
     """The name of the file, made of codes and numbers alone."""
     html: str
-    rows: list[FileRow]
-    """In the order of the file."""
+    rows: list[tuple[int, int, int, int]]
+    """In the order of the file: the index of the row, start and stop of its part, and the tokens of the whole row."""
     findings: list[int]
     """The numbers of the findings whose cards it holds."""
     is_whole: bool
@@ -96,34 +85,22 @@ def offline_file(
     are those of the tokens page. Of ``comments`` it holds those on the whole trajectory and on tokens of the file.
     """
     chosen = {name: params[name] for name in ("row", "finding", "view", "lens", "t") if params.get(name)}
-    rows, steps = parts.rows_and_steps(trajectory)
-    findings = data.read_findings(trajectory, steps, rows)
-    page_read = TokensRead(rows, steps, PagePlace(), findings, [], read_lenses(trajectory, rows, steps))
-    finding = _finding(page_read, chosen.get("finding"))
-    row = _row(page_read, chosen.get("row"))
+    view = read_view_parts(trajectory, PagePart.PAGE, Discussion(list(comments), False))
+    finding = _finding(view, chosen.get("finding"))
+    row = _row(view, chosen.get("row"))
     n_left = AROUND_FINDING if finding else MAX_FILE_TOKENS[_view(chosen, finding)]
-    file_rows, contexts = list[FileRow](), list[dict[str, Any]]()
-    for index in _rows_wanted(page_read, row, finding):
-        n_tokens = page_read.rows[index].n_tokens
-        if file_rows and n_tokens > n_left:
+    readers: list[Reader] = []
+    for index in _rows_wanted(view, row, finding):
+        if readers and view.rows[index].n_tokens > n_left:
             continue
-        row_context = _drawn_row(
-            trajectory, page_read, index, chosen, n_left, finding, Discussion(list(comments), False)
-        )
-        start, stop = row_context["reader"].start, row_context["reader"].stop
-        n_left -= stop - start
-        file_rows.append(FileRow(index, start, stop, n_tokens))
-        contexts.append(row_context)
-    file_rows.sort(key=lambda part: part.row)
-    contexts.sort(key=lambda drawn: drawn["index"])
-    if not contexts:
-        contexts = [trajectory_html(trajectory, page_read)]
-    entries = _cards(file_rows, contexts, finding)
-    is_whole = (
-        len(file_rows) == len(page_read.rows)
-        and finding is None
-        and all(r.stop - r.start == r.n_tokens for r in file_rows)
-    )
+        readers.append(_drawn_row(view, index, chosen, n_left, finding))
+        n_left -= readers[-1].stop - readers[-1].start
+    readers.sort(key=lambda reader: reader.place.row)
+    file_rows = [(reader.place.row, reader.start, reader.stop, reader.n_tokens) for reader in readers]
+    overview = readers[0] if readers else Reader(view)
+    entries = _cards(overview, readers, finding)
+    has_all_tokens = all(stop - start == n_tokens for _, start, stop, n_tokens in file_rows)
+    is_whole = len(file_rows) == len(view.rows) and finding is None and has_all_tokens
     context = {
         "trajectory": trajectory,
         "run": trajectory.run,
@@ -135,18 +112,16 @@ def offline_file(
         "is_active": is_active(trajectory),
         "saved_at": timezone.now(),
         "finding": finding,
-        "tokenizer_missing": contexts[0]["tokenizer_missing"],
-        "notices": list(dict.fromkeys(notice for row_context in contexts for notice in row_context["place"].notices)),
-        "lacks": lacks_of(trajectory.run.format) if trajectory.n_steps and not trajectory.n_tokens else [],
+        "notices": list(dict.fromkeys(notice for reader in readers for notice in reader.place.notices)),
+        "overview": overview,
         "findings": entries,
-        "n_findings": len(page_read.findings),
-        "no_findings": contexts[0]["no_findings"],
-        "checks": check_lines(trajectory),
-        "nothing_here": contexts[0]["nothing_here"],
-        "rows": contexts if file_rows else [],
-        "discussion": Discussion(_comments(file_rows, comments), False),
-        **({} if finding is not None or row is not None else _lanes(trajectory, page_read, file_rows)),
-        "left_out": _left_out(page_read, file_rows),
+        "n_findings": len(view.findings),
+        "no_findings": overview.no_findings,
+        "checks": overview.checks,
+        "rows": readers,
+        "discussion": Discussion(_comments(readers, comments), False),
+        "lanes": {} if finding is not None or row is not None else _lanes(view, readers),
+        "left_out": _left_out(view, readers),
         "styles": _styles(),
     }
     name = f"trajectory-{trajectory.code}" + (f"-finding-{finding.number}" if finding else "")
@@ -161,117 +136,97 @@ def _view(asked: Mapping[str, str], finding: FindingItem | None) -> View:
     return View.TOKENS if view == View.TOKENS else View.RUNS
 
 
-def _finding(found: TokensRead, number: str | None) -> FindingItem | None:
+def _finding(view: TokenView, number: str | None) -> FindingItem | None:
     if number is None:
         return None
-    item = next((item for item in found.findings if str(item.number) == number), None)
+    item = next((item for item in view.findings if str(item.number) == number), None)
     if item is None:
-        n = len(found.findings)
+        n = len(view.findings)
         range_text = f"its findings are numbered from 1 to {n:,}" if n else "it has no findings"
         raise Refusal(f"This trajectory has no finding {number[:20]}: {range_text}.")
     return item
 
 
-def _row(found: TokensRead, asked: str | None) -> int | None:
+def _row(view: TokenView, asked: str | None) -> int | None:
     if asked is None:
         return None
     row = whole_number(asked)
-    if row is None or row >= len(found.rows):
-        n = len(found.rows)
+    if row is None or row >= len(view.rows):
+        n = len(view.rows)
         range_text = f"its rows are numbered from 0 to {n - 1:,}" if n else "it has no rows"
         raise Refusal(f"This trajectory has no row {asked[:20]}: {range_text}.")
     return row
 
 
-def _rows_wanted(found: TokensRead, row: int | None, finding: FindingItem | None) -> list[int]:
+def _rows_wanted(view: TokenView, row: int | None, finding: FindingItem | None) -> list[int]:
     """The row that was asked for, or all: the one with the worst finding first, because the others may not fit."""
     if finding is not None and (finding.row is not None or row is None):
-        return [finding.row or 0] if found.rows else []
+        return [finding.row or 0] if view.rows else []
     if row is not None:
         return [row]
-    worst = worst_finding(found.findings)
+    worst = worst_finding(view.findings)
     first = worst.row if worst is not None and worst.row is not None else 0
-    others = [index for index in range(len(found.rows)) if index != first]
-    return [first, *others][:MAX_ROWS] if found.rows else []
+    others = [index for index in range(len(view.rows)) if index != first]
+    return [first, *others][:MAX_ROWS] if view.rows else []
 
 
-def _drawn_row(
-    trajectory: StoredTrajectory,
-    found: TokensRead,
-    index: int,
-    asked: Mapping[str, str],
-    most: int,
-    finding: FindingItem | None,
-    discussion: Discussion,
-) -> dict[str, Any]:
-    """What the template of a row needs: the whole row where it fits, else the part around what is looked at."""
-    lengths = [row.n_tokens for row in found.rows]
+def _drawn_row(view: TokenView, index: int, asked: Mapping[str, str], most: int, finding: FindingItem | None) -> Reader:
+    """The whole row where it fits, else the part around what is looked at."""
+    lengths = [row.n_tokens for row in view.rows]
     params = {"lens": LENS, **asked, "row": str(index), "view": _view(asked, finding)}
     if asked.get("row") != str(index):
         params.pop("t", None)  # it speaks of another row
     if finding is not None and finding.places and finding.row == index:
         params["t"] = "{}-{}".format(*finding.places[0])
-        lens = lenses.lens_of(finding.kind, found.columns.get(index, ()))
+        lens = lenses.lens_of(finding.kind, view.lenses.get(index, ()))
         params["lens"] = asked.get("lens") or (LENS if lens == lenses.DEFAULT else lens)
-    place = read_place(params, lengths, columns=found.columns)
-    worst = worst_finding(found.findings, index)
+    place = read_place(params, lengths, columns=view.lenses)
+    worst = worst_finding(view.findings, index)
     at = place.mark[0] if place.mark else worst.places[0][0] if worst else 0
     start = max(min(at - most // 2, lengths[index] - most), 0)
-    place = replace(place, window=start, most=most)
-    turns = data.read_turns(trajectory, found.rows[index], found.steps, found.findings)
-    context = trajectory_html(trajectory, replace(found, place=place, turns=turns), discussion)
-    context["legends"] = [(lens, legend) for lens, legend in context["legends"] if lens == place.lens]
-    return context | {"index": index, "anchor": f"row-{index}-", "part_text": _part_text(context["reader"].start,
-                    context["reader"].stop, lengths[index])}
+    return Reader(at_place(view, replace(place, window=start, most=most)))
 
 
-def _part_text(start: int, stop: int, n_tokens: int) -> str:
-    if stop - start == n_tokens:
-        return f"all {n_tokens:,} tokens"
-    return f"tokens {start:,}-{stop:,} of {n_tokens:,}: a file holds a limited number of tokens"
-
-
-def _cards(
-    shown: Sequence[FileRow], contexts: Sequence[dict[str, Any]], finding: FindingItem | None
-) -> list[dict[str, Any]]:
+def _cards(overview: Reader, readers: Sequence[Reader], finding: FindingItem | None) -> list[dict[str, Any]]:
     """The cards of the findings, each drawn with its row, and their links to places of the file."""
-    by_row = {part.row: (part, context["findings"]) for part, context in zip(shown, contexts, strict=False)}
+    by_row = {reader.place.row: reader for reader in readers}
     cards = []
-    for number, entry in enumerate(contexts[0]["findings"]):
+    for number, entry in enumerate(overview.findings):
         item = entry["item"]
         if finding is not None and item.number != finding.number:
             continue
-        part, entries = by_row.get(item.row, (None, contexts[0]["findings"]))
-        offset = min(item.places[0][0], part.n_tokens) if part else 0
-        is_here = part is not None and (part.start <= offset < part.stop or offset == part.stop == part.n_tokens)
-        card = entries[number] | {"compare_url": "", "delta_url": "", "script_url": "", "current": False}
+        reader = by_row.get(item.row)
+        offset = min(item.places[0][0], reader.n_tokens) if reader else 0
+        is_here = reader is not None and (
+            reader.start <= offset < reader.stop or offset == reader.stop == reader.n_tokens
+        )
+        card = (reader or overview).findings[number] | {
+            "compare_url": "", "delta_url": "", "script_url": "", "current": False,
+        }
         card["url"] = f"#place-{item.number}" if is_here else f"#finding-{item.number}"
         card["place"] += "" if is_here or item.row is None else ", not in this file"
         cards.append(card)
     return cards
 
 
-def _comments(shown: Sequence[FileRow], comments: Sequence[CommentValues]) -> list[CommentValues]:
+def _comments(readers: Sequence[Reader], comments: Sequence[CommentValues]) -> list[CommentValues]:
     """The comments on the whole trajectory and on tokens of the file, with links to its rows."""
-    parts_of = {part.row: part for part in shown}
+    by_row = {reader.place.row: reader for reader in readers}
     comments_in_rows = []
     for comment in comments:
-        part = None if comment.row is None else parts_of.get(comment.row)
-        if comment.row is None or (part and comment.start is not None and part.start <= comment.start < part.stop):
-            comments_in_rows.append(replace(comment, url="#tokens" if part is None else f"#row-{comment.row}"))
+        reader = None if comment.row is None else by_row.get(comment.row)
+        is_here = reader is not None and comment.start is not None and reader.start <= comment.start < reader.stop
+        if comment.row is None or is_here:
+            comments_in_rows.append(replace(comment, url="#tokens" if reader is None else f"#row-{comment.row}"))
     return comments_in_rows
 
 
-def _lanes(trajectory: StoredTrajectory, found: TokensRead, shown: Sequence[FileRow]) -> dict[str, Any]:
-    """The variables of the list of lanes, with links to the rows of the file; empty where there is one lane alone."""
-    lanes = read_lanes(trajectory, found.rows, found.steps, found.findings)
-    row_indices = {part.row for part in shown}
-    lines = drawn_lanes(trajectory, lanes, found.rows, PagePlace(), "")
-    here = [
-        replace(lane_line, url=f"#row-{lane.row}" if lane.row in row_indices else "", current=False)
-        for lane, lane_line in zip(lanes, lines, strict=False)
-    ]
-    return listed_lanes(trajectory, lanes, found.rows, here) if lanes else {}
+def _lanes(view: TokenView, readers: Sequence[Reader]) -> dict[str, Any]:
+    """The list of lanes, with links to the rows of the file."""
+    row_indices = {reader.place.row for reader in readers}
+    return drawn_lanes(
+        view.trajectory, view.lanes, view.rows, lambda lane: f"#row-{lane.row}" if lane.row in row_indices else ""
+    )
 
 
 def _head(trajectory: StoredTrajectory) -> list[HeaderField]:
@@ -298,10 +253,10 @@ def _versions(trajectory: StoredTrajectory) -> list[int]:
     return [trajectory.run.diagnosis_version] if trajectory.run.diagnosis_version is not None else []
 
 
-def _left_out(found: TokensRead, shown: Sequence[FileRow]) -> str:
+def _left_out(view: TokenView, readers: Sequence[Reader]) -> str:
     """The rows that are not in the file, in words; empty when all are."""
-    row_indices = {part.row for part in shown}
-    rows_left = [row for row in found.rows if row.index not in row_indices]
+    row_indices = {reader.place.row for reader in readers}
+    rows_left = [row for row in view.rows if row.index not in row_indices]
     row_names = ", ".join(f"row {row.index} ({row.n_tokens:,} tokens)" for row in rows_left[:20])
     return row_names + (f" and {len(rows_left) - 20:,} more" if len(rows_left) > 20 else "")
 

@@ -11,18 +11,14 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.safestring import SafeString
 
 from inspector.trajectories.conversation import html_of
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.access import may_write
-from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
-from rollout_inspector.refusal import worded
 from rollouts.jobs import parser_comparison
 from rollouts.store import models
-from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -50,34 +46,6 @@ class ParsersPage(TrajectoryHead):
     """A sentence about the state; None when there is nothing to say."""
     audit: dict[str, Any] | None
     """What each parser read, as the worker stored it; places are ``[start, stop)`` in the stream of the step."""
-
-
-@dataclass(frozen=True)
-class DrawnPlace:
-    """A text with the tokens in which it stands."""
-
-    text: SafeString
-    more: str
-    """How much of the text is left out; empty when nothing is."""
-    places: list[tuple[str, str]]
-    """Words and address of each stretch; the address is empty where no row holds it."""
-    kind: str = ""
-    arguments: SafeString | None = None
-
-
-@dataclass(frozen=True)
-class DrawnReading:
-    """What some parsers read alike."""
-
-    parsers: list[str]
-    parts: list[DrawnPlace]
-    left_out: int
-    """Calls that are not shown."""
-    lost: list[DrawnPlace]
-    n_lost: int
-    added: list[SafeString]
-    differs: list[str] | None
-    """In words, what differs from the message; None = there is no message."""
 
 
 def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ParsersPage, dict[str, Any]]:
@@ -124,16 +92,11 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
 
 def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, models.ParserAudit | None, str]:
     """How far the audit is, the audit, and a sentence."""
-    if is_active(trajectory):
-        return "live", None, "A reply is read when the trajectory has ended."
-    if refusal := parser_comparison.missing(trajectory):
-        return "missing", None, worded(str(refusal), refusal.remedy, WORDS)
-    audit = parser_comparison.current(trajectory, step)
-    if audit is None:
-        return "unasked", None, "Nobody has had this reply read by every parser yet; it takes a login."
-    job = audit.job
-    failed = job.status == models.Job.Status.FAILED
-    return job.status, audit, worded(job.error, job.remedy, WORDS) if failed else waiting_words(job)
+    return work_state(
+        trajectory, parser_comparison.missing, lambda: parser_comparison.current(trajectory, step),
+        live="A reply is read when the trajectory has ended.",
+        unasked="Nobody has had this reply read by every parser yet; it takes a login.",
+    )
 
 
 def _drawn(trajectory: models.StoredTrajectory, step: int, audit: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,26 +135,27 @@ class _Linker:
         return words, self._base + PagePlace(row=self._row, view=View.TOKENS).marked(start, stop)
 
 
-def _reading(one: Mapping[str, Any], link: _Linker) -> DrawnReading:
-    n_calls = sum(piece["kind"] == "call" for piece in one["pieces"])
-    differs = one.get("differs")
-    return DrawnReading(
-        one.get("parsers", []),
-        [_part(piece, link, piece["tokens"]) for piece in one["pieces"]],
-        one["n_calls"] - n_calls,
-        [_part(lost, link, [lost["tokens"]]) for lost in one["lost"]],
-        one["n_lost"],
-        [html_of(text) for text in one["added"]],
-        None if differs is None else [PART_WORDS[word] for word in differs],
-    )
+def _reading(reading: Mapping[str, Any], link: _Linker) -> dict[str, Any]:
+    """What some parsers read alike, as the worker stored it, with its texts as HTML and the addresses of its tokens."""
+    n_calls = sum(piece["kind"] == "call" for piece in reading["pieces"])
+    differs = reading.get("differs")
+    return {
+        **reading,
+        "parts": [_part(piece, link, piece["tokens"]) for piece in reading["pieces"]],
+        "more_calls": reading["n_calls"] - n_calls,
+        "lost": [_part(lost, link, [lost["tokens"]]) for lost in reading["lost"]],
+        "added": [html_of(text) for text in reading["added"]],
+        # None = there is no message.
+        "differs": None if differs is None else [PART_WORDS[word] for word in differs],
+    }
 
 
-def _part(one: Mapping[str, Any], link: _Linker, places: Sequence[Sequence[int]]) -> DrawnPlace:
-    more = one["characters"] - len(one["text"])
-    return DrawnPlace(
-        html_of(one["text"]),
-        f"and {more:,} more characters" if more > 0 else "",
-        [link(place) for place in places],
-        one.get("kind", ""),
-        html_of(one["arguments"]) if "arguments" in one else None,
-    )
+def _part(piece: Mapping[str, Any], link: _Linker, places: Sequence[Sequence[int]]) -> dict[str, Any]:
+    more = piece["characters"] - len(piece["text"])
+    return {
+        "kind": piece.get("kind", ""),
+        "text": html_of(piece["text"]),
+        "more": f"and {more:,} more characters" if more > 0 else "",
+        "places": [link(place) for place in places],
+        "arguments": html_of(piece["arguments"]) if "arguments" in piece else None,
+    }

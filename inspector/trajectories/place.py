@@ -37,6 +37,9 @@ class View(StrEnum):
     """An element per token: one window."""
 
 
+VIEW_NAMES = {View.RUNS: "run view", View.TOKENS: "token view"}
+
+
 @dataclass(frozen=True)
 class PagePlace:
     """What an address of the tokens page asks for, corrected to fit the stored rows."""
@@ -70,22 +73,17 @@ class PagePlace:
         """The query string of this place with ``changes``, ``?`` included. Defaults are left out."""
         moved = {"solo": 0} if changes.keys() & {"row", "mark", "window"} else {}
         place = replace(self, **moved | changes)  # type: ignore[arg-type]
-        pairs: list[tuple[str, str | int]] = []
-        if place.row or (place.has_fault and not place.mark and not place.window):
-            pairs.append(("row", place.row))
-        if place.view != View.RUNS:
-            pairs.append(("view", place.view.value))
-        if place.lens != lenses.DEFAULT:
-            pairs.append(("lens", place.lens))
-        if place.mark:
-            pairs.append(("t", f"{place.mark[0]}-{place.mark[1]}"))
-        if place.window:
-            pairs.append(("w", place.window))
-        if place.find:
-            pairs.append(("find", place.find))
-        if place.solo:
-            pairs.append(("solo", place.solo))
-        return "?" + urlencode([*pairs, *place.keep])
+        has_top = place.has_fault and not place.mark and not place.window
+        fields: list[tuple[str, object, object]] = [
+            ("row", place.row, place.row or has_top),
+            ("view", place.view.value, place.view != View.RUNS),
+            ("lens", place.lens, place.lens != lenses.DEFAULT),
+            ("t", "{}-{}".format(*place.mark or ("", "")), place.mark),
+            ("w", place.window, place.window),
+            ("find", place.find, place.find),
+            ("solo", place.solo, place.solo),
+        ]
+        return "?" + urlencode([*((name, value) for name, value, is_named in fields if is_named), *place.keep])
 
     def marked(self, start: int, stop: int, **changes: object) -> str:
         """:meth:`query` with the tokens ``[start, stop)`` marked, at least one, in the window that shows them."""

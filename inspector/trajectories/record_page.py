@@ -29,7 +29,7 @@ from inspector.web.twins import wants_json, whole_number
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.message_view import Said, messages_in, reply_in, without_data
 from rollouts.store import models
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 
 STEPS = 20
 ROWS = 60
@@ -62,34 +62,8 @@ class _Clipped:
     n: int
 
 
-@dataclass(frozen=True)
-class RecordPart:
-    """A field of the source as text."""
-
-    name: str
-    html: SafeString
-    note: str
-    """How much of the field is shown; empty when all of it is shown."""
-
-
-@dataclass(frozen=True)
-class RecordStep:
-    """A step for the template: what was said, then its other fields."""
-
-    index: int
-    said: DrawnStep
-    others: list[RecordPart]
-    facts: list[tuple[str, Any]]
-    """Name and value of each field that is no text."""
-
-
-@dataclass(frozen=True)
-class RecordRow:
-    """A row for which the source holds other fields."""
-
-    index: int
-    fields: Any
-    """In the JSON the value of the source; for the template a list of :class:`RecordPart`."""
+RecordPart = tuple[str, SafeString, str]
+"""A field of the source: its name, its text, and how much of it is shown where that is not all."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +80,8 @@ class RecordPage(TrajectoryHead):
     """A sentence for each part of the address that could not be followed."""
     fields: Any
     """The other fields of the trajectory."""
-    rows: list[RecordRow]
-    """The rows that have other fields; only on the first page."""
+    rows: list[dict[str, Any]]
+    """``index`` and ``fields`` of the rows that have other fields; only on the first page."""
     steps: list[dict[str, Any]]
     """At most 20 steps; each has its index, and the fields that the source filled."""
 
@@ -116,7 +90,7 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     """The page: a few steps, from the step that the address names, or with the place that one came from."""
     params = request.GET
     at = place_asked(params.get("place", "")[:MAX_PLACE])
-    rows_of, summaries = parts.rows_and_steps(trajectory)
+    rows_of, summaries = trajectory_parts.rows_and_steps(trajectory)
     step_text = params.get("step")
     first = (whole_number(step_text) or 0) if step_text else (step_of_place(summaries, at) or 0) // STEPS * STEPS
     notices = []
@@ -124,12 +98,12 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         there = f"steps run from 0 to {trajectory.n_steps - 1:,}" if trajectory.n_steps else "it came without steps"
         notices, first = [f"There is no step {first:,} here: {there}."], 0
     # The step behind the last one holds what the last one said, where the source keeps no replies.
-    steps = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS + 1)
-    rows = [] if first else parts.row_extras(trajectory, ROWS)
+    steps = trajectory_parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), first, STEPS + 1)
+    rows = [] if first else trajectory_parts.row_extras(trajectory, ROWS)
     keys = [trajectory.extra_id, *(key for _, key in rows), *(step[key] for step in steps for key in _BODIES)]
     bodies = _without_data(_read(keys))
     fields = bodies.get(trajectory.extra_id, {})
-    bodies_by_step = [(index, bodies[key]) for index, key in rows]
+    row_fields = [(index, bodies[key]) for index, key in rows]
     recorded_steps = [_step(step, bodies) for step in steps]
     page = RecordPage(
         **head_of(trajectory),
@@ -138,13 +112,13 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         n_steps=trajectory.n_steps,
         notices=notices,
         fields=_plain(fields),
-        rows=[RecordRow(index, _plain(value)) for index, value in bodies_by_step],
+        rows=[{"index": index, "fields": _plain(value)} for index, value in row_fields],
         steps=_plain(recorded_steps[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
     return page, {
         "fields": _fields(fields),
-        "rows": [RecordRow(index, _fields(value)) for index, value in bodies_by_step],
+        "rows": [{"index": index, "fields": _fields(value)} for index, value in row_fields],
         # A script asks for the values alone.
         "steps": [] if wants_json(request) else _drawn(trajectory, rows_of, summaries, recorded_steps, at),
         "previous_url": f"{here}?step={max(first - STEPS, 0)}" if first else "",
@@ -158,7 +132,7 @@ def recorded_step(trajectory: models.StoredTrajectory, index: int) -> dict[str, 
 
     A text that is too long is ``{"clipped": START, "characters": N}``.
     """
-    (step,) = parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
+    (step,) = trajectory_parts.step_values(trajectory, ("index", *_BODIES, *STEP_FIELDS), index, 1)
     recorded = _step(step, _read(step[key] for key in _BODIES))
     plain: dict[str, Any] = _plain(
         {name: value for name, value in recorded.items() if name not in ("index", *STEP_FIELDS)}
@@ -170,7 +144,7 @@ def _read(keys: Iterable[str | None]) -> dict[str | None, Any]:
     """Stored values by key. One query reads the part of each text that the page shows."""
     hashes = sorted({key for key in keys if key})
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(hashes), 1))
-    starts = parts.content_starts(hashes, most)
+    starts = trajectory_parts.content_starts(hashes, most)
     return {key: json.loads(start) if n <= most else _Clipped(start, n) for key, n, start in starts}
 
 
@@ -191,7 +165,7 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
     ]
     most = min(TEXT_CHARACTERS, PAGE_CHARACTERS // max(len(bodies), 1))
     cleaned = {key: without_data(value) for key, value in bodies.items()}
-    for key, _, whole in parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():
+    for key, _, whole in trajectory_parts.content_starts(long[:MAX_LONG], MEDIA_CHARACTERS) if long else ():
         value = without_data(json.loads(whole))
         if len(json.dumps(value, ensure_ascii=False)) <= most:
             cleaned[key] = value
@@ -200,11 +174,11 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
 
 def _drawn(
     trajectory: models.StoredTrajectory,
-    rows: Sequence[parts.RowSummary],
-    summaries: Sequence[parts.StepSummary],
+    rows: Sequence[trajectory_parts.RowSummary],
+    summaries: Sequence[trajectory_parts.StepSummary],
     steps: Sequence[Mapping[str, Any]],
     at: tuple[int, int] | None,
-) -> list[RecordStep]:
+) -> list[DrawnStep]:
     """At most 20 steps for the template. A further step tells only what the last of them said."""
     chat = ChatPainter(trajectory, rows, summaries, [step["index"] for step in steps[:STEPS]], at)
     read = {step["index"]: _messages(step) for step in steps}
@@ -228,11 +202,12 @@ def _drawn(
         repeats = before is not None and bool(messages) and messages[0].same_as(before)
         numbers = media_numbers([step.get(name) for name in ("messages", "reply", "fields")])
         chat_step = chat.step(index, messages, reply, note, numbers, messages[0] if repeats else None)
-        others = [*_fields({name: step[name] for name in ("tools", "kwargs") if name in step}), *_fields(fields)]
+        request_fields = {name: step[name] for name in ("tools", "kwargs") if name in step}
+        chat_step.others = [*_fields(request_fields), *_fields(fields)]
         if "reply" in step and "text" in step:
-            others.insert(0, _part("text", step["text"]))
-        facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
-        chat_steps.append(RecordStep(index, chat_step, others, facts))
+            chat_step.others.insert(0, _part("text", step["text"]))
+        chat_step.facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
+        chat_steps.append(chat_step)
     return chat_steps
 
 
@@ -288,7 +263,7 @@ def _part(name: str, value: Any) -> RecordPart:
         value = "\n".join(str(text_part["text"]) for text_part in value)
     elif not isinstance(value, str):
         value = json.dumps(value, ensure_ascii=False, indent=None if len(str(value)) < 200 else 1)
-    return RecordPart(name, html_of(value), note)
+    return name, html_of(value), note
 
 
 def _is_text_part(value: Any) -> bool:

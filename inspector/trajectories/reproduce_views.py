@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from django.http import Http404, HttpRequest, HttpResponse
 
-from inspector.html.inspector_tags import finding_title
 from inspector.web.access import reads_trajectory
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store import models
+from rollouts.store.chat_templates.chat_templates import chat_template_texts
 from rollouts.store.models import StoredTrajectory as Stored
-from rollouts.store.people.registered_tokenizers import chat_template_texts
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 
 @reads_trajectory
 def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> HttpResponse:
     """The script as plain text, so that the browser shows it and the copy button can fetch it."""
-    stored = parts.numbered_finding(trajectory, number)
+    stored = trajectory_parts.numbered_finding(trajectory, number)
     if stored is None:
         raise Http404(f"This trajectory has {trajectory.n_findings} findings; there is no number {number}.")
     run = trajectory.run
@@ -37,7 +37,7 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
             named=(tokenizer.name, tokenizer.sha256) if tokenizer is not None and not from_hub else None,
             chat_template=_template(run, value, stored),
             name=name,
-            title=finding_title(stored.kind),
+            title=title_of(stored.kind),
         )
     except Refusal as error:
         raise Http404(str(error)) from error

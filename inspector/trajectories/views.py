@@ -23,8 +23,10 @@ from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of
 from inspector.trajectories.place import read_place
-from inspector.trajectories.tokens import tokens_page
-from inspector.trajectories.tokens.tokens_page import PagePart
+from inspector.trajectories.tokens.reader import Reader
+from inspector.trajectories.tokens.token_view import PagePart, read_token_view
+from inspector.trajectories.tokens.token_window import card_columns
+from inspector.trajectories.tokens.tokens_page import trajectory_page
 from inspector.web.access import (
     found_or_404,
     reads_trajectory,
@@ -41,9 +43,9 @@ from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.runs.runs import find_trajectory
-from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.seen_writes import mark_seen
+from rollouts.store.trajectories import trajectory_parts
+from rollouts.store.trajectories.seen import mark_seen
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 def _version_of_pages() -> str:
@@ -86,7 +88,8 @@ def conditional(view: View) -> View:
 
 
 def _part(request: HttpRequest) -> PagePart:
-    return next((part for part in PagePart if is_fragment(request, part)), PagePart.PAGE)
+    fragments = (PagePart.READER, PagePart.WINDOW, PagePart.MORE)
+    return next((part for part in fragments if is_fragment(request, part)), PagePart.PAGE)
 
 
 def _etag(request: HttpRequest, trajectory: StoredTrajectory) -> str:
@@ -127,29 +130,29 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
         # The live page asks every two seconds. Without a change there is nothing to swap.
         return HttpResponse(status=204)
     part = _part(request)
-    page_read = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=not part.has_map)
     discussion = discussion_of(request, trajectory, part != PagePart.PAGE)
     if wants_json(request):
-        return json_page(tokens_page.trajectory_page(trajectory, page_read, discussion))
+        return json_page(trajectory_page(read_token_view(trajectory, request.GET, PagePart.TWIN, discussion)))
     if part != PagePart.PAGE:
         # Another window or lens, or the next part of a row: header and lists stay as they are.
-        html = tokens_page.trajectory_html(trajectory, page_read, discussion, part)
-        return page(request, "trajectories/_reader.html", html)
+        reader = Reader(read_token_view(trajectory, request.GET, part, discussion))
+        return page(request, "trajectories/_reader.html", {"reader": reader, "place": reader.place})
     if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
         query = request.GET.urlencode()
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
-    html = _frame(request, trajectory, tabs.TOKENS) | tokens_page.trajectory_html(trajectory, page_read, discussion)
-    if html["reader"].stop - html["reader"].start < IN_PARTS:
+    reader = Reader(read_token_view(trajectory, request.GET, part, discussion))
+    html = _frame(request, trajectory, tabs.TOKENS) | {"reader": reader, "place": reader.place}
+    if reader.stop - reader.start < IN_PARTS:
         return page(request, "trajectories/detail.html", html)
     return page_in_parts(  # type: ignore[return-value]
-        request, "trajectories/detail.html", html, "drawn_turns", _drawn_turns(html)
+        request, "trajectories/detail.html", html, "drawn_turns", _drawn_turns(reader)
     )
 
 
-def _drawn_turns(html: dict[str, Any]) -> Iterator[str]:
+def _drawn_turns(reader: Reader) -> Iterator[str]:
     turn = get_template("trajectories/_turn.html")
-    for section in html["reader"].sections:
-        yield turn.render({"section": section, "solo": html["solo"], "place": html["place"]})
+    for section in reader.sections:
+        yield turn.render({"section": section, "reader": reader, "place": reader.place})
 
 
 @require_POST
@@ -176,15 +179,14 @@ def seen(request: HttpRequest, code: str) -> HttpResponse:
 @conditional
 def card(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The fields of the tokens in a window, which the page fetches for its cards. Scripts read the page's twin."""
-    page_read = tokens_page.read_tokens_page(request.GET, trajectory, window_alone=True)
-    return json_page(tokens_page.card_page(trajectory, page_read))
+    return json_page(card_columns(read_token_view(trajectory, request.GET, PagePart.CARD)))
 
 
 @reads_trajectory
 @conditional
 def find(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """Every place of the text ``q`` in the row that the address names."""
-    rows, _ = parts.rows_and_steps(trajectory)
+    rows, _ = trajectory_parts.rows_and_steps(trajectory)
     place = read_place(request.GET, [row.n_tokens for row in rows])
     row = rows[place.row] if rows else None
     return json_page(find_page(trajectory, row, request.GET.get("q", "")))
@@ -194,7 +196,7 @@ def find(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
 @conditional
 def alternatives(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The alternatives of the token that the address marks, which the page fetches for its card."""
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     place = read_place(request.GET, [row.n_tokens for row in rows])
     return json_page(alternatives_page(trajectory, rows[place.row] if rows else None, steps, place))
 

@@ -24,11 +24,12 @@ from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
+from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import RANK, Access, access_of, admin_names
 from rollouts.store.people.shares import Shared, maker_left, shares_of
-from rollouts.store.people.template_checks import find_check
-from rollouts.store.runs.runs import find_run, find_trajectory
+from rollouts.store.runs.runs import find_run
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 SESSION_KEY = "shares"
 PROJECT_KEY = "project"

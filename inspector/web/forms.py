@@ -13,8 +13,8 @@ from django.core.files.uploadedfile import UploadedFile
 from rollout_inspector.formats import FORMATS, FileRefused, Source
 from rollout_inspector.formats.training_step import MAX_PATTERN, MAX_STEP, checked_rule
 from rollout_inspector.text import chat_templates
+from rollouts.store.chat_templates.tokenizers import tokenizers_of
 from rollouts.store.models import Project
-from rollouts.store.people.registered_tokenizers import tokenizers_of
 
 MAX_TEMPLATE_BYTES = 2_000_000
 HEAD_BYTES = 4096

@@ -15,7 +15,7 @@ from django.contrib.auth import middleware as auth_middleware
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
 from inspector.server.paths import private_folder, write_private
-from rollouts.store.people.users import LOCAL_USER
+from rollouts.store.people.accounts import LOCAL_USER
 
 
 def _folder() -> Path:

@@ -410,3 +410,8 @@ _ALL = (
 
 KINDS: dict[str, FindingKind] = {kind.slug: kind for kind in _ALL}
 """Every kind by slug, in the order of lists."""
+
+
+def title_of(kind: str) -> str:
+    """`bos_mismatch` as `BOS doubled or missing`. A kind of a later version keeps the words of its slug."""
+    return KINDS[kind].title if kind in KINDS else kind.replace("_", " ").capitalize()

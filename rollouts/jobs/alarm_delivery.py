@@ -16,16 +16,20 @@ from rollout_inspector.diagnose.alarm_rules import AlarmFigure, Raised, alarm_se
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs.broker import send_job
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
-from rollouts.store.models import ACTIVE, Alarm, Job, ProjectAlarms, Run
-from rollouts.store.runs.alarm_writes import (
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_ended_jobs, end_job
+from rollouts.store.models import Alarm, Job, ProjectAlarms, Run
+from rollouts.store.runs.alarms import (
+    alarms_of_project,
     note_delivered,
     note_undelivered,
+    projects_to_check,
+    runs_to_check,
+    runs_to_tell_of,
     take_alarms_again,
+    waiting_alarms,
     webhook_key,
     webhook_parts,
 )
-from rollouts.store.runs.alarms import alarms_of_project, projects_to_check, runs_to_check, waiting_alarms
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +46,11 @@ MAX_RETRY_SECONDS = 6 * 3600.0
 
 def send_due() -> None:
     """Check runs whose limits were changed, and send a job for each project whose webhook is to be told of an alarm."""
-    for alarms in projects_to_check():
-        take_alarms_again(alarms, runs_to_check(alarms.project).iterator(100))
-    due = waiting_alarms(timezone.now()).select_related("run").order_by("run__project", "raised_at", "pk")
-    first: dict[int | None, Run] = {}
-    for alarm in due[:1000]:
-        first.setdefault(alarm.run.project_id, alarm.run)
-    jobs = Job.objects.filter(kind=KIND.slug)
-    for project, run in first.items():
-        if jobs.filter(run__project=project, status__in=ACTIVE).exists():
-            continue  # one at a time, so that a webhook that hangs holds one worker
-        jobs.filter(run=run).exclude(status__in=ACTIVE).delete()  # the alarms say what came of them
+    for changed in projects_to_check():
+        take_alarms_again(changed, runs_to_check(changed.project).iterator(100))
+    # One job of a project at a time, so that a webhook that hangs holds one worker.
+    for run in runs_to_tell_of(timezone.now(), KIND.slug):
+        delete_ended_jobs(run, KIND.slug)  # the alarms say what came of them
         job, is_new = ask_job(run, KIND.slug)
         if is_new:
             send_job(job)
@@ -64,7 +62,7 @@ def do_job(job: Job, beat: Beat) -> None:
     alarms = alarms_of_project(run.project) if run is not None else None
     if run is None:
         raise JobLost
-    due = [] if alarms is None else list(waiting_alarms(timezone.now()).filter(run=run)[:MAX_AT_ONCE])
+    due = [] if alarms is None else list(waiting_alarms(timezone.now(), run)[:MAX_AT_ONCE])
     for n, alarm in enumerate(due):
         beat(n_done=n, n_total=len(due))
         assert alarms is not None

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from celery import current_app
 
+from rollouts.store.database import reload
 from rollouts.store.jobs.jobs import end_job, kind_of
 from rollouts.store.models import Job
 
@@ -48,5 +49,5 @@ def send_job(job: Job) -> str:
     """Send a job. If the broker does not answer, the job fails with a sentence, which is returned."""
     if sentence := send_task(DO_JOB, job.pk, queue_of(job)):
         end_job(job, Job.Status.FAILED, sentence)
-        job.refresh_from_db()
+        reload(job)
     return sentence

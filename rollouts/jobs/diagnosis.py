@@ -21,22 +21,22 @@ from rollout_inspector.text import chat_templates
 from rollout_inspector.text.tokenizers.limited import TokenizerBusy
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.gap_reports import ask_for_gap
-from rollouts.jobs.run_parts import LAST, cut_run, finished_trajectories, range_of
+from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, ask_job, end_job
+from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.tokenizers import byte_table_of, load_tokenizer
+from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, ask_job, end_job
 from rollouts.store.models import Job
 from rollouts.store.outages import is_outage
-from rollouts.store.people.registered_tokenizers import find_chat_template
-from rollouts.store.people.tokenizers import byte_table_of, load_tokenizer
 from rollouts.store.runs.pushed_figures import count_due, note_uncounted
-from rollouts.store.runs.run_writes import take_figures
+from rollouts.store.runs.runs import lock_run, run_of_job, take_figures
 from rollouts.store.runs.training_steps import stored_after
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.findings import note_diagnosed, replace_findings
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, note_pushed_diagnosed
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.token_moves import fill_origins
-from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectories import LAST, finished_trajectories, load_trajectories
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +132,7 @@ def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator
 
     ``last``: the index of the last one.
     """
-    finished = finished_trajectories(run, last=last)
-    while batch := _bounded(list(finished.filter(index__gt=after)[:BATCH])):
+    while batch := _bounded(list(finished_trajectories(run, after + 1, last)[:BATCH])):
         _diagnose(run, batch)
         after = batch[-1].index
         yield batch
@@ -193,15 +192,14 @@ def do_job(job: Job, beat: Beat) -> None:
 
 def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
     """The ranges of trajectories that workers diagnose side by side; empty = the run is small."""
-    return cut_run(_run_of(job), job, beat)
+    return cut_run(run_of_job(job), job, beat)
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     """Diagnose the trajectories that the options of a job or of a shard name. Returns no columns."""
-    run, first, last = _run_of(job), *range_of(job)
-    finished = finished_trajectories(run, first, last)
-    n_done = finished.filter(index__lte=job.reached).count()
-    beat(n_done=n_done, n_total=finished.count())
+    run, first, last = run_of_job(job), *range_of(job)
+    n_done = finished_trajectories(run, first, job.reached).count()
+    beat(n_done=n_done, n_total=finished_trajectories(run, first, last).count())
     for batch in diagnose_run(run, max(job.reached, first - 1), last):
         n_done += len(batch)
         beat(n_done=n_done, reached=batch[-1].index)
@@ -210,7 +208,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
 def join(job: Job, beat: Beat) -> None:
     """End a diagnosis of which every trajectory is done."""
-    run = _run_of(job)
+    run = run_of_job(job)
     note_diagnosed(run)
     take_figures(run)
     end_job(job, Job.Status.DONE)
@@ -219,7 +217,7 @@ def join(job: Job, beat: Beat) -> None:
 def do_pushed_job(job: Job, beat: Beat) -> None:
     """Diagnose what was pushed to a job's run since the last diagnosis, until nothing new is left."""
     while True:
-        run = _run_of(job)
+        run = run_of_job(job)
         if batch := list(_pushed(run)[:BATCH]):
             before = int(run.settings.get(DIAGNOSED_TO, 0))
             _diagnose(run, batch)
@@ -232,7 +230,7 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
             # A push stores before it asks for a job, and asking locks the job that is under way, then the run. So
             # either the push sees that this job has ended, or this query sees what was pushed.
             beat()
-            models.Run.objects.select_for_update().get(pk=run.pk)
+            lock_run(run)
             if not _pushed(run).exists():
                 end_job(job, Job.Status.DONE)
                 return
@@ -240,7 +238,7 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
 
 def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
     """End a job that could not be done. What it was at gets a finding, so that it does not keep the others waiting."""
-    run, next_job = _run_of(job), None
+    run, next_job = run_of_job(job), None
     with transaction.atomic():
         if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy):
             return
@@ -262,14 +260,6 @@ def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
 def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:
     """The trajectories that were pushed since the last diagnosis."""
     return stored_after(run, int(run.settings.get(DIAGNOSED_TO, 0)))
-
-
-def _run_of(job: Job) -> models.Run:
-    runs = models.Run.objects.select_related("tokenizer__chat_template", "chat_template")
-    run = runs.filter(jobs=job.whole_id or job.pk).first()
-    if run is None:
-        raise JobLost
-    return run
 
 
 KIND = JobKind(

@@ -17,14 +17,16 @@ from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.imports.imports import ask_for_uploads
 from rollouts.jobs.launch import ServedModel, model_tokenizer
 from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import byte_table_of
+from rollouts.store.database import reload
 from rollouts.store.models import Job, Project, Run
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.gallery import KEY, TRAINING_KEY, find_gallery
-from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import byte_table_of, register_chat_template
-from rollouts.store.runs.run_writes import create_run, end_run, start_run
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.people.projects import lock_project, project_or_default
+from rollouts.store.runs.gallery import KEY, TRAINING_KEY, find_gallery, find_training_run
+from rollouts.store.runs.runs import create_run, end_run, start_run
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 
 NAME = "See what breaks"
 
@@ -58,7 +60,7 @@ def load(project: Project | None = None, user: Any = None) -> Run:
     draft = Run(project=project, kind=Run.Kind.IMPORT, **fields)
     diagnoses = [diagnosis_for(trajectory, draft) for trajectory in bundled]
     with transaction.atomic():
-        Project.objects.select_for_update().get(pk=project.pk)  # a second one waits here, and then finds the run
+        lock_project(project)  # a second one waits here, and then finds the run
         if (there := find_gallery(version(), project)) is not None:
             return there
         run = create_run(Run.Kind.IMPORT, NAME, user=user, project=project, **fields)
@@ -70,7 +72,7 @@ def load(project: Project | None = None, user: Any = None) -> Run:
         again = [(record.pk, diagnosis.again) for record, diagnosis in zip(records, diagnoses, strict=True)]
         keep_retokenized(run, again)
         end_run(run, Run.Status.DONE)
-    run.refresh_from_db()
+    reload(run)
     record(Action.IMPORTED, run)
     return run
 
@@ -87,10 +89,8 @@ def import_training(project: Project | None = None, user: Any = None) -> list[tu
         body = training.path.read_bytes()
         mark = {TRAINING_KEY: hashlib.sha256(body).hexdigest()[:16]}
         with transaction.atomic():
-            Project.objects.select_for_update().get(pk=project.pk)  # a second one waits here, and then finds the run
-            there = Run.objects.filter(project=project, **{f"settings__{TRAINING_KEY}": mark[TRAINING_KEY]})
-            run = there.exclude(status__in=(Run.Status.FAILED, Run.Status.CANCELLED)).first()
-            if run is not None:
+            lock_project(project)  # a second one waits here, and then finds the run
+            if (run := find_training_run(mark[TRAINING_KEY], project)) is not None:
                 imported.append((training, run, None))
                 continue
             run = create_run(

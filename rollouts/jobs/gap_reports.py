@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from django.db.models import Sum
 
 from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.report import VERSION, gap_report
@@ -19,13 +17,15 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.broker import DO_JOB, send_task
-from rollouts.jobs.run_parts import finished_trajectories
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
-from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.gap import newest_report
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
+from rollouts.store.models import Job, Run
+from rollouts.store.runs.gap import has_gap, newest_report, trajectories_with_gap
+from rollouts.store.runs.logprob_columns import columns_of, load_compared
+from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import storable_text, without_paths
-from rollouts.store.trajectories.columns import columns_of, load_compared
+from rollouts.store.trajectories.findings import kinds_by_row
+from rollouts.store.trajectories.trajectories import trajectories_by_key
 
 BATCH_TOKENS = 1_000_000
 """Stored tokens that are in memory at a time beside what is gathered."""
@@ -50,7 +50,7 @@ def why_no_gap(run: Run) -> str:
     """A sentence that says why a run has no gap to read; empty = it has one. One query."""
     if not run.n_trajectories:
         return "This run holds no trajectory."
-    if run.trajectories.exclude(gap=None).exists():
+    if has_gap(run):
         return ""
     return (
         "No row of this run has log-probabilities of both sampler and trainer, each as long as its ids. The trainer's "
@@ -83,21 +83,17 @@ def read_gap(
     """
     codec, notes = _codec_of(run)
     collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None)
-    records = finished_trajectories(run)
-    if not trainer:
-        if without := records.filter(gap__isnull=True).count():
-            who = "1 trajectory has" if without == 1 else f"{without:,} trajectories have"
-            what = "no row with log-probabilities of both sides, each as long as its ids"
-            notes.append(f"{who} {what}; nothing is compared there.")
-        records = records.exclude(gap=None)
-    trained = records.order_by().aggregate(n=Sum("n_trained", default=0))["n"]
+    keys, trained, n_without = trajectories_with_gap(run, recorded=not trainer)
+    if n_without:
+        who = "1 trajectory has" if n_without == 1 else f"{n_without:,} trajectories have"
+        what = "no row with log-probabilities of both sides, each as long as its ids"
+        notes.append(f"{who} {what}; nothing is compared there.")
     every = max(1, math.ceil(trained / MAX_TOKENS))
-    keys = list(records.values_list("pk", "n_tokens"))[::every]
+    keys = keys[::every]
     done = 0
     for batch in batched(keys, BATCH_TOKENS, lambda one: max(one[1] or 0, BATCH_TOKENS // 200)):
-        by_key = StoredTrajectory.objects.in_bulk([key for key, _ in batch])
-        trajectories = [by_key[key] for key, _ in batch if key in by_key]
-        kinds = _kinds(trajectories)
+        trajectories = trajectories_by_key([key for key, _ in batch])
+        kinds = kinds_by_row(trajectories)
         for record, value in zip(trajectories, load_compared(trajectories, sampler or SAMPLER, trainer), strict=True):
             collector.add(value, enumerate(value.rows), record.code, kinds[record.pk])
         done += len(batch)
@@ -123,9 +119,7 @@ def read_gap(
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the gap of a run and store the report. Reports of earlier jobs go."""
-    run = Run.objects.select_related("tokenizer").filter(jobs=job).first()
-    if run is None:
-        raise JobLost
+    run = run_of_job(job)
     columns = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
     if sentence := why_no_columns(run, **columns):
         raise Refusal(sentence)
@@ -133,7 +127,7 @@ def do_job(job: Job, beat: Beat) -> None:
     report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **columns)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
-    run.jobs.filter(kind=KIND.slug, pk__lt=job.pk).delete()
+    delete_earlier_jobs(job)
 
 
 def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
@@ -143,7 +137,7 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
     row has both columns, where the report is up to date, or where somebody compared other columns. If the broker does
     not answer, the job waits for a worker.
     """
-    if not (_has_recent_gap(run) if grows else not why_no_gap(run)):
+    if not (has_gap(run, RECENT) if grows else not why_no_gap(run)):
         return
     if (last := newest_report(run)) is not None:
         little = grows and last.finished <= run.n_finished < GROWTH * last.finished
@@ -154,12 +148,6 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
         send_task(DO_JOB, job.pk)
 
 
-def _has_recent_gap(run: Run) -> bool:
-    """Whether one of the last trajectories has a gap. Asked at each push, so it must not read a large run."""
-    last = run.trajectories.order_by("-index").values("pk")[:RECENT]
-    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None).exists()
-
-
 def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:
     if run.tokenizer is None:
         return None, ["The run has no tokenizer, so tokens have no text and no class."]
@@ -167,17 +155,6 @@ def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:
         return load_tokenizer(run.tokenizer.files_sha256), []
     except (ValueError, OSError) as error:
         return None, [without_paths(f"Tokens have no text and no class, because the tokenizer cannot be used: {error}")]
-
-
-def _kinds(found: Sequence[StoredTrajectory]) -> dict[int, dict[int, set[str]]]:
-    """Key of a trajectory -> index of a row -> the kinds of its findings."""
-    kinds: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    keys = [record.pk for record in found]
-    of = StoredFinding.objects.filter(trajectory__in=keys, row_index__isnull=False).order_by()
-    for key, row, kind in of.values_list("trajectory", "row_index", "kind"):
-        assert row is not None
-        kinds[key][row].add(kind)
-    return kinds
 
 
 def _add_text(report: dict[str, Any], codec: LoadedTokenizer) -> None:

@@ -9,7 +9,7 @@ from rollouts.jobs import (
     rescore,
     template_checks,
 )
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import import_join
 from rollouts.jobs.replays import run_replays, trajectory_replays
 from rollouts.jobs.storage import token_moves
@@ -17,7 +17,7 @@ from rollouts.store.jobs.jobs import JOB_KINDS
 
 for kind in (
     diagnosis.KIND,
-    exporting.KIND,
+    exports.KIND,
     run_replays.KIND,
     import_join.KIND,
     token_moves.KIND,

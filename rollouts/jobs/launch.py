@@ -27,15 +27,22 @@ from rollouts.jobs.broker import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
 from rollouts.sampling.environments import ENVIRONMENTS, Task, environment
+from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.tokenizers import (
+    files_of,
+    is_stored,
+    load_tokenizer,
+    register_tokenizer,
+    registered_from,
+)
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
+from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.projects import key_of
-from rollouts.store.people.registered_tokenizers import find_chat_template, registered_from
-from rollouts.store.people.tokenizers import files_of, is_stored, load_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run, fail_run
+from rollouts.store.runs.runs import create_run, fail_run
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories.launched_trajectories import NewTrajectory, add_queued_trajectories, resume_run
+from rollouts.store.trajectories.launched_trajectories import add_queued_trajectories, resume_run
 
 MAX_TRAJECTORIES = 100_000
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200
@@ -297,9 +304,12 @@ def launch(
         for batch in batched(tasks, TASKS_PER_INSERT):
             places = [(task, member) for task in batch for member in range(settings.group)]
             add_queued_trajectories(run, [
-                NewTrajectory(
-                    f"{task.index}-{member}", str(task.index), asdict(task), _seed(seed, task.index, member),
-                    settings.training_step,
+                (
+                    StoredTrajectory(
+                        external_id=f"{task.index}-{member}", group=str(task.index),
+                        seed=_seed(seed, task.index, member), training_step=settings.training_step,
+                    ),
+                    asdict(task),
                 )
                 for task, member in places
             ])
@@ -351,7 +361,7 @@ def send_run(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
         fail_run(run, f"{sentence} Then resume the run.")
-        run.refresh_from_db()
+        reload(run)
 
 
 def model_tokenizer(model: ServedModel, project: Project | None = None) -> Tokenizer:

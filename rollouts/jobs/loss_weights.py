@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -27,13 +27,13 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
-from rollouts.jobs.run_parts import finished_trajectories
-from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, end_job
-from rollouts.store.models import Job, Run, StoredFinding, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, drop_earlier_reports, end_job
+from rollouts.store.models import Job, Run
+from rollouts.store.runs.runs import run_of_job
+from rollouts.store.trajectories.findings import places_of_findings
 from rollouts.store.trajectories.groups import advantages_of_groups
-from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories
 from rollouts.store.trajectories.trajectory_parts import places_of
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class RunWeights:
 
     def _recorded(self) -> Iterator[Counted]:
         for batch in batched(finished_trajectories(self.run).iterator(BATCH), BATCH):
-            findings = _findings(batch)
+            findings = places_of_findings(batch, NOT_COUNTED)
             for record, value in zip(batch, load_trajectories(batch), strict=True):
                 rows = value.rows or tuple(merged_rows(value.steps))
                 self.columns.update(filter(None, (trainer_column(row) for row in rows)))
@@ -181,23 +181,9 @@ def _classes_of(run: Run) -> TokenClasses | None:
         return None
 
 
-def _findings(batch: Sequence[StoredTrajectory]) -> dict[int, list[StoredFinding]]:
-    """Key of a trajectory -> its findings. One query."""
-    by_trajectory: dict[int, list[StoredFinding]] = defaultdict(list)
-    findings = models.StoredFinding.objects.filter(trajectory__in=[record.pk for record in batch]).exclude(
-        kind=NOT_COUNTED
-    )
-    columns = ("trajectory_id", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
-    for record in findings.order_by("pk").only(*columns):
-        by_trajectory[record.trajectory_id].append(record)
-    return by_trajectory
-
-
 def do_job(job: Job, beat: Beat) -> None:
     """Sum the weights of a run. A worker that takes up a lost job begins again. Reports of earlier jobs go."""
-    run = Run.objects.select_related("tokenizer__chat_template", "chat_template").filter(jobs=job.pk).first()
-    if run is None:
-        raise JobLost
+    run = run_of_job(job)
     weights = RunWeights(run, bool(job.options.get("strategies")))
     beat(n_done=0, n_total=finished_trajectories(run).count())
     n_done = 0
@@ -205,7 +191,7 @@ def do_job(job: Job, beat: Beat) -> None:
         beat.now_and_then(n_done=n_done)
     if not end_job(job, Job.Status.DONE, report=weights.report(), n_done=n_done):
         raise JobLost
-    run.jobs.filter(kind=KIND.slug, pk__lt=job.pk).update(report=None)
+    drop_earlier_reports(job)
 
 
 KIND = JobKind(

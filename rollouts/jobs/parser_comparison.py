@@ -28,11 +28,17 @@ from rollout_inspector.text.replies.parsing import plain_message
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.replay_context import template_text
 from rollouts.sampling.engines.vllm_parsers import VllmParsers
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import storable_text, without_paths
+from rollouts.store.trajectories.parser_audits import (
+    find_parser_audit,
+    parser_audit_of,
+    parser_audit_of_job,
+)
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1
@@ -62,37 +68,32 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
     """The comparison of a step's reply, and whether a worker has to be sent. One that has ended is made again."""
     key = key_of(trajectory)
     with transaction.atomic():
-        comparison, _ = ParserAudit.objects.get_or_create(trajectory=trajectory, step_index=step, defaults={"key": key})
-        comparison.job, is_new = ask_job(comparison, KIND.slug, user=user)
+        audit = parser_audit_of(trajectory, step, key)
+        audit.job, is_new = ask_job(audit, KIND.slug, user=user)
         if is_new:
-            comparison.key, comparison.report = key, None
-            comparison.save(update_fields=["key", "report"])
-    return comparison, is_new
+            audit.key, audit.report = key, None
+            save_columns(audit, "key", "report")
+    return audit, is_new
 
 
 def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
     """The stored comparison of a step's reply if it is not stale or a worker is making it now; else None. One query."""
-    comparison = trajectory.parser_audits.select_related("job").filter(step_index=step).first()
-    if comparison is None or not (comparison.key == key_of(trajectory) or is_active(comparison.job)):
-        return None
-    return comparison
+    audit = find_parser_audit(trajectory, step)
+    return audit if audit is not None and (audit.key == key_of(trajectory) or is_active(audit.job)) else None
 
 
 def do_job(job: Job, beat: Beat) -> None:
     """Read the reply of a job's comparison with every parser, and store what each one read."""
-    comparison = ParserAudit.objects.get(job=job)
-    record = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template").get(
-        pk=comparison.trajectory_id
-    )
+    audit = parser_audit_of_job(job)
     beat(progress="the parsers are started")
-    comparison.key = key_of(record)
-    (comparison.report,) = compare_steps(
-        record, [comparison.step_index], lambda sentence: beat.now_and_then(progress=sentence[:200])
+    audit.key = key_of(audit.trajectory)
+    (audit.report,) = compare_steps(
+        audit.trajectory, [audit.step_index], lambda note: beat.now_and_then(progress=note[:200])
     )
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        comparison.save(update_fields=["key", "report"])
+        save_columns(audit, "key", "report")
 
 
 def missing(trajectory: StoredTrajectory) -> Refusal | None:

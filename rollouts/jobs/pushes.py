@@ -12,9 +12,9 @@ from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.broker import send_job
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, differing, named_by_content, note_push
 

@@ -17,20 +17,30 @@ from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Traject
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.launch import ServedModel, served_models
-from rollouts.jobs.run_parts import finished_trajectories
 from rollouts.jobs.warm_engines import engine_of
 from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineOwner
 from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.engines.scoring import score_streams, stream_problem, temperature_problem
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.outages import WorkerLeaves
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.scored_columns import Scored, begin_column, delete_column, end_column, keep_scores
+from rollouts.store.runs.logprob_columns import (
+    Scored,
+    begin_column,
+    count_scored,
+    delete_column,
+    end_column,
+    find_scored_column,
+    keep_scores,
+    load_compared,
+    not_scored,
+)
+from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories.columns import count_scored, load_compared, not_scored
+from rollouts.store.trajectories.trajectories import finished_trajectories, next_trajectories
 
 BATCH = 20
 """Trajectories that are loaded and stored at once."""
@@ -92,9 +102,7 @@ def chosen(model: str, engine: str = "") -> tuple[ServedModel, str]:
 
 def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     """Score the finished trajectories of a run that have no scores in the column of this model and engine."""
-    run = Run.objects.select_related("tokenizer").filter(jobs=job.pk).first()
-    if run is None:
-        raise JobLost
+    run = run_of_job(job)
     model, engine = chosen(job.options["model"], job.options["engine"])
     finished, temperature = finished_trajectories(run), float(job.options.get("temperature", 1.0))
     beat(progress="the engine is started")
@@ -133,8 +141,8 @@ def fail(job: Job, sentence: str, remedy: str) -> None:
     """End a job as failed. A column that was never whole goes with it."""
     if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy) or not job.report:
         return
-    column = ScoredColumn.objects.filter(code=job.report["column"], finished_at=None).first()
-    if column is not None:
+    column = None if job.run is None else find_scored_column(job.run, job.report["column"])
+    if column is not None and column.finished_at is None:
         delete_column(column)
 
 
@@ -199,7 +207,7 @@ class _Scoring:
 
 def _batches(records: QuerySet[StoredTrajectory]) -> Iterator[Sequence[StoredTrajectory]]:
     after = -1
-    while page := list(records.filter(index__gt=after)[:BATCH]):
+    while page := next_trajectories(records, after, BATCH):
         yield from batched(page, BATCH_TOKENS, lambda one: one.n_tokens)
         after = page[-1].index
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from rollouts.jobs import launch
 from rollouts.jobs.broker import DO_JOB, send_task
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports.exports import drop_files_of
 from rollouts.jobs.imports import import_join, imports
 from rollouts.jobs.imports.uploads import drop_uploads
+from rollouts.store.database import reload
 from rollouts.store.files import StorageDown
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import close_shards, take_job
+from rollouts.store.jobs.jobs import active_jobs, close_shards, job_codes, take_job
 from rollouts.store.jobs.shards import is_cut, stop_shards
-from rollouts.store.models import ACTIVE, Job, Run
+from rollouts.store.models import Job, Run
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.runs.run_writes import cancel_run, delete_run, end_active_run
+from rollouts.store.runs.runs import cancel_run, delete_run, end_active_run
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining
 
 
@@ -27,7 +28,7 @@ def cancel(run: Run) -> None:
             send_task(DO_JOB, stopped.pk)  # its worker puts complete files together; the clock sends it, too
         elif not (is_cut(job) and not is_silent(job)) and (taken_job := take_job(job.pk)) is not None:
             import_join.cancel(taken_job)
-    run.refresh_from_db()
+    reload(run)
 
 
 def can_resume(run: Run) -> bool:
@@ -58,16 +59,16 @@ def delete(run: Run, why: str = "") -> None:
     if is_active(run) and _import_of(run) is None:  # a worker samples it, or a recorder writes it
         cancel_remaining(run)
         end_active_run(run, Run.Status.CANCELLED)
-    for job in run.jobs.filter(status__in=ACTIVE):
+    for job in active_jobs(run):
         take_job(job.pk, force=True)
         close_shards(job)
-    exports = list(run.jobs.filter(kind="export").values_list("code", flat=True))
+    exports = job_codes(run, "export")
     delete_run(run)
     record(Action.DELETED, run, detail=why)
     drop_uploads(run.code)
-    exporting.drop_files_of(exports)
+    drop_files_of(exports)
 
 
 def _import_of(run: Run) -> Job | None:
     """The job that reads files into a run, while it is under way."""
-    return run.jobs.filter(kind="import", status__in=ACTIVE).first()
+    return next(iter(active_jobs(run, "import")), None)

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from django.db.models import Max, QuerySet
-
 from rollouts.store.jobs.jobs import Beat
-from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.models import Job, Run
+from rollouts.store.trajectories.trajectories import LAST, finished_trajectories, last_index
 
 PART_TOKENS = 1_000_000
 """New tokens of a part. Runs of less than two such parts are gone through by one worker."""
 PART_TRAJECTORIES = 2_000
 """Trajectories of a part that hold few tokens."""
 MAX_PARTS = 256
-LAST = 2**31 - 1
-"""No trajectory has a larger index."""
-
-
-def finished_trajectories(run: Run, first: int = 0, last: int = LAST) -> QuerySet[StoredTrajectory]:
-    """The finished trajectories of a run in a range of indices, both inclusive, in order."""
-    done = run.trajectories.filter(status=StoredTrajectory.Status.DONE, index__lte=last)
-    return (done.filter(index__gte=first) if first > 0 else done).order_by("index")
 
 
 def range_of(job: Job) -> tuple[int, int]:
@@ -38,7 +29,7 @@ def cut_run(run: Run, job: Job, beat: Beat) -> list[dict[str, int]]:
     size = max(run.n_tokens / PART_TOKENS, run.n_finished / PART_TRAJECTORIES)
     if size < 2:
         return []
-    stop = (finished.aggregate(last=Max("index"))["last"] or 0) + 1
+    stop = (last_index(finished) or 0) + 1
     n = min(int(size) + 1, MAX_PARTS, stop)
     beat(n_done=0, n_total=finished.count())
     edges = [stop * k // n for k in range(n + 1)]

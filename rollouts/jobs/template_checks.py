@@ -18,6 +18,9 @@ from rollout_inspector.text.chat_templates import CheckReport
 from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.strategy_deltas import strategy_deltas
+from rollouts.store.chat_templates.template_checks import check_of, check_of_job
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import (
@@ -25,13 +28,11 @@ from rollouts.store.models import (
     ChatTemplate,
     Job,
     Project,
-    ProjectTemplate,
     TemplateCheck,
     Tokenizer,
     code_of_number,
 )
 from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import load_tokenizer
 
 MAX_OLDER = 5
 """How many answers of earlier versions of the checks are kept in short."""
@@ -83,25 +84,21 @@ def ask(
     """
     question = question_of(tools, kwargs, conversation)
     project = project_or_default(project)
-    label = ProjectTemplate.objects.filter(project=project, chat_template=chat_template).values_list("label", flat=True)
     with transaction.atomic():
-        check, created = TemplateCheck.objects.get_or_create(
-            code=code_of(project, tokenizer, chat_template, question),
-            defaults={
-                "project": project,
-                "label": label.first() or "",
-                "tokenizer": tokenizer,
-                "chat_template": chat_template,
-                "question": question,
-                "created_by": user if user is not None and user.is_authenticated else None,
-            },
+        check, created = check_of(
+            code_of(project, tokenizer, chat_template, question),
+            project,
+            chat_template,
+            tokenizer=tokenizer,
+            question=question,
+            created_by=user if user is not None and user.is_authenticated else None,
         )
         if not created and not is_stale(check):
             return check, repair and ask_for_repair(check, user)
         check.job, is_new = ask_job(check, CHECK.slug, {"repair": repair}, user)
         if is_new and not created:
             check.created_at = timezone.now()
-            check.save(update_fields=["created_at"])
+            save_columns(check, "created_at")
     return check, is_new
 
 
@@ -132,7 +129,7 @@ def do_job(job: Job, beat: Beat) -> None:
 
     Pages show the report during the search. Raises :class:`Refusal` with what the template does wrong.
     """
-    check = TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)
+    check = check_of_job(job)
     beat()
     try:
         loaded = load_tokenizer(check.tokenizer.files_sha256) if check.tokenizer else None
@@ -144,7 +141,7 @@ def do_job(job: Job, beat: Beat) -> None:
     check.version = chat_templates.VERSION
     with transaction.atomic():
         beat(n_done=1, progress="the first change is tried")
-        check.save(update_fields=["report", "cells", "version"])
+        save_columns(check, "report", "cells", "version")
         if not job.options.get("repair", True):
             end_job(job, Job.Status.DONE)
             return
@@ -152,7 +149,7 @@ def do_job(job: Job, beat: Beat) -> None:
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        check.save(update_fields=["report"])
+        save_columns(check, "report")
 
 
 def _older(check: TemplateCheck) -> list[dict[str, Any]]:

@@ -9,10 +9,9 @@ from django.core.management.base import CommandError
 
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.text import chat_templates
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Project, Run
-from rollouts.store.people.people import find_project_named
-from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.people.projects import find_project_named, project_names, project_or_default
 from rollouts.store.runs.runs import find_run
 
 
@@ -29,7 +28,7 @@ def project_named(name: str) -> Project:
         return project_or_default()
     project = find_project_named(name)
     if project is None:
-        names = ", ".join(Project.objects.order_by("name").values_list("name", flat=True)[:10])
+        names = ", ".join(project_names(10))
         raise CommandError(f"There is no project {name!r}. There are: {names}.")
     return project
 

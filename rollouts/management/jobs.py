@@ -10,6 +10,7 @@ from django.core.management.base import CommandError, OutputWrapper
 from django.db import transaction
 
 from rollouts.jobs.broker import send_job
+from rollouts.store.database import reload
 from rollouts.store.jobs.jobs import end_job, take_job
 from rollouts.store.models import Job, Run
 from rollouts.worker.jobs import work_on
@@ -32,7 +33,7 @@ def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = Fal
             if not cancels:
                 raise
             end_job(job, Job.Status.CANCELLED)
-        job.refresh_from_db()
+        reload(job)
 
 
 def run_or_send(
@@ -51,7 +52,7 @@ def run_or_send(
     with run_jobs(tell if sys.stderr.isatty() else lambda _: None, cancels=True) as jobs:
         job, is_new = ask()
         jobs += [job] if is_new and not background else []
-    job.refresh_from_db()
+    reload(job)
     if not is_new:
         raise CommandError(
             f"Run {run.code} is being {verb} already: {job.n_done:,} of {job.n_total:,} trajectories are done. "

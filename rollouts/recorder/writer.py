@@ -25,13 +25,13 @@ from rollout_inspector.streams.trajectory import Step
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
 from rollouts.recorder.sessions import Conversations
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import byte_table_of
 from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.runs.run_writes import beat, end_run
+from rollouts.store.runs.runs import beat, end_run, find_run, note_error
 from rollouts.store.trajectories.recorded_trajectories import append_steps, settle_trajectory
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
-from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.trajectories import find_by_external_id, load_trajectory
 
 log = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class Writer:
             self._again(lambda end=end: self._settle_one(end))  # type: ignore[misc]
 
     def _settle_one(self, end: TrajectoryEnd) -> None:
-        record = self.run.trajectories.filter(external_id=end.key).first()
+        record = find_by_external_id(self.run, end.key)
         if record is None:
             if not self.cancelled.is_set():
                 reason = f"The end of session {end.key!r} came without any call of it."
@@ -262,10 +262,11 @@ class Writer:
 
     def _report(self) -> None:
         n, calls = self.counts["without_ids"], self.counts["calls"]
-        Run.objects.filter(pk=self.run.pk).update(
-            error=f"{n} of {calls} recorded calls came back from {self.upstream or 'the server'} without token ids, so "
+        note_error(
+            self.run,
+            f"{n} of {calls} recorded calls came back from {self.upstream or 'the server'} without token ids, so "
             "their tokens cannot be inspected. vLLM supports return_token_ids since 0.10.2: upgrade the server, or see "
-            "whether another proxy between it and the recorder drops the field."
+            "whether another proxy between it and the recorder drops the field.",
         )
 
     def _beat(self) -> None:
@@ -275,7 +276,7 @@ class Writer:
                 self.cancelled.set()
 
     def _end_run(self) -> None:
-        run = Run.objects.filter(pk=self.run.pk).first()
+        run = find_run(pk=self.run.pk)
         if run is not None:
             status = Run.Status.CANCELLED if run.cancel_requested else Run.Status.DONE
             end_run(run, status, run.error)

@@ -42,19 +42,19 @@ def bare(model: type[M], **values: Any) -> M:
     The constructor looks at every field of every object, which would be a third of what a trajectory costs.
     """
     constants, makers = _defaults(model)
-    one = model.__new__(model)
-    held = one.__dict__ = {"_state": ModelState(), **constants, **values}
+    record = model.__new__(model)
+    values_by_name = record.__dict__ = {"_state": ModelState(), **constants, **values}
     for name, make in makers:
         if name not in values:
-            held[name] = make()
-    return one
+            values_by_name[name] = make()
+    return record
 
 
 @lru_cache(maxsize=32)
 def _defaults(model: type[models.Model]) -> tuple[Mapping[str, Any], Sequence[tuple[str, Callable[[], Any]]]]:
-    made = {field.attname: field.default for field in model._meta.concrete_fields if _makes(field)}
-    constants = {f.attname: f.get_default() for f in model._meta.concrete_fields if f.attname not in made}
-    return constants, list(made.items())
+    makers = {field.attname: field.default for field in model._meta.concrete_fields if _makes(field)}
+    constants = {f.attname: f.get_default() for f in model._meta.concrete_fields if f.attname not in makers}
+    return constants, list(makers.items())
 
 
 def _makes(field: Any) -> bool:
@@ -78,8 +78,8 @@ def insert_whole(objects: Sequence[models.Model]) -> None:
     ]
     columns_of = itemgetter(*[field.attname for field in fields])
     rows = []
-    for held in map(attrgetter("__dict__"), objects):
-        values = list(columns_of(held))
+    for columns in map(attrgetter("__dict__"), objects):
+        values = list(columns_of(columns))
         for n, prepare in prepared:
             if values[n] is not None:
                 values[n] = prepare(values[n])

@@ -7,6 +7,7 @@ import time
 
 from django.db import DatabaseError, connection, transaction
 from django.db.migrations.recorder import MigrationRecorder
+from django.db.models import Model
 
 OLD_MIGRATIONS = ("0002_api_token", "0041_pushed_figures")
 """The first and the last of the migrations whose place ``0001_initial`` took. No later one may have such a name."""
@@ -48,3 +49,19 @@ def clock_offset() -> float | None:
         cursor.execute("SELECT EXTRACT(EPOCH FROM clock_timestamp())")
         there = float(cursor.fetchone()[0])
     return (before + time.time()) / 2 - there
+
+
+def reload(record: Model) -> None:
+    """Read the columns of a record again."""
+    record.refresh_from_db()
+
+
+def has_rows(model: type[Model]) -> bool:
+    """Whether the table of a model exists and holds a row."""
+    exists = model._meta.db_table in connection.introspection.table_names()
+    return exists and bool(model._base_manager.exists())
+
+
+def save_columns(record: Model, *columns: str) -> None:
+    """Write these columns of a stored record."""
+    record.save(update_fields=columns)

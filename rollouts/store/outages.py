@@ -20,7 +20,7 @@ def is_disk_full(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     return isinstance(error, DatabaseError) and any(
-        said in str(error).lower() for said in ("disk is full", "no space left", "disk full")
+        words in str(error).lower() for words in ("disk is full", "no space left", "disk full")
     )
 
 

@@ -43,10 +43,10 @@ def read_cursor(text: str, name: str, *kinds: type) -> list[Any] | None:
     if not text:
         return None
     try:
-        found = json.loads(urlsafe_b64decode(text[:MAX_CURSOR] + "=" * (-len(text[:MAX_CURSOR]) % 4)))
-        if not isinstance(found, list) or found[:1] != [name] or len(found) != len(kinds) + 1:
+        values = json.loads(urlsafe_b64decode(text[:MAX_CURSOR] + "=" * (-len(text[:MAX_CURSOR]) % 4)))
+        if not isinstance(values, list) or values[:1] != [name] or len(values) != len(kinds) + 1:
             raise ValueError
-        return [_value(value, kind) for value, kind in zip(found[1:], kinds, strict=True)]
+        return [_value(value, kind) for value, kind in zip(values[1:], kinds, strict=True)]
     except (binascii.Error, ValueError, TypeError, RecursionError, OverflowError) as error:
         sentence = "This cursor belongs to no list here. Send `next` of the part before, or leave the cursor out."
         raise Refusal(sentence, field="cursor") from error

@@ -27,5 +27,5 @@ def without_paths(sentence: str) -> str:
 def tidy_name(name: str) -> str:
     """A folder's name from a file's: without the suffix, and with nothing that a path could stumble over."""
     stem = PurePath(name.replace("\\", "/")).name.removesuffix(".zip").removesuffix(".json")
-    kept = "".join(letter if letter.isalnum() or letter in "._- " else "-" for letter in stem).strip(". ")[:100]
-    return kept or "tokenizer"
+    tidy = "".join(letter if letter.isalnum() or letter in "._- " else "-" for letter in stem).strip(". ")[:100]
+    return tidy or "tokenizer"

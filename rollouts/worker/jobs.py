@@ -15,9 +15,8 @@ from django.db import connection
 from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs import alarm_delivery
 from rollouts.jobs.broker import DO_JOB, queue_of, send_shards, send_task
-from rollouts.jobs.storage import unused_files as leftovers
-from rollouts.store.jobs.job_lists import waiting_jobs
-from rollouts.store.jobs.job_queue import must_yield, next_engine_job, take_engine_job, take_next_job
+from rollouts.jobs.storage import unused_files
+from rollouts.store.jobs.job_queue import is_of_engine, must_yield, next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
     TELL_SECONDS,
     Beat,
@@ -25,17 +24,27 @@ from rollouts.store.jobs.jobs import (
     Sharing,
     adopt_jobs,
     end_job,
-    engine_kinds,
     kind_of,
     note_outage,
     return_job,
     touch_job,
+    waiting_jobs,
 )
-from rollouts.store.jobs.shards import cut_job, end_shard, is_cut, open_shards, release_shard, retry_shard, tell_whole
-from rollouts.store.models import Job, Run
+from rollouts.store.jobs.shards import (
+    cut_job,
+    end_shard,
+    first_failed_shard,
+    is_cut,
+    open_shards,
+    release_shard,
+    retry_shard,
+    tell_whole,
+)
+from rollouts.store.models import Job
 from rollouts.store.outages import is_outage, said_of
 from rollouts.store.people.access import EVERYTHING
 from rollouts.store.runs.pushed_figures import COUNT_SECONDS, count_due
+from rollouts.store.runs.runs import find_run
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat
 
 log = logging.getLogger(__name__)
@@ -61,7 +70,7 @@ def do_job(job_id: int) -> None:
 
     The task says that a job waits. Which job is done follows from what all users have under way.
     """
-    if Job.objects.filter(pk=job_id, kind__in=engine_kinds()).exists():
+    if is_of_engine(job_id):
         # The message went to the queue of a model, whose workers do no other jobs.
         if (job := take_engine_job(job_id)) is not None:
             work_on(job)
@@ -86,7 +95,7 @@ def work_on(job: Job, tell: Callable[[Job], object] = lambda _: None, share: boo
         _work_on(job, tell, share)
         follow = kind_of(job).follow
         if follow is not None and job.whole_id is None:
-            run = Run.objects.filter(jobs__pk=job.pk, jobs__status=Job.Status.DONE).first()
+            run = find_run(jobs__pk=job.pk, jobs__status=Job.Status.DONE)
             if run is not None:
                 follow(run, job.created_by)
     except Exception as error:
@@ -135,8 +144,7 @@ def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
     if waiting := open_shards(job):
         send_shards(waiting)
         return True
-    failed = job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()
-    if failed is not None:
+    if (failed := first_failed_shard(job)) is not None:
         raise Refusal(failed.error, Remedy(failed.remedy) if failed.remedy else None)
     sharing.join(job, beat)
     return True
@@ -189,7 +197,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
     """While a worker of the default queue lives, it sends again the jobs that have lost their worker, and sweeps."""
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
         repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
-        repeat("sweep", SWEEP_SECONDS, leftovers.sweep)
+        repeat("sweep", SWEEP_SECONDS, unused_files.sweep)
         repeat("figures", COUNT_SECONDS / 2, count_due)
         repeat("alarms", alarm_delivery.CLOCK_SECONDS, alarm_delivery.send_due)
 

@@ -22,18 +22,17 @@ from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
 from rollouts.store.people.projects import project_or_default
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.run_writes import beat, is_cancelled
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
+from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.worker.lease_prefetch import LeasePrefetcher
 from rollouts.worker.retry import try_again
-from rollouts.worker.run_state import adopt_orphans, begin, hand_back, settle
 from rollouts.worker.run_storage import StorageBatch
 from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
 from rollouts.worker.write_behind import Saved, WriteBehind
@@ -66,7 +65,7 @@ def run_rollouts(run_id: int) -> None:
 
 def ask_for_repair(run_id: int) -> None:
     """Send a worker for the check of each template of a refused run, so that its page can offer the repair."""
-    run = Run.objects.select_related("project", "tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+    run = get_run(run_id)
     for template in _templates(run):
         kwargs = run.settings.get("template_kwargs")
         check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
@@ -322,11 +321,9 @@ def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
     ``own_queue`` is read by this worker alone. In the queue of the model a worker that is at the run already, with free
     places, may take every such message and ignore it.
     """
-    runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
-    for run in runs.exclude(pk__in=_left).order_by("created_at"):
-        queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
+    for run in running_launches(models, _left):
         enough = live_trajectories(served_models()[run.model], run.engine)
-        if len(queued.values_list("pk")[: enough + 1]) > enough:
+        if count_queued(run, enough + 1) > enough:
             broker.send_task(broker.RUN_ROLLOUTS, run.pk, own_queue)
             return run
     return None

@@ -9,10 +9,11 @@ from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.trajectory import Step, Trajectory
-from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.runs import get_run
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
-from rollouts.store.trajectories.trajectories import load_trajectory
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.trajectories import load_trajectory, trajectories_by_key
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,7 @@ class RunStorage:
 
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
-        self._run = Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=run_id)
+        self._run = get_run(run_id)
         self._steps: dict[int, list[Step]] = {}
 
     def write(self, batch: StorageBatch) -> None:
@@ -57,7 +58,7 @@ class RunStorage:
 
         It drops the ends of deleted trajectories and of other attempts.
         """
-        records = StoredTrajectory.objects.defer("extra_id").in_bulk([end.key for end in ends])
+        records = {record.pk: record for record in trajectories_by_key([end.key for end in ends])}
         ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
         diagnoses = [self._diagnosis(records[end.key], end) for end in ours]
         diagnosed = [

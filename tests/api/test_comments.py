@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollouts.store.models import AuditEvent, Run
-from rollouts.store.runs.muted_writes import mute
+from rollouts.store.runs.muted import mute
 from tests.api.conftest import Ask
 
 

@@ -11,11 +11,11 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.people.users import local_user
+from rollouts.store.people.accounts import local_user
+from rollouts.store.people.shares import create_share
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db

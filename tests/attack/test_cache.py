@@ -23,7 +23,7 @@ from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job
 from rollouts.store.runs import figures
-from rollouts.store.runs.run_writes import start_run
+from rollouts.store.runs.runs import start_run
 from tests.conftest import ROOT, wait_until
 from tests.people import make_member
 from tests.samples.product import source_files

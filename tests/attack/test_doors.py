@@ -25,9 +25,9 @@ from inspector.web.uploads import LimitedUploadHandler
 from rollouts.jobs import pushes
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store.models import Run
+from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.people.users import local_user
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 

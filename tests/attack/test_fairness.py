@@ -15,11 +15,11 @@ from django.utils import timezone
 from rollouts.jobs import template_checks
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.imports import imports
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs.job_queue import take_next_job
 from rollouts.store.jobs.jobs import ask_job, end_job
 from rollouts.store.models import Job, Run
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.worker import jobs
 from tests.attack.hostile_uploads import FOREVER
 from tests.conftest import wait_until

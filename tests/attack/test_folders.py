@@ -14,8 +14,8 @@ from django.test import Client
 from inspector.server.env import EnvironmentReader
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import TokenizerUnusable, server_folder
+from rollouts.store.chat_templates.tokenizers import hub_tokenizer
 from rollouts.store.models import Tokenizer
-from rollouts.store.people.tokenizers import hub_tokenizer
 
 SECRET = "the-secret-key-of-this-server"
 

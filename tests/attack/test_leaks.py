@@ -18,12 +18,12 @@ from rollout_inspector import diagnose as tito_diagnose
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs import diagnosis
 from rollouts.jobs.exports.reproduce import script
+from rollouts.store.chat_templates.tokenizers import files_of
 from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import files_of
-from rollouts.store.people.users import local_user
-from rollouts.store.runs.run_writes import create_run, end_active_run, end_run, fail_run
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import create_run, end_active_run, end_run, fail_run
 from rollouts.store.text import without_paths
 from tests.samples.credentials import API, LOGIN, PASSWORD, RECORDER, SESSION, SHARE, TOKENS
 from tests.web.trajectory_samples import Maker

@@ -8,7 +8,7 @@ import pytest
 
 from rollouts.recorder.access import token_problem
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.recorder.harness import FakeServer, RecorderSetup, play
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -22,11 +22,11 @@ from django.test import Client
 from django.utils import timezone
 
 from inspector.server.web_worker import awaits_body
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.store import files
 from rollouts.store.models import Job, Run
 from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.attack import slow_clients
 from tests.conftest import ROOT, database_url, wait_until
 from tests.samples.formats import GYM, changed, jsonl
@@ -92,7 +92,7 @@ def start(settings: Any, tmp_path: Path) -> Iterator[Start]:
             run=run, kind="export", status="done", options={"format": "own_jsonl"}, created_by=user,
             expires_at=timezone.now() + timedelta(days=1),
         )
-        files.put(exporting.key_of(job), io.BytesIO(bytes(BIG)))
+        files.put(exports.key_of(job), io.BytesIO(bytes(BIG)))
         member = Client()
         member.force_login(user)
         _, token = create_api_key(user, "push")

@@ -13,8 +13,8 @@ from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
 from rollouts.management.commands.findings import Command as Findings
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import register_tokenizer
 from tests.web.trajectory_samples import Maker
 
 HOSTILE = "a\x1b]0;owned\x07\x9b2J\u202eb"

@@ -24,7 +24,7 @@ from rollout_inspector.text.tokenizers import TokenizerUnusable, check_folder, l
 from rollout_inspector.text.tokenizers.validate import examined
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.replays import run_replays
-from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from tests.attack.hostile_uploads import BOMBS, NESTED, bomb, changed
 from tests.conftest import ROOT
 from tests.web.trajectory_samples import Maker

@@ -23,18 +23,18 @@ from django.utils import timezone
 from inspector.server import health
 from rollout_inspector.diagnose.checks import Diagnosis
 from rollouts.jobs import diagnosis, run_actions, template_checks
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import kept_codes
 from rollouts.jobs.launch import LaunchSettings, launch
 from rollouts.jobs.replays import trajectory_replays
-from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.jobs.storage import unused_files
 from rollouts.store import files, storage_mark
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs.jobs import adopt_jobs, ask_job, take_job
 from rollouts.store.models import Job, Run, StoredTrajectory, TokenSegment
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.import_writes import imported
-from rollouts.store.runs.run_writes import create_run, end_run, start_run
+from rollouts.store.runs.imports import imported
+from rollouts.store.runs.runs import create_run, end_run, start_run
 from rollouts.store.trajectories import token_segments
 from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
@@ -136,7 +136,7 @@ def test_work_goes_on_after_each_way_to_lose_its_worker(
     assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == list(range(3005))
     assert {one.pk for one in asked[1:] if one.attempt > 1} == lost - {job.pk}
     export = Job.objects.get(kind="export")
-    assert files.size(exporting.key_of(export)) == export.bytes_written > 0
+    assert files.size(exports.key_of(export)) == export.bytes_written > 0
 
 
 def work_on_runs(run: Run) -> list[Job]:
@@ -408,12 +408,12 @@ def test_the_files_of_exports_go_with_their_run(web: Client) -> None:
     run = stored_run(2)
     job = ask_job(run, "export", {"format": "own_jsonl"})[0]
     jobs.do_job(job.pk)
-    draft = exporting.drafts_folder() / f"{job.code}.0.part"  # of a worker that was killed
+    draft = exports.drafts_folder() / f"{job.code}.0.part"  # of a worker that was killed
     draft.touch()
-    exporting.drop_files()
-    assert files.exists(exporting.key_of(job)) and not draft.exists()
+    exports.drop_files()
+    assert files.exists(exports.key_of(job)) and not draft.exists()
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
-    assert not files.exists(exporting.key_of(job))
+    assert not files.exists(exports.key_of(job))
 
 
 def test_an_upload_that_cannot_be_kept_leaves_nothing(monkeypatch: pytest.MonkeyPatch, web: Client) -> None:
@@ -509,16 +509,16 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
             path.mkdir()
         if path.name.startswith(("old", "draft-old")):
             os.utime(path, (0, 0))
-    leftovers.sweep()
+    unused_files.sweep()
     assert all(path.exists() for path in kept) and not any(path.exists() for path in gone)
     Run.objects.update(finished_at=timezone.now() - timedelta(days=8))
-    leftovers.sweep()
+    unused_files.sweep()
     assert kept_of(live) and not kept_of(failed)
     Run.objects.filter(pk=live.pk).update(created_at=timezone.now() - timedelta(days=2))
-    leftovers.sweep()
+    unused_files.sweep()
     assert Run.objects.get(pk=live.pk).status == "queued"  # its job waits
     Job.objects.all().delete()
-    leftovers.sweep()
+    unused_files.sweep()
     assert Run.objects.get(pk=live.pk).status == "failed" and not kept_of(live)
 
 
@@ -535,11 +535,11 @@ def test_leftovers_of_another_database_stay(
     for key in theirs:
         files.put(key, BytesIO(b"x"))
     files.put(storage_mark.MARK, BytesIO(b"another"))
-    leftovers.sweep()
+    unused_files.sweep()
     assert all(files.exists(key) for key in theirs)
     assert "The file storage belongs to another database (another; this one is " in caplog.text
     storage_mark.adopt()
-    leftovers.sweep()
+    unused_files.sweep()
     assert not any(files.exists(key) for key in theirs)
     cache.clear()
 
@@ -559,13 +559,13 @@ def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
 ) -> None:
     settings.INSPECTOR_DATA = tmp_path
     job = ask_job(stored_run(2), "export", {"format": format_name})[0]
-    full = exporting.drafts_folder() / f"{job.code}.1.part"
+    full = exports.drafts_folder() / f"{job.code}.1.part"
     full.symlink_to("/dev/full")  # every write to it finds no room
     jobs.do_job(job.pk)
     job.refresh_from_db()
     assert (job.status, job.error) == ("running", "The disk of the server is full.")
-    assert not list(exporting.drafts_folder().iterdir()) and not list(files.listed("exports/"))
-    assert look_again(job).status == "done" and files.size(exporting.key_of(job)) == job.bytes_written
+    assert not list(exports.drafts_folder().iterdir()) and not list(files.listed("exports/"))
+    assert look_again(job).status == "done" and files.size(exports.key_of(job)) == job.bytes_written
 
 
 @pytest.mark.parametrize("address", ["/tokenizers", "/import"])

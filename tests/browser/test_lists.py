@@ -11,8 +11,8 @@ from playwright.sync_api import expect
 
 from inspector.search import search_page, views
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import create_run, start_run, take_figures
-from rollouts.store.runs.training_step_writes import take_training_steps
+from rollouts.store.runs.runs import create_run, start_run, take_figures
+from rollouts.store.runs.training_steps import take_training_steps
 from tests.samples.training_steps import of_versions, save, world
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker

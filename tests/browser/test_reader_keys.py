@@ -193,7 +193,7 @@ def test_windows_and_the_end_of_the_row_keep_the_focus(open_page, make, monkeypa
     page.keyboard.press("Enter")
     page.wait_for_url("**t=4200-4204**")
     assert "find=84" in page.url, "what is searched for goes along"
-    monkeypatch.setattr("inspector.trajectories.tokens.token_pane.RUNS_BYTES", 20_000)
+    monkeypatch.setattr("inspector.trajectories.tokens.reader.RUNS_BYTES", 20_000)
     page.goto(page.url.split("?")[0])
     assert not page.evaluate(AT_THE_END)
     page.keyboard.press("G")

@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import expect
 
 from rollouts.store.models import Run, ShareLink
-from rollouts.store.people.share_writes import revoke
-from rollouts.store.runs.run_writes import create_run, end_run, start_run
+from rollouts.store.people.shares import revoke
+from rollouts.store.runs.runs import create_run, end_run, start_run
 from tests.web.samples import HOSTILE, stored_run
 
 pytestmark = pytest.mark.django_db(transaction=True)

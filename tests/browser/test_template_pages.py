@@ -10,8 +10,9 @@ import pytest
 from playwright.sync_api import expect
 
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import ChatTemplate, TemplateCheck, Tokenizer
-from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
 from rollouts.worker.jobs import do_job
 from tests.samples.chat_templates import BROKEN, SAFE, TALK
 

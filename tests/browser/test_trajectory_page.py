@@ -300,7 +300,7 @@ def test_the_next_window_is_swapped_in_and_has_cards(open_page, make):
 
 
 def test_the_run_view_fetches_what_did_not_fit(open_page, make, monkeypatch):
-    monkeypatch.setattr("inspector.trajectories.tokens.token_pane.RUNS_BYTES", 30_000)
+    monkeypatch.setattr("inspector.trajectories.tokens.reader.RUNS_BYTES", 30_000)
     stored = make.run([make.conversation("long", turns=8, size=3000)]).trajectories.get()
     page = open_page(path(stored))
     text = make.tokenizer.decode(make.conversation("long", turns=8, size=3000).steps[-1].stream)

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from rollouts.jobs import launch as launching
+from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.store import models
-from rollouts.store.people.tokenizers import load_tokenizer
-from rollouts.store.runs.run_writes import cancel_run, fail_run
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
+from rollouts.store.runs.runs import cancel_run, fail_run
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 from rollouts.worker.jobs import do_job
 from tests.conftest import wait_until
 from tests.web.trajectory_samples import Maker
@@ -29,7 +29,7 @@ Open = Callable[..., Any]
 
 
 def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: None, sent: list[int]) -> None:
-    run = launching.launch(LaunchSettings(prompts=3, group=1, seed=2), enqueue=False)
+    run = launch.launch(LaunchSettings(prompts=3, group=1, seed=2), enqueue=False)
     fail_run(run, "The engine broke.")
     page = open_page(f"/runs/{run.code}")
     assert "The engine broke." in page.inner_text("#run-live")
@@ -37,7 +37,7 @@ def test_a_run_that_stopped_is_resumed_by_its_button(open_page: Open, engines: N
     page.wait_for_selector("#run-live .status-queued")
     assert sent == [run.pk] and not page.is_visible("#resume")
     page.locator(".crumbs a").first.focus()
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     page.wait_for_selector("#run-live .status-done")
     # The page has loaded itself again, and the focus is where it was.
     page.wait_for_function("() => document.activeElement.matches('.crumbs a')")
@@ -73,7 +73,7 @@ def test_a_trajectory_grows_on_its_page_while_a_real_worker_samples_it(
     open_page: Open, celery_worker_process: Callable[..., subprocess.Popen[bytes]], slow_model: dict[str, str]
 ) -> None:
     worker = celery_worker_process("engine.demo", env=slow_model)
-    run = launching.launch(LaunchSettings(prompts=64, group=1, temperature=0.0, seed=3))
+    run = launch.launch(LaunchSettings(prompts=64, group=1, temperature=0.0, seed=3))
     going_on: list[models.StoredTrajectory] = []
 
     def is_held_in_the_middle_of_one() -> bool:

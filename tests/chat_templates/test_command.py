@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rollout_inspector.text.tokenizers import load
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import TemplateCheck
-from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
 from tests.samples.template_command import run
 
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_calls }}<|im_end|>\n{% endfor %}"

@@ -17,7 +17,7 @@ from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch
 from rollouts.sampling.environments import Task
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 from tests.conftest import Take, missing
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
@@ -35,7 +35,7 @@ def finished(
         )
     form = replace(LaunchSettings(prompts=2, group=1, seed=7, environment=environment), **changes)
     run = launch(form, enqueue=False, prompts=prompts or [])
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     run.refresh_from_db()
     assert (run.status, run.n_failed, run.error) == ("done", 0, "")
     return run, list(run.trajectories.order_by("index"))
@@ -77,7 +77,7 @@ def test_a_data_set_of_reasoning_gym_scores() -> None:
 def test_each_is_launched_through_the_form_and_shows_its_parts(
     environment: str, parts: tuple[str, ...], admin_client: Client, broker: Take
 ) -> None:
-    broker(lambda _, key: work.work_on(key))
+    broker(lambda _, key: run_rollouts.work_on(key))
     fields = admin_client.get("/runs/new").context["form"]
     asked = {name: field.value() for name, field in ((one.name, one) for one in fields) if field.value() is not None}
     asked |= {"environment": environment, "prompts": 2, "group": 1, "seed": 7, "max_turns": 2, "max_tokens": 48}
@@ -115,7 +115,7 @@ def test_a_task_that_cannot_start_fails_its_own_trajectory() -> None:
     assert bad.task is not None
     bad.task.body = bad.task.body.replace('"index":0', '"index":9').replace('"index": 0', '"index": 9')
     bad.task.save()
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     statuses = {one.index: (one.status, one.error) for one in run.trajectories.all()}
     assert statuses[0][0] == "failed" and "install the same version" in statuses[0][1]
     assert statuses[1][0] == "done"

@@ -24,7 +24,7 @@ from rollouts.jobs.exports.exports import ExportOptions, write_run
 from rollouts.jobs.imports import imports
 from rollouts.store import files
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.token_arrays.stores import folder_of
 from tests.conftest import wait_until
 from tests.machines.conftest import Browser, Machine, Machines

@@ -24,9 +24,9 @@ from django.db.migrations.recorder import MigrationRecorder
 from inspector.server.file_storage import backup_place
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollouts.jobs.storage import backup, restore
-from rollouts.jobs.storage.backup_tables import columns_of
 from rollouts.jobs.storage.token_moves import move_run
 from rollouts.store import files, storage_mark
+from rollouts.store.backup_tables import columns_of
 from rollouts.store.fields import ArrayField
 from rollouts.store.models import (
     AuditEvent,
@@ -40,12 +40,12 @@ from rollouts.store.models import (
     StepTokens,
     StoredTrajectory,
 )
+from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.people.users import local_user
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.token_arrays.stores import SegmentTokens
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import encode_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT, database_url, wait_until
 from tests.storage.build import chain
 from tests.web.trajectory_samples import Maker, own_row

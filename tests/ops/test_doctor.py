@@ -20,7 +20,7 @@ from inspector.server import machines, workers
 from inspector.server.machines import Machine
 from rollouts.store import files, storage_mark
 from rollouts.store.models import Job, Run
-from rollouts.store.people.users import local_user
+from rollouts.store.people.accounts import local_user
 from tests.conftest import wait_until
 
 pytestmark = pytest.mark.django_db

@@ -8,7 +8,7 @@ import pytest
 
 from rollouts.store.models import Run
 from rollouts.store.people.api_keys import create_api_key
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.people import make_member
 
 

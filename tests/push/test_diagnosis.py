@@ -9,10 +9,10 @@ import pytest
 
 from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from rollouts.jobs import diagnosis
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import register_tokenizer
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
 from rollouts.worker.jobs import do_job
 

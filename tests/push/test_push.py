@@ -20,8 +20,8 @@ from rollout_inspector.formats import FORMATS, Rejected
 from rollouts.jobs import pushes
 from rollouts.store.models import ApiToken, Run
 from rollouts.store.people.api_keys import find_api_key
-from rollouts.store.people.share_writes import revoke
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.people.shares import revoke
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.jobs import do_job
 from tests.push.conftest import call, episodes

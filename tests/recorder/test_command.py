@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.recorder.conftest import Start, ask, stop
 
 

@@ -16,7 +16,7 @@ from yarl import URL
 from rollout_inspector import formats
 from rollouts.recorder import proxy, writer
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.run_writes import cancel_run, create_run, start_run
+from rollouts.store.runs.runs import cancel_run, create_run, start_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.recorder.harness import FakeServer, RecorderSetup, Scenario, encode, play
 

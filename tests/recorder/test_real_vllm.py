@@ -29,10 +29,10 @@ from rollout_inspector.text.tokenizers import load
 from rollouts.jobs.launch import LaunchSettings, can_resume, launch
 from rollouts.recorder import wire
 from rollouts.sampling.engines import Generation, GenerationRequest, Sampling, build_engine
+from rollouts.store.chat_templates.tokenizers import load_tokenizer, register_tokenizer
 from rollouts.store.models import Run, StoredStep
-from rollouts.store.people.tokenizers import load_tokenizer, register_tokenizer
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 from tests.conftest import missing, wait_until
 from tests.recorder.conftest import Start, ask, stop
 
@@ -172,12 +172,12 @@ def far(servers: Servers, tiny_tokenizer: Path, settings: Any) -> Iterator[Launc
     options = {"url": servers.urls["/v1/completions"], "model": "demo", "logprobs_mode": "processed"}
     settings.INSPECTOR_MODELS = {"far": entry | {"options": options}}
     yield LaunchSettings(model="far", prompts=6, group=2, temperature=0.0, seed=3)
-    work.close_engines()
+    run_rollouts.close_engines()
 
 
 def test_a_run_asks_a_real_server(far: LaunchSettings) -> None:
     run = launch(replace(far, stop=["</tool_call>"]), enqueue=False)
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     run.refresh_from_db()
     assert (run.status, run.error, run.n_finished, run.n_failed) == ("done", "", 12, 0)
     steps = StoredStep.objects.filter(trajectory__run=run)
@@ -201,7 +201,7 @@ def test_a_run_outlives_its_server(
     """The server is killed in mid-run and started again: what was asked is asked again, no step lost or twice."""
     way = "/v1/completions"
     settings.INSPECTOR_MODELS["far"]["options"] |= {"max_live": 8}
-    killed, store = threading.Event(), work._Work._write
+    killed, store = threading.Event(), run_rollouts._Work._write
 
     def write(self: Any, steps: Any, finished: Any) -> None:
         if not killed.is_set():
@@ -209,7 +209,7 @@ def test_a_run_outlives_its_server(
             killed.set()
         store(self, steps, finished)
 
-    monkeypatch.setattr(work._Work, "_write", write)
+    monkeypatch.setattr(run_rollouts._Work, "_write", write)
     run = launch(replace(far, prompts=40, temperature=1.0), enqueue=False)
     working = threading.Thread(target=_work_and_close, args=(run.pk,))
     working.start()
@@ -227,7 +227,7 @@ def test_a_run_outlives_its_server(
 
 def _work_and_close(run_id: int) -> None:
     try:
-        work.work_on(run_id)
+        run_rollouts.work_on(run_id)
     finally:
         connection.close()
 
@@ -237,7 +237,7 @@ def test_a_run_whose_server_stays_away_ends_with_a_sentence(
 ) -> None:
     settings.INSPECTOR_MODELS["far"]["options"] |= {"url": f"http://127.0.0.1:{free_port()}"}
     run = launch(far, enqueue=False)
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     run.refresh_from_db()
     assert run.status == "failed" and "No server answers at http://127.0.0.1" in run.error
     assert "Start it, or correct the address" in run.error and can_resume(run)

@@ -19,8 +19,8 @@ from rollouts.jobs.imports import import_shards, imports
 from rollouts.store import models
 from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import Job, Run, StoredTrajectory
-from rollouts.store.runs.import_writes import IMPORTED
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.imports import IMPORTED
+from rollouts.store.runs.runs import create_run
 from rollouts.worker import jobs
 from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, own_line
 from tests.storage.build import chain

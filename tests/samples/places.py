@@ -18,14 +18,15 @@ from django.utils import timezone
 
 from inspector.celery import app
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import ApiToken, Job, LoginSession, Project, Role, Run, ScoredColumn
 from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.people.members import invite
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
-from rollouts.store.runs.alarm_writes import set_limit
-from rollouts.store.runs.muted_writes import mute
-from rollouts.store.trajectories.comment_writes import add_comment
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.alarms import set_limit
+from rollouts.store.runs.muted import mute
+from rollouts.store.trajectories.comments import add_comment
 from tests.people import make_member
 from tests.web.access_table import PEOPLE, ROWS
 from tests.web.trajectory_samples import Maker

@@ -11,7 +11,7 @@ from rollout_inspector.diagnose import examine
 from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollouts.jobs.diagnosis import gap_json
 from rollouts.store.models import Run, TrainingStepFigures
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.storage.build import chain
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 
 
 @pytest.fixture

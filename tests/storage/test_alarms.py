@@ -19,10 +19,9 @@ from rollout_inspector.refusal import Refusal
 from rollouts.jobs import alarm_delivery
 from rollouts.jobs.alarm_delivery import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, pause_after, send_due
 from rollouts.store.models import Alarm, AlarmRule, AuditEvent, Job, ProjectAlarms, Run
-from rollouts.store.runs.alarm_writes import drop_limit, set_limit, set_webhook, take_alarms, webhook_key
-from rollouts.store.runs.alarms import GIVE_UP, limits_in
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.training_step_writes import take_training_steps
+from rollouts.store.runs.alarms import GIVE_UP, drop_limit, limits_in, set_limit, set_webhook, take_alarms, webhook_key
+from rollouts.store.runs.runs import create_run
+from rollouts.store.runs.training_steps import take_training_steps
 from rollouts.worker.jobs import do_job
 from tests.people import make_member
 from tests.samples.training_steps import save, store_steps, world

@@ -15,10 +15,10 @@ from django.utils import timezone
 from rollouts.jobs import diagnosis
 from rollouts.store import models
 from rollouts.store.jobs.jobs import Beat, ask_job, take_job
-from rollouts.store.runs import import_writes as imports
-from rollouts.store.runs.run_writes import create_run, delete_run, delete_trajectories
+from rollouts.store.runs import imports
+from rollouts.store.runs.runs import create_run, delete_run, delete_trajectories
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import wait_until
 from tests.storage.build import assert_same, chain
 

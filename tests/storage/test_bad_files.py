@@ -19,6 +19,7 @@ import zstandard
 
 from rollout_inspector.formats import Source
 from rollouts.jobs.imports import imports
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.models import (
     RowTokens,
     Run,
@@ -29,8 +30,7 @@ from rollouts.store.models import (
     StoredTrajectory,
     Tokenizer,
 )
-from rollouts.store.people.tokenizers import find_tokenizer
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.samples.format_mutations import EXAMPLES, changed_values, mutate_bytes
 from tests.samples.formats import jsonl

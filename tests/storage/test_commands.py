@@ -11,9 +11,9 @@ from django.core.management import CommandError, call_command, load_command_clas
 from rollout_inspector.diagnose.checks import CHECKS
 from rollouts.store import models
 from rollouts.store.models import ProjectTemplate, Run
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl
 from tests.storage.build import assert_same
 

@@ -19,17 +19,17 @@ from django.utils import timezone
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from rollout_inspector.text.tokenizers import TokenizerUnusable
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
-from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.jobs.storage import unused_files
 from rollouts.store import files
+from rollouts.store.chat_templates import tokenizers
+from rollouts.store.chat_templates.tokenizers import byte_table, load_tokenizer, register_tokenizer
 from rollouts.store.files import cache
 from rollouts.store.files.bucket import BucketStorage
 from rollouts.store.jobs.jobs import adopt_jobs, ask_job
 from rollouts.store.models import Job, Run, Tokenizer
-from rollouts.store.people import tokenizers
-from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.worker.jobs import do_job
 from tests.s3 import S3Server
 from tests.samples.formats import GYM, jsonl
@@ -178,10 +178,10 @@ def test_an_export_is_offered_from_the_bucket_and_swept(web: Client, s3: S3Serve
         assert web.get(f"/runs/{run.code}/jobs/{job.code}/file").status_code == 503
     finally:
         s3.start()
-    leftovers.sweep()
-    assert files.exists(exporting.key_of(job))
+    unused_files.sweep()
+    assert files.exists(exports.key_of(job))
     Job.objects.filter(pk=job.pk).delete()
-    leftovers.sweep()
+    unused_files.sweep()
     assert list(files.listed("exports/")) == []
 
 

@@ -19,10 +19,10 @@ from rollout_inspector.formats.containers import cutting
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.jobs.imports import import_join, import_shards, imports
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.jobs import adopt_jobs, take_job
 from rollouts.store.models import Job, Run, StoredTrajectory
-from rollouts.store.people.tokenizers import register_tokenizer
-from rollouts.store.runs.import_writes import PROVISIONAL
+from rollouts.store.runs.imports import PROVISIONAL
 from rollouts.worker import jobs
 from tests.samples.formats import CALL, changed, jsonl
 from tests.samples.import_shards import (

@@ -19,11 +19,11 @@ from rollouts.jobs.imports import import_join, import_shards, imports
 from rollouts.store import files
 from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import Job, Run, StoredTrajectory, TokenSegment
-from rollouts.store.runs.import_writes import PROVISIONAL
-from rollouts.store.runs.run_writes import recount
+from rollouts.store.runs.imports import PROVISIONAL
+from rollouts.store.runs.runs import recount
 from rollouts.store.token_arrays.stores import STORES, folder_of
+from rollouts.store.trajectories.save_trajectories import bump_run
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.store.trajectories.trajectory_writes import bump_run
 from rollouts.worker import jobs
 from tests.samples.formats import own_line
 from tests.samples.import_shards import BIG, FILES, cut, gym, in_one, kill_in_shard, run_of, tables

@@ -17,9 +17,9 @@ from rollout_inspector.formats import Source
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.imports import imports
 from rollouts.store import models
-from rollouts.store.people.tokenizers import load_tokenizer, register_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer, register_tokenizer
 from rollouts.store.runs import rejections
-from rollouts.store.runs.run_writes import cancel_run, create_run
+from rollouts.store.runs.runs import cancel_run, create_run
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.samples.formats import CALL, GYM, TRAIN, changed, jsonl, own_line

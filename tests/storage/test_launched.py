@@ -12,9 +12,9 @@ from django.utils import timezone
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollouts.store import models
-from rollouts.store.runs.run_writes import beat, cancel_run, create_run, delete_run, start_run
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.runs import beat, cancel_run, create_run, delete_run, start_run
 from rollouts.store.trajectories.launched_trajectories import (
-    NewTrajectory,
     add_queued_trajectories,
     cancel_remaining,
     fail_trajectory,
@@ -25,8 +25,8 @@ from rollouts.store.trajectories.launched_trajectories import (
     save_steps,
 )
 from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.storage.build import assert_same, chain, rows_only
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +37,9 @@ Status = models.StoredTrajectory.Status
 @pytest.fixture
 def run() -> models.Run:
     run = create_run(models.Run.Kind.LAUNCH, "launch")
-    add_queued_trajectories(run, [NewTrajectory(f"t{n}", "g", {"prompt": n}, n) for n in range(4)])
+    add_queued_trajectories(
+        run, [(StoredTrajectory(external_id=f"t{n}", group="g", seed=n), {"prompt": n}) for n in range(4)]
+    )
     return run
 
 

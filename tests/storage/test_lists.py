@@ -10,13 +10,14 @@ from django.test.utils import CaptureQueriesContext
 from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import files, models, parameters
+from rollouts.store.chat_templates.tokenizers import find_tokenizer, register_tokenizer
 from rollouts.store.parameters import SORTS
-from rollouts.store.people.share_writes import create_share, revoke, token_hash
-from rollouts.store.people.tokenizers import find_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.runs import group_stats, run_summary
+from rollouts.store.people.shares import create_share, revoke, token_hash
+from rollouts.store.runs.run_summary import run_summary
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.groups import group_stats
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectory_list import list_trajectories, neighbours
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.store.trajectory_filters import TrajectoryFilters
 from tests.people import make_member
 from tests.storage.build import chain
@@ -55,7 +56,7 @@ def test_pages_together_are_the_whole_list_in_order(run: models.Run, sort: str, 
         in_order = sort.endswith("index")
         assert len(context) <= (1 if in_order else 2 + sort.endswith("reward"))
         found += page.items
-        after = page.next_cursor
+        after = page.next
         if not after:
             break
     assert len(found) == len(REWARDS) and len({one.pk for one in found}) == len(REWARDS)

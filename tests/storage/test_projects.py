@@ -10,16 +10,17 @@ import pytest
 
 from rollouts.jobs import template_checks
 from rollouts.jobs.diagnosis import renderer_for
-from rollouts.store.models import ChatTemplate, Project, ProjectTemplate, Run, StoredStep, default_project
-from rollouts.store.people.registered_tokenizers import (
+from rollouts.store.chat_templates.chat_templates import (
     chat_template_labels,
     chat_template_texts,
     find_chat_template,
     newest_chat_templates,
+    register_chat_template,
 )
-from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
+from rollouts.store.models import ChatTemplate, Project, ProjectTemplate, Run, StoredStep, default_project
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.conftest import ROOT
 from tests.people import the_default_project
 from tests.samples.product import source_files

@@ -12,13 +12,12 @@ from django.core.cache import cache
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
-from rollouts.jobs.storage import retention
-from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.jobs.storage import retention, unused_files
 from rollouts.store import files
 from rollouts.store.models import AuditEvent, Job, Project, Replay, Run, StepTokens, StoredTrajectory, TokenSegment
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.users import local_user
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.people.accounts import local_user
+from rollouts.store.people.shares import create_share
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.storage.build import chain
 
 pytestmark = pytest.mark.django_db
@@ -144,13 +143,13 @@ def test_the_plan_costs_two_queries(django_assert_num_queries: Any) -> None:
 def test_a_worker_does_it_once_an_hour_where_the_settings_say_so(settings: Any) -> None:
     cache.clear()
     ended("old", 40)
-    leftovers.sweep()
+    unused_files.sweep()
     assert Run.objects.count() == 1
     settings.KEEP_DAYS = 30
-    leftovers.sweep()
+    unused_files.sweep()
     assert Run.objects.count() == 0
     ended("later", 40)
-    leftovers.sweep()
+    unused_files.sweep()
     assert Run.objects.count() == 1
     cache.clear()
 

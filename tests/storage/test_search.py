@@ -24,11 +24,12 @@ from rollouts.jobs.search import SearchHit, SearchQuestion, search, trajectory_s
 from rollouts.jobs.search import patterns as search_patterns
 from rollouts.store import files, models
 from rollouts.store.people.access import EVERYTHING, Access
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from rollouts.store.token_arrays.stores import SegmentTokens
+from rollouts.store.trajectories import search_queries
 from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import encode_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.store.trajectory_filters import TrajectoryFilters
 from tests.storage.build import ids
 from tests.web.trajectory_samples import Maker
@@ -240,7 +241,7 @@ def test_a_search_sees_only_the_projects_of_who_asks(texts: tuple[models.Run, Ma
 
 def test_all_runs_are_searched_the_newest_first(texts: tuple[models.Run, Maker], monkeypatch: Any) -> None:
     run, make = texts
-    monkeypatch.setattr(trajectory_search, "RUNS_AT_ONCE", 2)
+    monkeypatch.setattr(search_queries, "RUNS_AT_ONCE", 2)
     older = [make.run([make.conversation(f"older {n}", 1)]) for n in range(4)]
     for n, one in enumerate(older):  # two of them in one moment
         models.Run.objects.filter(pk=one.pk).update(created_at=run.created_at - timedelta(days=1 + n // 2))

@@ -29,28 +29,26 @@ from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 from rollouts.jobs.imports import imports
-from rollouts.jobs.storage import token_moves
-from rollouts.jobs.storage import unused_files as leftovers
+from rollouts.jobs.storage import token_moves, unused_files
 from rollouts.jobs.storage.token_moves import move_run
 from rollouts.store import files, models
+from rollouts.store.chat_templates.tokenizers import byte_table_of, find_tokenizer
 from rollouts.store.files.bucket import BucketStorage
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import StoredStep, TokenSegment
 from rollouts.store.outages import is_outage
-from rollouts.store.people.tokenizers import byte_table_of, find_tokenizer
-from rollouts.store.runs import run_writes
-from rollouts.store.runs.run_writes import create_run, delete_run, end_run
+from rollouts.store.runs import runs
+from rollouts.store.runs.runs import create_run, delete_run, end_run
 from rollouts.store.token_arrays import STORES, TokenItem, group_cache, segment_file
 from rollouts.store.token_arrays.items import COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 from rollouts.store.trajectories import token_moves as array_moves
-from rollouts.store.trajectories import token_segments
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import token_segments, trajectory_parts
 from rollouts.store.trajectories.launched_trajectories import save_steps
 from rollouts.store.trajectories.rows import row_columns, row_spans, row_window
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import encode_trajectories
 from rollouts.store.trajectories.token_moves import fill_origins
 from rollouts.store.trajectories.trajectories import load_trajectories, load_trajectory
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.conftest import ROOT
 from tests.storage.build import assert_same, chain, rows_only
 
@@ -249,19 +247,23 @@ def test_pages_read_columns_spans_and_prompts_alike(run: models.Run) -> None:
     value = Trajectory("both", chain(turns=4).steps, rows_only().rows)
     (here,), (there,) = save(run, [value]), save(other, [value])
     for read in (
-        parts.column_names,
-        lambda t: {k: v.tolist() for k, v in parts.column_values(t, 0, ["advantages", "nothing"]).items()},
+        trajectory_parts.column_names,
+        lambda t: {k: v.tolist() for k, v in trajectory_parts.column_values(t, 0, ["advantages", "nothing"]).items()},
         lambda t: {k: v.tolist() for k, v in row_columns(t.rows.get(index=1), 1, 5).items()},
-        lambda t: row_spans(t.rows.get(index=0), parts.rows_and_steps(t)[1]),
-        lambda t: {k: one.tokens.logprobs.tolist() for k, one in parts.steps_with_tokens(t, [1, 2]).items()},
-        lambda t: [one.tokens.delta_ids.tolist() for one in parts.continuing_steps(t, 0, 9)],
+        lambda t: row_spans(t.rows.get(index=0), trajectory_parts.rows_and_steps(t)[1]),
+        lambda t: {k: one.tokens.logprobs.tolist() for k, one in trajectory_parts.steps_with_tokens(t, [1, 2]).items()},
+        lambda t: [one.tokens.delta_ids.tolist() for one in trajectory_parts.continuing_steps(t, 0, 9)],
     ):
         with CaptureQueriesContext(connection) as ours:
             found = read(here)
         with CaptureQueriesContext(connection) as theirs:
             assert found == read(there) and found
         assert len(ours) == len(theirs)
-    assert parts.column_values(here, 0, ["nothing"]) == parts.column_values(there, 0, ["nothing"]) == {}
+    assert (
+        trajectory_parts.column_values(here, 0, ["nothing"])
+        == trajectory_parts.column_values(there, 0, ["nothing"])
+        == {}
+    )
 
 
 def test_small_batches_wait_in_the_database_until_they_are_gathered(
@@ -313,10 +315,10 @@ def test_segments_go_with_the_last_trajectory_that_names_them(run: models.Run) -
     first, second = save(run, [chain("a"), rows_only("b")])
     save(run, [chain("c", 2, 5)])
     assert len(segment_keys(run)) == 2
-    run_writes.delete_trajectories([first.pk])
+    runs.delete_trajectories([first.pk])
     assert len(segment_keys(run)) == 2
     assert_same(load_trajectory(second), rows_only("b"))
-    run_writes.delete_trajectories([second.pk])
+    runs.delete_trajectories([second.pk])
     assert len(segment_keys(run)) == run.token_segments.count() == 1
     files.put(f"segments/{run.code}/orphan.parquet", io.BytesIO(b"x"))
     delete_run(run)
@@ -465,7 +467,7 @@ def test_readers_see_no_move(run: models.Run, monkeypatch: pytest.MonkeyPatch) -
             while not done.is_set():
                 for record, value, found in zip(records, values, load_trajectories(records), strict=True):
                     assert_same(found, value)
-                    parts.column_names(record)
+                    trajectory_parts.column_names(record)
                     first = value.rows[0].ids if value.rows else value.steps[0].prompt_ids
                     window = row_window(record, 0, 0, len(first))
                     assert window.ids.tolist() == first.tolist()
@@ -520,4 +522,4 @@ def test_origins_that_are_found_later_go_into_a_new_segment(run: models.Run, tin
         found = load_trajectory(record)
         assert_same(found, value, but=("delta_origin",))
         assert all(step.delta_origin is not None for step in found.steps[1:])
-    leftovers._sweep_segments()
+    unused_files._sweep_segments()

@@ -16,14 +16,11 @@ from django.utils import timezone
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, PushedFigures, Run, TrainingStepFigures
-from rollouts.store.runs import policy_version_writes as services_of_versions
-from rollouts.store.runs import pushed_figures
-from rollouts.store.runs.policy_version_writes import take_policy_versions
-from rollouts.store.runs.policy_versions import over_versions
+from rollouts.store.runs import policy_versions, pushed_figures
+from rollouts.store.runs.policy_versions import over_versions, take_policy_versions
 from rollouts.store.runs.pushed_figures import count_due
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.training_step_writes import take_training_steps
-from rollouts.store.runs.training_steps import over_training
+from rollouts.store.runs.runs import create_run
+from rollouts.store.runs.training_steps import over_training, take_training_steps
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, note_pushed_diagnosed
 from rollouts.worker.jobs import do_job
 from tests.samples.training_steps import save, world
@@ -190,7 +187,7 @@ def test_versions_are_counted_by_the_first_step_and_ordered_by_number_or_by_plac
 
 
 def test_as_many_versions_as_trajectories_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services_of_versions, "MAX_VERSIONS", 2)
+    monkeypatch.setattr(policy_versions, "MAX_VERSIONS", 2)
     run = create_run(Run.Kind.IMPORT, "r")
     save(run, [replace(one, steps=(replace(one.steps[0], policy_version=one.external_id),)) for one in world(1)])
     take_policy_versions(run)

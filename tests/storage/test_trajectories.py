@@ -11,14 +11,14 @@ from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Trajectory
 from rollouts.store import models
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.token_arrays import STORES
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.rows import Span, row_spans, row_window
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import encode_trajectories
 from rollouts.store.trajectories.trajectories import load_step_prompt, load_trajectory
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.storage.build import DELTA, assert_same, chain, ids, rows_only
 
 pytestmark = pytest.mark.django_db
@@ -97,7 +97,7 @@ def test_windows_agree_with_the_rows_that_follow(save, value: Trajectory) -> Non
             part = row_window(stored, index, start, stop)
             for name in ("ids", "origin", "loss_mask", "step_index"):
                 assert np.array_equal(getattr(part, name), getattr(whole, name)[start:stop]), (name, start, stop)
-        summaries, steps = parts.rows_and_steps(stored)
+        summaries, steps = trajectory_parts.rows_and_steps(stored)
         handle = summaries[index].handle
         known, sql = queries(lambda handle=handle, steps=steps: row_window(stored, handle, 3, 9, steps))
         assert np.array_equal(known.ids, whole.ids[3:9]) and np.array_equal(known.origin, whole.origin[3:9])
@@ -125,7 +125,7 @@ def test_a_row_of_its_own_is_drawn_even_when_its_arrays_disagree(save) -> None: 
     (stored,) = save(rows_only())
     window = row_window(stored, 1, 0, 10)
     assert window.ids.tolist() == [5, 6, 7] and window.loss_mask.tolist() == [True, True, False]
-    rows, steps = parts.rows_and_steps(stored)
+    rows, steps = trajectory_parts.rows_and_steps(stored)
     assert row_spans(rows[1].handle, steps) == [Span(0, 3, None, "row")]
 
 
@@ -133,7 +133,7 @@ def test_queries_of_a_page_do_not_grow_with_turns_or_tokens(save) -> None:  # ty
     small, large = save(chain("s", 2), chain("l", 60))
     for read in (
         lambda t: row_window(t, 0, 0, 4096),
-        parts.rows_and_steps,
+        trajectory_parts.rows_and_steps,
         load_trajectory,
     ):
         assert len(queries(lambda read=read: read(small))[1]) == len(queries(lambda read=read: read(large))[1])
@@ -143,7 +143,7 @@ def test_a_window_reads_only_the_arrays_that_overlap(run: models.Run) -> None:
     (stored,) = save_trajectories(run, [chain(turns=30)])
     _, sql = queries(lambda: row_window(stored, 0, 0, 5))
     assert "IN (" in sql[-1] and sql[-1].split("IN (")[1].count(",") == 0
-    assert not any("delta_ids" in text for text in queries(lambda: parts.rows_and_steps(stored))[1])
+    assert not any("delta_ids" in text for text in queries(lambda: trajectory_parts.rows_and_steps(stored))[1])
 
 
 def test_many_are_saved_in_few_queries(run: models.Run) -> None:

@@ -13,7 +13,7 @@ from django.utils import timezone
 from rollouts.store.models import AuditEvent, Run, default_project
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.runs import create_run, delete_run
 from tests.people import make_member
 
 pytestmark = pytest.mark.django_db

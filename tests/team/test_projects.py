@@ -17,7 +17,7 @@ from inspector.server.logs import TextLineFormatter
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import AuditEvent, Invitation, Membership, Project, Role, Run
 from rollouts.store.people.members import invite, join
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db

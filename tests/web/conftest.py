@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import Tokenizer
-from rollouts.store.people.tokenizers import register_tokenizer
 from tests.people import make_member
 from tests.web.trajectory_samples import Maker
 

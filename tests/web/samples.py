@@ -12,8 +12,8 @@ from rollout_inspector.diagnose import examine
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.streams.trajectory import Step, Trajectory, ids_array
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import create_run, end_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import create_run, end_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 
 HOSTILE = '<script>alert(1)</script> "onmouseover=" & \u202eabc'
 

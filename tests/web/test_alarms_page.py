@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 
 from rollouts.store.models import Alarm, AlarmRule, Membership, ProjectAlarms, Role, Run
-from rollouts.store.runs.alarm_writes import take_alarms, webhook_key
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.alarms import take_alarms, webhook_key
+from rollouts.store.runs.runs import create_run
 from tests.samples.training_steps import store_steps
 from tests.web.samples import one_line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -9,16 +10,15 @@ import numpy as np
 from inspector.html.charts import (
     SHARES,
     ChartFrame,
-    MapTurn,
+    drawn_map,
     extent,
-    minimap,
     share_bars,
     strip_means,
     strip_path,
-    trained_path,
 )
 from inspector.html.tokens import NO_LOGPROB, logprob_classes
 from inspector.trajectories.tokens.scales import Scale, scale_of
+from inspector.trajectories.tokens.turns import Turn
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:
@@ -37,20 +37,25 @@ def test_a_share_is_of_its_own_total_and_never_drawn_as_nothing() -> None:
     assert share_bars([]) == [] and share_bars([("nobody", 0, 0, "")])[0].percent == "0.0 %"
 
 
+def turn(start: int, stop: int, number: int, role: str, part: str, n_trained: int = 0) -> Turn:
+    return Turn(number, role, part, None, start, stop, n_trained)
+
+
 def test_a_minimap_covers_the_row_and_merges_what_is_too_narrow_to_be_seen() -> None:
-    turns = [MapTurn(i * 3, i * 3 + 3, i + 1, "role", "completion" if i % 2 else "delta") for i in range(2000)]
-    pieces = minimap(turns, 6000)
-    assert len(pieces) == 500 and (pieces[0].start, pieces[-1].stop) == (0, 6000)
-    assert all(one.stop == other.start for one, other in pairwise(pieces))
-    assert pieces[0].label == "turns 1-4"
-    [whole] = minimap([MapTurn(0, 9, 1, "user", "prompt")], 9)
-    assert (whole.kind, whole.label, whole.x, whole.width) == ("prompt", "turn 1 · user", "0.00", "1000.00")
-    assert minimap([], 0) == []
+    turns = [turn(i * 3, i * 3 + 3, i + 1, "role", "completion" if i % 2 else "delta") for i in range(2000)]
+    html, _ = drawn_map(turns, 6000, "?t={}-{}")
+    ranges = [(int(a), int(b)) for a, b in re.findall(r'href="\?t=(\d+)-(\d+)"', html)]
+    assert len(ranges) == 500 and (ranges[0][0], ranges[-1][1]) == (0, 6000)
+    assert all(one[1] == other[0] for one, other in pairwise(ranges))
+    assert "<title>turns 1-4</title>" in html
+    html, _ = drawn_map([turn(0, 9, 1, "user", "prompt")], 9, "?t={}-{}")
+    assert '<title>turn 1 · user</title><rect class="map-prompt" x="0.00" y="6" width="1000.00" height="10"/>' in html
+    assert drawn_map([], 0, "") == ("", "")
 
 
 def test_a_minimap_shows_the_share_that_is_trained() -> None:
-    pieces = minimap([MapTurn(0, 50, 1, "user", "prompt"), MapTurn(50, 100, 2, "assistant", "completion", 25)], 100)
-    assert trained_path(pieces) == "M500.00 17h500.00v2.0h-500.00z"
+    turns = [turn(0, 50, 1, "user", "prompt"), turn(50, 100, 2, "assistant", "completion", 25)]
+    assert drawn_map(turns, 100, "?t={}-{}")[1] == "M500.00 17h500.00v2.0h-500.00z"
 
 
 def test_a_strip_draws_known_values_alone_at_heights_that_do_not_depend_on_the_row() -> None:

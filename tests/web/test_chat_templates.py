@@ -10,8 +10,8 @@ from django.test import Client
 from pytest_django import DjangoAssertNumQueries
 
 from rollouts.store.models import ChatTemplate, Job, TemplateCheck, Tokenizer
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.users import local_user
+from rollouts.store.people.accounts import local_user
+from rollouts.store.people.shares import create_share
 from rollouts.worker.jobs import do_job
 
 pytestmark = pytest.mark.django_db

@@ -21,8 +21,8 @@ from rollouts.sampling.engines import ENGINES
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store.jobs.jobs import cancel_job
 from rollouts.store.models import AuditEvent, Job, Run, ScoredColumn
-from rollouts.store.runs.run_writes import create_run, end_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import create_run, end_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker import jobs
 from tests.samples.shard_work import change_kind
 from tests.web.samples import one_line

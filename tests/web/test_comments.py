@@ -10,18 +10,18 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from rollouts.store.models import AuditEvent, Comment, Role, Run, StoredTrajectory
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.runs.run_writes import delete_run
-from rollouts.store.trajectories.comment_writes import (
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import delete_run
+from rollouts.store.trajectories.comments import (
     MAX_TEXT,
     CommentMoved,
     add_comment,
     delete_comment,
     edit_comment,
+    find_comment,
     reopen_comment,
     resolve_comment,
 )
-from rollouts.store.trajectories.comments import find_comment
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, Maker

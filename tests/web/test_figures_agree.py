@@ -23,8 +23,9 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from rollouts.jobs.imports import imports
 from rollouts.store import models
-from rollouts.store.people.tokenizers import register_chat_template, register_tokenizer
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.trajectories import load_trajectories
 from tests.people import make_member
 

@@ -16,8 +16,8 @@ from django.test import Client
 from rollouts.jobs import gap_reports
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.muted_writes import mute
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.muted import mute
+from rollouts.store.runs.runs import create_run
 from rollouts.worker.jobs import do_job
 from tests.people import make_member
 from tests.samples import gap_runs

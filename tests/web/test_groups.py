@@ -15,11 +15,11 @@ from inspector.runs.group_page import group_url
 from inspector.trajectories import neighbours
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.runs.runs import create_run, end_run
 from rollouts.store.trajectories.groups import group_advantages
 from rollouts.store.trajectories.previews import fill_previews, stored_preview
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectory_list import count_before, count_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from tests.web.samples import HOSTILE, finding, one_line, stored_run
 from tests.web.trajectory_samples import Maker
 

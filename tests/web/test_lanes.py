@@ -15,7 +15,6 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens import lane_tree
 from rollout_inspector.diagnose import diagnose
 from rollout_inspector.diagnose.finding import Finding
@@ -184,23 +183,25 @@ def test_rows_of_the_source_that_join_lanes_are_linked_by_their_row(web, make, s
     assert [(name, "t=" in url) for url, name, _ in links(html)] == [("row 0", False), ("lane 1", False)]
 
 
-def shown_of(n: int) -> Callable[[], dict[str, Any]]:
+def shown_of(n: int) -> Callable[[], Any]:
     """The lists of lanes of a trajectory with n steps, each in a lane of its own."""
     steps = [StepSummary(0, 0, 0, None, 0, 0, 10, 5, "stop")]
     steps += [StepSummary(n, n, n, n - 1, 12, 15, 20, 5, "stop") for n in range(1, n)]
     rows = [RowSummary(n, 25, 5, frozenset([n]), last_step=n, key=n) for n in range(n)]
     trajectory = models.StoredTrajectory(code="x", status="done", run=models.Run(code="r"))
-    return lambda: {
-        **lane_tree.lanes_shown(trajectory, rows, steps, [], PagePlace(), "/t"),
-        "value": lane_tree.lane_tree(trajectory, rows, steps, []),
-    }
+    def drawn() -> tuple[dict[str, Any], Any]:
+        lanes = lane_tree.read_lanes(trajectory, rows, steps, [])
+        shown = lane_tree.drawn_lanes(trajectory, lanes, rows, lambda lane: "")
+        return shown, lane_tree.lane_tree(trajectory, lanes, rows)
+
+    return drawn
 
 
 def test_five_thousand_steps_are_drawn_small() -> None:
-    shown = shown_of(5000)()
-    assert shown["n_lanes"] == 5000 and "5,000 rows" in shown["lanes_sentence"]
-    assert len(shown["lanes_shown"] + shown["lanes_folded"]) == lane_tree.MAX_DRAWN
-    assert shown["value"].n_lanes == 5000 and len(shown["value"].items) == lane_tree.MAX_LISTED
+    shown, value = shown_of(5000)()
+    assert shown["n"] == 5000 and "5,000 rows" in shown["sentence"]
+    assert len(shown["open"] + shown["folded"]) == lane_tree.MAX_DRAWN
+    assert value.n_lanes == 5000 and len(value.items) == lane_tree.MAX_LISTED
 
 
 def test_drawing_lanes_is_linear_work() -> None:

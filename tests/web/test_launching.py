@@ -13,9 +13,9 @@ from django.test import Client
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Job, ProjectTemplate, Run, TemplateCheck
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.run_writes import end_run
+from rollouts.store.runs.runs import end_run
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory
 from tests.samples.pages import form_of
 

@@ -11,12 +11,11 @@ from django.core.management import call_command
 from django.test import Client
 
 from rollout_inspector.refusal import Refusal
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import AuditEvent, MutedKind, Project, Role, Run
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.muted import muted_in, muted_in_runs
-from rollouts.store.runs.muted_writes import mute, unmute
-from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.muted import mute, muted_in, muted_in_runs, unmute
+from rollouts.store.runs.runs import delete_run
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker

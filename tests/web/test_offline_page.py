@@ -20,8 +20,8 @@ from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollouts.jobs import gallery
 from rollouts.store import models
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.runs.runs import find_trajectory
-from rollouts.store.trajectories.comment_writes import add_comment
+from rollouts.store.trajectories.comments import add_comment
+from rollouts.store.trajectories.trajectories import find_trajectory
 from tests.samples.pages import share
 from tests.web.long_rows import long_trajectory
 from tests.web.trajectory_samples import HOSTILE, Maker
@@ -95,8 +95,8 @@ def test_a_file_of_20k_tokens_holds_them_all_in_two_megabytes(make: Maker, view:
     trajectory = long_trajectory(lambda text: make.ids(text.replace(" the ", HOSTILE)), 20_000)
     made = offline_file(of(make.run([trajectory])), {"view": view})
     saved = is_inert(made.html)
-    (row,) = made.rows
-    assert made.is_whole and (row.start, row.stop) == (0, row.n_tokens) and row.n_tokens >= 20_000
+    ((_, start, stop, n_tokens),) = made.rows
+    assert made.is_whole and (start, stop) == (0, n_tokens) and n_tokens >= 20_000
     assert HOSTILE.split("\r")[0] in saved.text and len(saved.text) > 20_000
     assert (made.html.count("<i") >= 20_000) == (view == View.TOKENS)
     size = len(made.html.encode())
@@ -156,16 +156,16 @@ def test_what_does_not_fit_is_left_out_around_the_finding_and_named(
     assert long is not None and two is not None
     monkeypatch.setattr(offline_page, "MAX_FILE_TOKENS", {View.RUNS: 200, View.TOKENS: 200})
     made = offline_file(long, {})
-    (row,) = made.rows
-    assert row.stop - row.start == 200 and row.start < at < row.stop and not made.is_whole
-    assert f"tokens {row.start:,}-{row.stop:,} of {row.n_tokens:,}" in made.html and 'href="#place-1"' in made.html
+    ((_, start, stop, n_tokens),) = made.rows
+    assert stop - start == 200 and start < at < stop and not made.is_whole
+    assert f"tokens {start:,}-{stop:,} of {n_tokens:,}" in made.html and 'href="#place-1"' in made.html
     monkeypatch.setattr(offline_page, "MAX_FILE_TOKENS", {View.RUNS: 70, View.TOKENS: 70})
     made = offline_file(two, {})
-    (row,) = made.rows
-    assert "Not in this file:" in made.html and f"row {1 - row.row} (" in made.html and not made.is_whole
+    ((row, *_),) = made.rows
+    assert "Not in this file:" in made.html and f"row {1 - row} (" in made.html and not made.is_whole
     monkeypatch.setattr(offline_page, "AROUND_FINDING", 50)
     made = offline_file(long, {"finding": "1"})
-    assert made.rows[0].stop - made.rows[0].start == 50 and made.name == f"trajectory-{long.code}-finding-1.html"
+    assert made.rows[0][2] - made.rows[0][1] == 50 and made.name == f"trajectory-{long.code}-finding-1.html"
     is_inert(made.html)
 
 

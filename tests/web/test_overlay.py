@@ -11,9 +11,8 @@ from django.test import Client
 from inspector.runs.training.overlay import difference, overlay, table
 from inspector.runs.training.training_charts import MAX_TABLE_ROWS, value_at
 from rollouts.store.models import Run
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.training_step_writes import take_training_steps
-from rollouts.store.runs.training_steps import TrainingStepLine
+from rollouts.store.runs.runs import create_run
+from rollouts.store.runs.training_steps import TrainingStepLine, take_training_steps
 from tests.samples.training_steps import save, world
 
 

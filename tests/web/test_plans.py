@@ -21,10 +21,10 @@ from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.store import models
 from rollouts.store.parameters import SORTS
-from rollouts.store.runs.run_writes import create_run, end_run
+from rollouts.store.runs.runs import create_run, end_run
 from rollouts.store.runs.training_steps import stored_after
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectory_list import list_trajectories, neighbours
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
 from rollouts.store.trajectory_filters import TrajectoryFilters
 from tests.people import make_member
 from tests.storage.build import chain
@@ -187,7 +187,7 @@ def test_a_list_and_its_neighbours_read_ranges_in_order(run: models.Run, sort: s
     for filters in FILTERS:
         with CaptureQueriesContext(connection) as queries:
             first = list_trajectories(run, filters, sort, "", 5)
-            list_trajectories(run, filters, sort, first.next_cursor, 5)
+            list_trajectories(run, filters, sort, first.next, 5)
             neighbours(run.trajectories.select_related("run").get(index=30), filters, sort)
         for plan in plans(queries):
             assert not plan.problem, plan.problem

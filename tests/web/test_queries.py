@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
+from rollouts.store.people.shares import create_share
 from tests.web.samples import stored_run
 
 pytestmark = pytest.mark.django_db

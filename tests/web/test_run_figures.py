@@ -13,8 +13,8 @@ from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run, RunFigures, StoredTrajectory
 from rollouts.store.runs import figures
-from rollouts.store.runs.run_writes import recount, start_run
-from rollouts.store.runs.runs import run_summary
+from rollouts.store.runs.run_summary import run_summary
+from rollouts.store.runs.runs import recount, start_run
 from rollouts.store.trajectories.findings import replace_findings
 from rollouts.worker.jobs import do_job
 from tests.web.samples import finding, stored_run

@@ -13,10 +13,10 @@ from django.utils import timezone
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.replays import replay_context, run_replays
 from rollouts.store import models
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs.jobs import JobLost, beat_job, take_job
 from rollouts.store.models import Job, Run
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.people.shares import create_share
 from rollouts.worker import jobs
 from tests.web.samples import stored_run
 from tests.web.trajectory_samples import Maker, own_row

@@ -18,8 +18,8 @@ from rollout_inspector.diagnose.finding import Finding as Value
 from rollouts.jobs.exports.exports import WRITERS, drop_files, key_of
 from rollouts.store import files
 from rollouts.store.models import Job, Run, StoredFinding
-from rollouts.store.runs.run_writes import start_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import start_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker.jobs import do_job
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run

@@ -22,19 +22,18 @@ from inspector.server.health import heartbeat_key
 from rollout_inspector.diagnose.finding import Cost, Severity
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.activity import JOB_SILENT_SECONDS
 from rollouts.store.models import Job, Rejection, Run, StoredTrajectory
-from rollouts.store.people.tokenizers import register_tokenizer
 from rollouts.store.runs import figures
-from rollouts.store.runs.run_writes import create_run, end_run, start_run, take_figures
+from rollouts.store.runs.runs import create_run, end_run, start_run, take_figures
 from rollouts.store.trajectories.launched_trajectories import (
-    NewTrajectory,
     add_queued_trajectories,
     cancel_remaining,
     finish_trajectories,
     resume_run,
 )
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.web.samples import finding, one_line, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db
@@ -451,7 +450,7 @@ def test_progress_is_told_in_numbers(web: Client) -> None:
 
 def test_a_pause_is_not_part_of_the_pace(web: Client) -> None:
     run = create_run("launch", "paused", model="demo", n_expected=1)
-    add_queued_trajectories(run, [NewTrajectory("t0", "0", {}, 0)])
+    add_queued_trajectories(run, [(StoredTrajectory(external_id="t0", group="0", seed=0), {})])
     ended = timezone.now() - timedelta(hours=1)
     Run.objects.filter(pk=run.pk).update(
         status="cancelled", started_at=ended - timedelta(seconds=10), finished_at=ended, n_sampled=5000
@@ -463,7 +462,7 @@ def test_a_pause_is_not_part_of_the_pace(web: Client) -> None:
 
 def test_trajectories_that_failed_or_were_cancelled_count_as_that(web: Client) -> None:
     run = create_run("launch", "cut", model="demo", n_expected=3)
-    add_queued_trajectories(run, [NewTrajectory(f"t{n}", "0", {}, n) for n in range(3)])
+    add_queued_trajectories(run, [(StoredTrajectory(external_id=f"t{n}", group="0", seed=n), {}) for n in range(3)])
     start_run(run)
     run.trajectories.filter(index=0).update(status="failed", error="The engine died.")
     cancel_remaining(run)
@@ -487,7 +486,7 @@ def asks_again(html: str, part: str = "run-live") -> str:
 
 def queued_run(n: int) -> Run:
     run = create_run("launch", "live", model="demo")
-    add_queued_trajectories(run, [NewTrajectory(f"t{i}", "g0", {}, i) for i in range(n)])
+    add_queued_trajectories(run, [(StoredTrajectory(external_id=f"t{i}", group="g0", seed=i), {}) for i in range(n)])
     start_run(run)
     return run
 
@@ -575,7 +574,7 @@ def test_the_list_of_runs_is_sent_again_only_when_a_run_changed(web: Client) -> 
 
 def test_the_queued_are_a_number_until_one_asks_for_them(web: Client) -> None:
     run = create_run("launch", "live", model="demo", n_expected=3)
-    add_queued_trajectories(run, [NewTrajectory(f"t{i}", "g0", {}, i) for i in range(3)])
+    add_queued_trajectories(run, [(StoredTrajectory(external_id=f"t{i}", group="g0", seed=i), {}) for i in range(3)])
     start_run(run)
     StoredTrajectory.objects.filter(run=run, external_id="t1").update(status=StoredTrajectory.Status.RUNNING)
     body = web.get(f"/runs/{run.code}.json").json()
@@ -664,7 +663,7 @@ def test_before_the_first_turn_the_page_says_what_keeps_it(web: Client) -> None:
 
 def test_a_run_without_a_token_is_not_called_clean(web: Client) -> None:
     run = create_run("launch", "stopped", model="demo", n_expected=1)
-    add_queued_trajectories(run, [NewTrajectory("a", "g", {}, 1)])
+    add_queued_trajectories(run, [(StoredTrajectory(external_id="a", group="g", seed=1), {})])
     end_run(run, Run.Status.CANCELLED)
     page = web.get(f"/runs/{run.code}").content.decode()
     assert "There is nothing to diagnose" in page and "Every prompt starts with" not in page

@@ -13,7 +13,7 @@ from inspector.search import search_page, views
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.jobs.search import patterns
 from rollouts.store.models import Run
-from rollouts.store.people.share_writes import create_share
+from rollouts.store.people.shares import create_share
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker
 

@@ -6,9 +6,9 @@ import pytest
 from django.test import Client
 
 from rollouts.store.models import Role, Run, Seen, StoredTrajectory
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.runs.run_writes import delete_run
-from rollouts.store.trajectories.seen_writes import mark_seen
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import delete_run
+from rollouts.store.trajectories.seen import mark_seen
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import Maker

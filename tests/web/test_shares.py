@@ -13,7 +13,7 @@ from django.utils.html import escape
 
 from inspector.web.access import MAX_GRANTS, SESSION_KEY
 from rollouts.store.models import Run, ShareLink, StoredTrajectory
-from rollouts.store.runs.run_writes import delete_run, start_run
+from rollouts.store.runs.runs import delete_run, start_run
 from tests.samples.pages import share
 from tests.web.samples import stored_run
 

@@ -16,8 +16,8 @@ from django.urls import path
 from inspector.urls import urlpatterns as real_urls
 from inspector.web.twins import jsonable
 from rollouts.store.models import Rejection, Run
-from rollouts.store.runs.run_writes import create_run, end_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import create_run, end_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.web.samples import HOSTILE, finding, stored_run, trajectory
 
 pytestmark = pytest.mark.django_db

@@ -19,9 +19,10 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.store import models
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.run_writes import delete_run
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import delete_run
+from rollouts.store.trajectories.replays import stored_rows
 from rollouts.store.trajectories.trajectory_parts import step_wise_scopes
 from rollouts.worker.jobs import do_job
 from tests.web.samples import one_line
@@ -90,7 +91,7 @@ def test_figures_and_rows_are_those_of_the_replay(make, web, sent) -> None:
     by_slug = {one["strategy"]: one for one in report["strategies"]}
     assert by_slug["step_wise"]["rows_count"] == 3
     assert by_slug["step_wise"]["trained_tokens"] == sampled and by_slug["step_wise"]["lost_tokens"] == 0
-    rows = trajectory_replays.stored_rows(trajectory.replay, ["step_wise"])["step_wise"]
+    rows = stored_rows(trajectory.replay, ["step_wise"])["step_wise"]
     for index, length in enumerate(rows.lengths):
         row = trajectory_replays.row_of(rows, index)
         assert len(row.ids) == len(row.loss_mask) == len(row.origin) == length

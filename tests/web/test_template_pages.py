@@ -26,11 +26,11 @@ from rollout_inspector.streams.trajectory import Request, Step, Trajectory
 from rollout_inspector.text import chat_templates
 from rollouts import gallery
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import ChatTemplate, Job, Run, TemplateCheck, Tokenizer
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker.jobs import do_job
 from tests.samples.chat_templates import BROKEN, SAFE, TALK
 from tests.web.samples import one_line

@@ -12,10 +12,9 @@ from inspector.html.inspector_tags import decimal
 from inspector.runs.training.training_charts import charts_of, value_at
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store.models import Run, StoredFinding
-from rollouts.store.runs.muted_writes import mute
-from rollouts.store.runs.run_writes import create_run, take_figures
-from rollouts.store.runs.training_step_writes import take_training_steps
-from rollouts.store.runs.training_steps import over_training
+from rollouts.store.runs.muted import mute
+from rollouts.store.runs.runs import create_run, take_figures
+from rollouts.store.runs.training_steps import over_training, take_training_steps
 from tests.people import make_member
 from tests.samples.training_steps import of_versions, save, world
 from tests.storage.build import chain

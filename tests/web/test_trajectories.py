@@ -23,8 +23,8 @@ from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import NO_IDS, Origin, Row, Step, Trajectory
 from rollouts.store import models
-from rollouts.store.people.share_writes import create_share
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.people.shares import create_share
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.launched_trajectories import save_steps
 from tests.people import make_member
 from tests.web.samples import one_line

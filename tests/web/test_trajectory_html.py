@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inspector.html.text import characters, runs_right_to_left, split_fragments, text_html
-from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, Tokens, gap_html, logprob_classes
+from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, gap_html, logprob_classes
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.finding_marks import DiffIds, row_marks
 from inspector.trajectories.tokens.turns import FindingItem
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.store.trajectories.rows import Tokens
 
 WORDS = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
 
@@ -86,8 +87,8 @@ def test_tokens_that_cut_characters_still_show_each_once(text, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=6)))
     pieces = [raw[a:b] for a, b in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
     fragments = split_fragments(pieces)
-    assert "".join(Copied("".join(part.html for part in fragments)).text) == text.replace("\x00", "\ufffd")
-    assert sum(part.opens for part in fragments) == sum(part.closes for part in fragments)
+    assert "".join(Copied("".join(html for html, _, _ in fragments)).text) == text.replace("\x00", "\ufffd")
+    assert sum(opens for _, opens, _ in fragments) == sum(closes for _, _, closes in fragments)
 
 
 @given(st.lists(st.integers(0, Table.vocab_size - 1), min_size=1, max_size=80))
@@ -105,11 +106,11 @@ def test_runs_and_blocks_hold_the_same_text(ids, size):
     table = Table()
     blocks = list(TokenPainter(table).blocks(tokens(ids, start=7), size=size))
     raw = b"".join(table.token_bytes(np.asarray(ids, dtype=np.int32)))
-    assert "".join(Copied("".join(b.html for b in blocks)).text).count("\ufffd") >= raw.count(b"\xff")
+    assert "".join(Copied("".join(html for _, _, html in blocks)).text).count("\ufffd") >= raw.count(b"\xff")
     if b"\x00" not in raw and raw.decode("utf-8", "replace").encode() == raw and not any(Table().special[ids]):
-        assert "".join(Copied("".join(b.html for b in blocks)).text).encode() == raw
-    assert [b.start for b in blocks[1:]] == [b.stop for b in blocks[:-1]]
-    assert not ids or (blocks[0].start, blocks[-1].stop) == (7, 7 + len(ids))
+        assert "".join(Copied("".join(html for _, _, html in blocks)).text).encode() == raw
+    assert [start for start, _, _ in blocks[1:]] == [stop for _, stop, _ in blocks[:-1]]
+    assert not ids or (blocks[0][0], blocks[-1][1]) == (7, 7 + len(ids))
 
 
 def test_a_script_in_a_token_is_text():
@@ -178,7 +179,7 @@ def test_a_screen_reader_is_told_where_origin_mask_or_finding_change():
     assert window == '<i class=s>A</i><i class="o1 m f s">B</i><i class="o1 m f">C</i><i class="o1 s">D</i>'
     # Each block begins with it, and runs that differ by a mark alone are not told again.
     blocks = list(TokenPainter(Table()).blocks(tokens([65, 66, 67, 68]), Marks(chosen=(1, 2)), size=3))
-    assert [re.findall(r"class=\"?([a-z]*)", block.html) for block in blocks] == [["s", "k"], ["s"]]
+    assert [re.findall(r"class=\"?([a-z]*)", html) for _, _, html in blocks] == [["s", "k"], ["s"]]
 
 
 def test_spaces_are_one_element_that_holds_them():
@@ -229,7 +230,7 @@ def test_a_gap_stands_in_the_token_behind_it_and_no_copy_holds_its_text():
     painter = TokenPainter(Table())
     for html in (
         painter.window(tokens([65, 66, 67], 100), marks),
-        "".join(block.html for block in painter.blocks(tokens([65, 66, 67], 100), marks)),
+        "".join(html for _, _, html in painter.blocks(tokens([65, 66, 67], 100), marks)),
     ):
         read = Copied(html)
         assert "".join(read.text) == "ABC"
@@ -244,14 +245,14 @@ def test_a_gap_stands_in_the_token_behind_it_and_no_copy_holds_its_text():
 def test_without_a_tokenizer_ids_are_shown_as_ids():
     painter = TokenPainter(None)
     assert painter.window(tokens([5, 6])) == '<i class="s u">5</i><i class=u>6</i>'
-    assert "<u>5</u>" in next(painter.blocks(tokens([5, 6]))).html
+    assert "<u>5</u>" in next(painter.blocks(tokens([5, 6])))[2]
 
 
 @pytest.mark.parametrize("outside", [-1, Table.vocab_size, 2**31 - 1])
 def test_an_id_outside_the_vocabulary_is_shown_as_an_id(outside):
     painter = TokenPainter(Table())
     assert painter.window(tokens([outside])) == f'<i class="s u">{outside}</i>'
-    assert f"<u>{outside}</u>" in next(painter.blocks(tokens([65, outside, 66]))).html
+    assert f"<u>{outside}</u>" in next(painter.blocks(tokens([65, outside, 66])))[2]
 
 
 def test_logprob_classes_cover_the_whole_range():

@@ -13,14 +13,14 @@ from django.http import HttpRequest
 from django.test import Client
 
 import inspector.urls
-from inspector.html.tokens import Tokens
 from inspector.trajectories import tabs
 from inspector.trajectories.frame import Tab, TrajectoryHead, head_of
 from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens.lenses import Legend, LensSpec, Swatch
+from inspector.trajectories.tokens.lenses import LensSpec
 from inspector.trajectories.urls import tab_urls
 from inspector.web.twins import fields_of
 from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories.rows import Tokens
 from tests.web.samples import one_line, stored_run
 
 pytestmark = pytest.mark.django_db
@@ -36,7 +36,7 @@ def even_ids(tokens: Tokens) -> np.ndarray:
 
 
 def test_a_lens_is_one_entry(web: Client, trajectory: StoredTrajectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    legend = Legend((Swatch("key-q0", "odd"), Swatch("key-q8", "even")), ends=("least", "most"))
+    legend = ((("key-q0", "odd", ""), ("key-q8", "even", "")), ("least", "most"))
     parity = LensSpec("parity", "parity of ids", legend, lambda tokens, here: f"No even id {here}.", even_ids)
     monkeypatch.setattr(lenses, "LENSES", (*lenses.LENSES, parity))
     url = f"/trajectories/{trajectory.code}"
@@ -105,3 +105,11 @@ def test_a_page_is_one_entry_and_a_template(
     assert web.get(f"{url}/length.json").json()["length"] == n
     StoredTrajectory.objects.update(n_tokens=0)
     assert "How long" not in one_line(web.get(f"{url}/record"))
+
+
+def test_values_do_not_import_what_draws_them() -> None:
+    """A value of the tokens page is read and written as JSON without the modules that write HTML."""
+    folder = Path(lenses.__file__).parent
+    for name in ("page_queries", "turns", "token_view", "token_window", "tokens_page", "lane_tree"):
+        source = (folder / f"{name}.py").read_text()
+        assert "inspector.html" not in source and "tokens.reader" not in source, name

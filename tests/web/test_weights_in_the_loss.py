@@ -17,11 +17,10 @@ from inspector.runs.jobs import listed_kinds
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs import loss_weights
-from rollouts.store.jobs.job_lists import latest_jobs
-from rollouts.store.jobs.jobs import ask_job
+from rollouts.store.jobs.jobs import ask_job, latest_jobs
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.muted_writes import mute
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.muted import mute
+from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.groups import advantage_in_group, advantages_of_groups
 from rollouts.worker import jobs
 from tests.people import make_member

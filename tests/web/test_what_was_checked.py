@@ -13,7 +13,7 @@ from rollout_inspector.text.chat_templates import renderer
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs import figures
-from rollouts.store.runs.runs import run_summary
+from rollouts.store.runs.run_summary import run_summary
 from tests.samples.planted.plant import PLANTERS, ModelSetup
 from tests.web.samples import finding, one_line, stored_run
 from tests.web.trajectory_samples import Maker

@@ -10,7 +10,7 @@ from django.test import Client
 
 from inspector.server import workers
 from rollouts.store.models import Run
-from rollouts.store.people.users import local_user
+from rollouts.store.people.accounts import local_user
 from tests.conftest import wait_until
 
 pytestmark = [pytest.mark.django_db, pytest.mark.sqlite_only]  # its queries are those of other pages

@@ -10,9 +10,9 @@ import numpy as np
 from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.streams.trajectory import Request, Row, Step, Trajectory, ids_array
 from rollouts.store import models
-from rollouts.store.people.tokenizers import byte_table, load_tokenizer, register_tokenizer
-from rollouts.store.runs.run_writes import create_run, end_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.chat_templates.tokenizers import byte_table, load_tokenizer, register_tokenizer
+from rollouts.store.runs.runs import create_run, end_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 
 HOSTILE = '<script>alert(1)</script> &amp; "quoted" \u202eevil\u202c zero\u200bwidth \t tab\r\n naïve 漢字 🙂'
 TOOLS = ({"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}},)

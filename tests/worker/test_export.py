@@ -20,10 +20,10 @@ from rollouts.jobs.exports.exports import WRITERS
 from rollouts.jobs.launch import LaunchSettings, launch
 from rollouts.jobs.replays import replay_context
 from rollouts.store import models
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 from tests.storage.build import chain
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture
 def run(tiny_tokenizer: Path) -> models.Run:
     run = launch(LaunchSettings(prompts=3, group=1, seed=2, temperature=0.0), enqueue=False)
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     run.refresh_from_db()
     assert run.status == "done"
     return run

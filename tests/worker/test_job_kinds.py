@@ -23,13 +23,14 @@ from django.utils import timezone
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import alarm_delivery, parser_comparison, rescore, run_actions, template_checks
 from rollouts.jobs.broker import queue_of
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.jobs.storage import token_moves
 from rollouts.sampling.engines import ENGINES, vllm_parsers
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store import files, models
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.job_queue import take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
@@ -43,9 +44,8 @@ from rollouts.store.jobs.jobs import (
     take_job,
 )
 from rollouts.store.models import Job, Replay, Run, TemplateCheck
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.alarm_writes import set_webhook, take_alarms
-from rollouts.store.runs.run_writes import create_run, delete_run
+from rollouts.store.runs.alarms import set_webhook, take_alarms
+from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, add_new_trajectories
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.worker import jobs
@@ -156,7 +156,7 @@ def diagnosed(job: Job) -> None:
 
 
 def exported(job: Job) -> None:
-    assert job.n_written == 45 and files.size(exporting.key_of(job)) == job.bytes_written
+    assert job.n_written == 45 and files.size(exports.key_of(job)) == job.bytes_written
 
 
 def replayed(job: Job) -> None:

@@ -14,13 +14,13 @@ from django.utils import timezone
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.formats import Source, read
 from rollouts.jobs import diagnosis
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.store import files, models
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.jobs import JobLost, adopt_jobs, ask_job, beat_job, cancel_job, end_job, take_job
 from rollouts.store.models import Job, Run
-from rollouts.store.people.tokenizers import register_tokenizer
-from rollouts.store.runs.run_writes import create_run, delete_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import create_run, delete_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker import jobs
 from tests.storage.build import chain
 from tests.web.samples import finding, stored_run
@@ -127,15 +127,15 @@ def test_an_export_writes_a_file_that_goes_when_it_expires(tmp_path: Path) -> No
     job = asked(run, "export", format="own_jsonl")
     jobs.do_job(job.pk)
     job.refresh_from_db()
-    key = exporting.key_of(job)
+    key = exports.key_of(job)
     assert (job.status, job.n_written, job.bytes_written) == ("done", 4, files.size(key))
     with files.open_file(key) as file:
         (tmp_path / Path(key).name).write_bytes(file.read())
     assert len(list(read(Source.of_path(tmp_path / Path(key).name))[1])) == 4
-    exporting.drop_files()
+    exports.drop_files()
     assert files.exists(key)
     Job.objects.update(expires_at=timezone.now())
-    exporting.drop_files()
+    exports.drop_files()
     assert not files.exists(key)
 
 
@@ -151,8 +151,8 @@ def test_an_export_that_breaks_off_leaves_no_file(monkeypatch: pytest.MonkeyPatc
     assert taken is not None
     jobs.work_on(taken, lambda held: cancel_job(Job.objects.get(pk=held.pk)))
     job.refresh_from_db()
-    assert job.status == "cancelled" and not list(files.listed(exporting.prefix_of(job.code)))
-    assert not exporting.draft_of(job).exists()
+    assert job.status == "cancelled" and not list(files.listed(exports.prefix_of(job.code)))
+    assert not exports.draft_of(job).exists()
 
 
 def test_what_a_strategy_refuses_is_noted_where_it_is_forced(tiny_tokenizer: Path) -> None:

@@ -27,26 +27,26 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.text import tokenizers
-from rollouts.jobs import launch as launching
 from rollouts.jobs import warm_engines
 from rollouts.jobs.diagnosis import diagnose_run
-from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch, served_models
+from rollouts.jobs.launch import LaunchRefused, LaunchSettings, can_resume, launch, resume, served_models
 from rollouts.jobs.replays import replay_context
 from rollouts.management.commands.launch_rollouts import is_served
 from rollouts.sampling.engines import Engine, EngineError, Generation
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Retokenized, Run, StoredTrajectory, TemplateCheck
-from rollouts.store.people.tokenizers import load_tokenizer, register_chat_template
-from rollouts.store.runs.run_writes import cancel_run, create_run
+from rollouts.store.runs import launched_runs
+from rollouts.store.runs.runs import cancel_run, create_run
 from rollouts.store.trajectories.launched_trajectories import (
     fail_trajectory,
     lease_trajectories,
     release_trajectories,
 )
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker import run_rollouts as work
-from rollouts.worker import run_state
+from rollouts.worker import run_rollouts
 from rollouts.worker.heartbeat import queues_of
 from tests.conftest import Take
 
@@ -63,7 +63,7 @@ def serve_with(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Engine]) -> 
 
 def done_run(**changes: Any) -> Run:
     run = launch(LaunchSettings(**(SMALL | changes)), enqueue=False)
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     run.refresh_from_db()
     return run
 
@@ -187,8 +187,8 @@ class TestTheWork:
     def test_a_second_delivery_changes_nothing(self) -> None:
         run = done_run()
         before = list(run.trajectories.values())
-        work.work_on(run.pk)
-        work.work_on(10**9)
+        run_rollouts.work_on(run.pk)
+        run_rollouts.work_on(10**9)
         run_again = Run.objects.get(pk=run.pk)
         assert list(run.trajectories.values()) == before and run_again.finished_at == run.finished_at
 
@@ -235,7 +235,7 @@ class TestTheWork:
         broken = run.chat_template.text.replace("{%- for message in messages -%}", BREAKS_ON_TOOL, 1)
         run.chat_template = register_chat_template(broken, "broken")
         run.save()
-        work.work_on(run.pk)
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert run.status == "failed" and "not prefix-preserving" in run.error and "repair" in run.error
         assert run.n_steps == 0 and run.finding_counts == {"template_not_append_only": 6}
@@ -250,13 +250,13 @@ class TestTheWork:
         broken = run.chat_template.text.replace("{%- for message in messages -%}", TOGGLES, 1)
         run.chat_template = register_chat_template(broken, "toggles")
         run.save()
-        work.run_rollouts(run.pk)
+        run_rollouts.run_rollouts(run.pk)
         check = TemplateCheck.objects.get(job__in=sent)
         assert (check.chat_template_id, check.tokenizer_id) == (run.chat_template_id, run.tokenizer_id)
         assert check.job.options == {"repair": True}
         run.refresh_from_db()
         assert run.finding_counts == {"empty_think_toggled": 6}
-        work.run_rollouts(launch(LaunchSettings(**SMALL), enqueue=False).pk)
+        run_rollouts.run_rollouts(launch(LaunchSettings(**SMALL), enqueue=False).pk)
         assert len(sent) == 1
 
     def test_rows_of_another_template_hold_the_sampled_tokens_and_its_scaffold(self) -> None:
@@ -332,10 +332,10 @@ class TestTheWork:
         thread.start()
         try:
             _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
-            work.shutting_down.set()
+            run_rollouts.shutting_down.set()
             thread.join(120)
         finally:
-            work.shutting_down.clear()
+            run_rollouts.shutting_down.clear()
         run.refresh_from_db()
         assert run.status == "running" and run.heartbeat_at is None
         assert not run.trajectories.filter(status="running").exists()
@@ -343,9 +343,9 @@ class TestTheWork:
             record.pk: [step.stream.tolist() for step in load_trajectory(record).steps]
             for record in run.trajectories.filter(status="queued", n_steps__gt=0)
         }
-        assert [orphan.pk for orphan in run_state.adopt_orphans(["demo"])] == [run.pk]
-        assert run_state.adopt_orphans(["demo"]) == []  # one worker gets it
-        work.work_on(run.pk)
+        assert [orphan.pk for orphan in launched_runs.adopt_orphans(["demo"])] == [run.pk]
+        assert launched_runs.adopt_orphans(["demo"]) == []  # one worker gets it
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
         for key, streams in begun.items():  # no stored step is lost or made anew
@@ -379,7 +379,7 @@ class TestOrphans:
             created_at=now - timedelta(seconds=age),
             heartbeat_at=None if heartbeat is None else now - timedelta(seconds=heartbeat),
         )
-        assert [one.pk for one in run_state.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
+        assert [one.pk for one in launched_runs.adopt_orphans(["demo"])] == ([run.pk] if adopted else [])
 
     def test_a_silent_run_is_taken_over_when_there_is_something_to_take(self) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
@@ -390,7 +390,7 @@ class TestOrphans:
             then = timezone.now() - timedelta(seconds=seconds)
             Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=then)
             run.trajectories.filter(status="running").update(lease_until=then + timedelta(seconds=20))
-            return bool(run_state.adopt_orphans(["demo"]))
+            return bool(launched_runs.adopt_orphans(["demo"]))
 
         assert not adopted(5) and adopted(12)  # nobody holds what is queued
         run.trajectories.update(status="running")
@@ -422,20 +422,20 @@ class TestSharing:
         serve_with(monkeypatch, broken)
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         (held,) = lease_trajectories(run, 1, 60)  # by another worker
-        work.work_on(run.pk)
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         held.refresh_from_db()
         assert (run.status, run.error, held.status) == ("running", "", "running")
         assert run.trajectories.filter(status="queued").count() == 5
         release_trajectories([held])
-        work.work_on(run.pk)
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert run.status == "failed" and "no block is free" in run.error and run.n_failed == 6
 
     def test_a_run_that_the_worker_is_at_is_not_begun_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
-        monkeypatch.setattr(work, "_working", {run.pk})
-        assert work.work_on(run.pk) is False
+        monkeypatch.setattr(run_rollouts, "_working", {run.pk})
+        assert run_rollouts.work_on(run.pk) is False
         run.refresh_from_db()
         assert run.status == "queued" and run.started_at is None
 
@@ -444,21 +444,23 @@ class TestSharing:
     ) -> None:
         sent: list[tuple[str, int]] = []
         broker(lambda queue, key: sent.append((queue, key)))
-        monkeypatch.setattr(work, "_left", set())
+        monkeypatch.setattr(run_rollouts, "_left", set())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
         assert warm_engines.live_trajectories(served_models()["demo"], run.engine) == 80
-        assert work.ask_to_share(["demo"], "idle@test.dq") is None  # nobody has begun it
+        assert run_rollouts.ask_to_share(["demo"], "idle@test.dq") is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
-        assert work.ask_to_share(["other"], "idle@test.dq") is None
-        assert work.ask_to_share(["demo"], "idle@test.dq") == run and sent == [("idle@test.dq", run.pk)]
+        assert run_rollouts.ask_to_share(["other"], "idle@test.dq") is None
+        assert run_rollouts.ask_to_share(["demo"], "idle@test.dq") == run and sent == [("idle@test.dq", run.pk)]
         lease_trajectories(run, 4, 60)
-        assert work.ask_to_share(["demo"], "idle@test.dq") is None  # the one that is at it has room for the rest
+        assert (
+            run_rollouts.ask_to_share(["demo"], "idle@test.dq") is None
+        )  # the one that is at it has room for the rest
         run.trajectories.update(status="queued")
         cancel_run(run)
-        assert work.ask_to_share(["demo"], "idle@test.dq") is None
+        assert run_rollouts.ask_to_share(["demo"], "idle@test.dq") is None
         Run.objects.filter(pk=run.pk).update(cancel_requested=False)
-        work._left.add(run.pk)
-        assert work.ask_to_share(["demo"], "idle@test.dq") is None and len(sent) == 1
+        run_rollouts._left.add(run.pk)
+        assert run_rollouts.ask_to_share(["demo"], "idle@test.dq") is None and len(sent) == 1
 
     def test_an_idle_worker_sends_itself_to_a_run_and_no_busy_one_can_take_the_message(
         self, monkeypatch: pytest.MonkeyPatch, broker: Take
@@ -466,8 +468,8 @@ class TestSharing:
         """A busy worker with free places took every message from the queue of the model, and ignored it."""
         sent: list[tuple[str, int]] = []
         broker(lambda queue, key: sent.append((queue, key)))
-        monkeypatch.setattr(work, "_left", set())
-        monkeypatch.setattr(work, "repeat", lambda name, seconds, do: do())
+        monkeypatch.setattr(run_rollouts, "_left", set())
+        monkeypatch.setattr(run_rollouts, "repeat", lambda name, seconds, do: do())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
         busy, idle = _queues_read_by("busy@test", monkeypatch), _queues_read_by("idle@test", monkeypatch)
@@ -477,7 +479,7 @@ class TestSharing:
             task_consumer=SimpleNamespace(queues=list(idle.values())),
         )
         assert queues_of(consumer) == ["engine.demo"]
-        work._adopt_in_background(consumer)
+        run_rollouts._adopt_in_background(consumer)
         ((queue, key),) = sent
         assert key == run.pk and queue in idle and queue not in busy
 
@@ -565,7 +567,7 @@ def _work_and_close(run_id: int) -> None:
     from django.db import connection
 
     try:
-        work.work_on(run_id)
+        run_rollouts.work_on(run_id)
     finally:
         connection.close()
 
@@ -644,15 +646,15 @@ class TestResume:
 
         broker(refuse)
         run = launch(LaunchSettings(**SMALL))
-        assert run.status == "failed" and "resume the run" in run.error and launching.can_resume(run)
+        assert run.status == "failed" and "resume the run" in run.error and can_resume(run)
         broker(lambda *_: None)
-        assert launching.resume(run) == 6
-        assert (run.status, run.error, run.n_failed) == ("queued", "", 0) and not launching.can_resume(run)
-        work.work_on(run.pk)
+        assert resume(run) == 6
+        assert (run.status, run.error, run.n_failed) == ("queued", "", 0) and not can_resume(run)
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 6, 0)
         with pytest.raises(ValueError, match="nothing to resume"):
-            launching.resume(run)
+            resume(run)
 
     def test_a_cancelled_run_goes_on_with_the_steps_it_has(self, broker: Take) -> None:
         broker(lambda *_: None)
@@ -668,8 +670,8 @@ class TestResume:
         }
         run.refresh_from_db()
         assert run.status == "cancelled"
-        assert launching.resume(run) == 160 - run.n_finished
-        work.work_on(run.pk)
+        assert resume(run) == 160 - run.n_finished
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 160, 0)
         for key, streams in kept.items():
@@ -682,24 +684,24 @@ class TestResume:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
         (lost,) = lease_trajectories(run, 1, 60)
         fail_trajectory(TrajectoryEnd(lost.pk, lost.attempt, error="The engine died."))
-        work.work_on(run.pk)
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
         assert (run.status, run.n_finished, run.n_failed) == ("done", 5, 1)
-        assert launching.can_resume(run) and launching.resume(run) == 1
-        work.work_on(run.pk)
+        assert can_resume(run) and resume(run) == 1
+        run_rollouts.work_on(run.pk)
         run.refresh_from_db()
-        assert (run.status, run.n_finished, run.n_failed) == ("done", 6, 0) and not launching.can_resume(run)
+        assert (run.status, run.n_finished, run.n_failed) == ("done", 6, 0) and not can_resume(run)
         assert _streams(run) == whole
 
     def test_which_runs_offer_it(self) -> None:
         run = launch(LaunchSettings(**SMALL), enqueue=False)
-        assert not launching.can_resume(run)  # it has only just been queued
+        assert not can_resume(run)  # it has only just been queued
         old = timezone.now() - timedelta(minutes=2)
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=old, started_at=old)
         run.refresh_from_db()
-        assert launching.can_resume(run)
+        assert can_resume(run)
         run.heartbeat_at = timezone.now()
-        assert not launching.can_resume(run)
+        assert not can_resume(run)
 
 
 def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path) -> None:
@@ -708,5 +710,5 @@ def test_a_launched_run_renders_with_the_date_of_its_launch(tiny_tokenizer: Path
         chat_template=SimpleNamespace(text="It is {{ strftime_now('%Y-%m-%d') }}."),
         rows_chat_template=None,
     )
-    context = work._context(launched, tokenizers.load(tiny_tokenizer))
+    context = run_rollouts._context(launched, tokenizers.load(tiny_tokenizer))
     assert context.renderer.render_text(Conversation([{"role": "user", "content": "a"}])) == "It is 2026-11-22."

@@ -14,7 +14,7 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, launch
 from rollouts.store.models import Run
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker import run_rollouts as work
+from rollouts.worker import run_rollouts
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 @pytest.fixture
 def run(tiny_tokenizer: Path) -> Run:
     run = launch(LaunchSettings(prompts=6, group=1, seed=2, temperature=0.0), enqueue=False)
-    work.work_on(run.pk)
+    run_rollouts.work_on(run.pk)
     run.refresh_from_db()
     assert run.status == "done"
     return run

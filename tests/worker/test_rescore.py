@@ -24,14 +24,14 @@ from rollouts.sampling.engines import ENGINES, model_digest
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost
 from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.scripted import ScriptedEngine
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.job_queue import next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import ask_job, cancel_job
 from rollouts.store.models import Job, RowScores, Run, ScoredColumn
-from rollouts.store.people.tokenizers import register_tokenizer
-from rollouts.store.runs import run_writes
-from rollouts.store.runs.run_writes import create_run, delete_run, end_run
-from rollouts.store.trajectories.columns import columns_of, load_compared
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs import runs
+from rollouts.store.runs.logprob_columns import columns_of, load_compared
+from rollouts.store.runs.runs import create_run, delete_run, end_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker import jobs
 from tests.samples.shard_work import change_kind
 
@@ -298,7 +298,7 @@ def test_another_vocabulary_is_seen_by_the_tokens(owner: _Direct, tiny_tokenizer
 def test_scores_go_with_their_trajectory_and_their_run(owner: _Direct) -> None:
     run, kept = run_of(sampled("a", 3), sampled("b", 5)), run_of(sampled("a", 3))
     scored(run), scored(kept)
-    run_writes.delete_trajectories([run.trajectories.get(external_id="a").pk])
+    runs.delete_trajectories([run.trajectories.get(external_id="a").pk])
     assert [one.trajectory.external_id for one in run.scored_columns.get().scores.all()] == ["b"]
     delete_run(run)
     assert ScoredColumn.objects.get().run == kept and RowScores.objects.get().trajectory.run == kept

@@ -18,7 +18,7 @@ from django.utils import timezone
 from rollout_inspector.formats.writers.exports import EXPORTS
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import diagnosis, run_actions, run_parts
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.replays import run_replays
 from rollouts.store import files, models
@@ -26,8 +26,8 @@ from rollouts.store.jobs.job_queue import must_yield, take_next_job
 from rollouts.store.jobs.jobs import JOB_KINDS, Beat, adopt_jobs, ask_job, cancel_job, take_job
 from rollouts.store.jobs.shards import release_shard
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker import jobs
 from tests.samples.deaths import die_after
 from tests.samples.formats import GYM, changed, jsonl
@@ -222,7 +222,7 @@ def exported(run: Run, share: bool, **options: Any) -> Job:
 
 
 def content(job: Job) -> bytes:
-    with files.open_file(exporting.key_of(job)) as file:
+    with files.open_file(exports.key_of(job)) as file:
         return file.read()
 
 
@@ -232,7 +232,7 @@ def test_an_export_in_shards_has_the_bytes_of_one_task(name: str) -> None:
     alone, shared = (exported(run, share, format=name, force=True) for share in (False, True))
     assert content(alone) == content(shared) and (shared.status, shared.n_done) == ("done", 9)
     assert (shared.n_written, shared.bytes_written) == (alone.n_written, len(content(alone)))
-    assert len(list(files.listed(exporting.prefix_of(shared.code)))) == 1  # the parts are gone
+    assert len(list(files.listed(exports.prefix_of(shared.code)))) == 1  # the parts are gone
 
 
 def test_a_parquet_export_in_shards_has_the_rows_of_one_task() -> None:
@@ -387,7 +387,7 @@ def test_a_shard_is_free_when_its_worker_has_left_it(
 
 def test_a_slow_worker_leaves_the_parts_to_the_one_that_joins_now(monkeypatch: pytest.MonkeyPatch) -> None:
     job, run = asked(kind="export"), Run.objects.get()
-    parts = [exporting.part_of(shard) for shard in cut(job)]
+    parts = [exports.part_of(shard) for shard in cut(job)]
     while keys := [key for key in waiting() if key != job.pk]:
         taken = take_job(keys[0])
         assert taken is not None

@@ -25,7 +25,7 @@ from django.utils import timezone
 from inspector.server import workers
 from rollouts.jobs.launch import LaunchSettings, launch, resume
 from rollouts.store.models import Run, StoredStep, StoredTrajectory
-from rollouts.store.runs.run_writes import cancel_run
+from rollouts.store.runs.runs import cancel_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker.run_rollouts import run_rollouts
 from tests.conftest import _answers, missing, wait_until

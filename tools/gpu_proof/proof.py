@@ -23,7 +23,7 @@ from rollouts.jobs.launch import LaunchSettings, launch, served_models
 from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.demo_policy import MODEL_DIR
 from rollouts.sampling.engines import ENGINES, EngineSpec
-from rollouts.sampling.engines.engine_thread import EngineOwner
+from rollouts.sampling.engines.engine_owner import EngineOwner
 from rollouts.sampling.environments import ENVIRONMENTS
 from rollouts.store.models import Run
 from rollouts.store.people.projects import project_or_default

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.contrib.auth.management.commands import createsuperuser
 
+from rollouts.store.people.accounts import server_admins
 from rollouts.store.people.activity_log import Action, Actor, acting, record
-from rollouts.store.people.people import server_admins
 
 
 class Command(createsuperuser.Command):

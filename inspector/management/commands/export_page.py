@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from argparse import ArgumentParser
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_trajectory
 from rollouts.store.trajectories.comments import comments_of
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 class Command(TerminalCommand):
@@ -51,10 +50,10 @@ class Command(TerminalCommand):
         finally:
             draft.unlink(missing_ok=True)
         if options["json"]:
-            rows = [asdict(part) for part in made.rows]
+            rows = [dict(zip(("row", "start", "stop", "n_tokens"), part, strict=True)) for part in made.rows]
             found = {"trajectory": trajectory.code, "file": str(target), "bytes": n_bytes, "rows": rows}
             self.stdout.write(json.dumps({**found, "findings": made.findings, "complete": made.is_whole}))
             return
-        parts = "; ".join(f"row {one.row}, tokens {one.start:,}-{one.stop:,} of {one.n_tokens:,}" for one in made.rows)
+        parts = "; ".join(f"row {row}, tokens {start:,}-{stop:,} of {n:,}" for row, start, stop, n in made.rows)
         more = "" if made.is_whole else " The file does not hold all of the trajectory, and says so."
         self.stdout.write(f"{n_bytes:,} bytes written to {target}: {parts or 'no tokens'}.{more}")

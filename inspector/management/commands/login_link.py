@@ -7,7 +7,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from inspector.server.running import running_url
 from inspector.web.login import make_token
-from rollouts.store.people.users import LOCAL_USER, active_user
+from rollouts.store.people.accounts import LOCAL_USER, active_user
 
 
 class Command(BaseCommand):

@@ -29,7 +29,7 @@ from inspector.server.supervisor import Child, Supervisor
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token
 from rollouts.store.database import refusal_of_old_database
-from rollouts.store.people.users import has_server_admin
+from rollouts.store.people.accounts import has_server_admin
 
 PORTS_TRIED = 50
 

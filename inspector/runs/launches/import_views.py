@@ -16,9 +16,9 @@ from inspector.web.access import chosen_project
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
 from rollouts.jobs.imports import imports
+from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import Project, Run
-from rollouts.store.people.tokenizers import register_chat_template
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.runs.runs import create_run
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

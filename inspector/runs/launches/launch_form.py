@@ -17,15 +17,15 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, served_models
 from rollouts.sampling.engines import engine_spec
 from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
-from rollouts.store.models import Project, Run
-from rollouts.store.people.access import Access
-from rollouts.store.people.registered_tokenizers import (
+from rollouts.store.chat_templates.chat_templates import (
     chat_template_labels,
     find_chat_template,
     newest_chat_templates,
+    register_chat_template,
 )
-from rollouts.store.people.template_checks import find_check
-from rollouts.store.people.tokenizers import register_chat_template
+from rollouts.store.chat_templates.template_checks import find_check
+from rollouts.store.models import Project, Run
+from rollouts.store.people.access import Access
 from rollouts.store.runs.runs import find_run
 
 MAX_PROBLEMS = 10

@@ -9,9 +9,9 @@ from django.urls import reverse
 
 from rollout_inspector.diagnose.template_refusal import KINDS_OF_REFUSAL
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import ChatTemplate, Run, StoredFinding, TemplateCheck
-from rollouts.store.people.template_checks import find_check
-from rollouts.store.runs.runs import find_finding_of_run
+from rollouts.store.trajectories.findings import find_finding_of_run
 
 
 @dataclass(frozen=True)

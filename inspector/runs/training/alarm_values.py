@@ -14,8 +14,8 @@ from inspector.web.twins import Page
 from rollout_inspector.diagnose.alarm_rules import TITLES, AlarmFigure, limit_words
 from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.jobs.alarm_delivery import sentence_of
-from rollouts.store.models import Alarm, ProjectAlarms, Run
-from rollouts.store.runs.alarms import GIVE_UP, HeldLimit, alarms_of, alarms_of_project
+from rollouts.store.models import Alarm, AlarmRule, ProjectAlarms, Run
+from rollouts.store.runs.alarms import GIVE_UP, alarms_of, alarms_of_project
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,12 @@ class LimitLine(Page):
     """Who set it; null for the default, and for the visitor of a share link."""
 
     @classmethod
-    def of(cls, one: HeldLimit, is_member: bool) -> LimitLine:
+    def of(cls, rule: AlarmRule, is_member: bool) -> LimitLine:
+        figure = AlarmFigure(rule.figure)
         return cls(
-            one.rule.pk if one.rule is not None else None, one.figure.value, one.kind, _title(one.figure, one.kind),
-            one.limit, "off" if one.limit is None else limit_words(one.figure, one.limit), one.scope,
-            one.rule.author_name if one.rule is not None and is_member else None,
+            rule.pk, rule.figure, rule.kind, _title(figure, rule.kind),
+            rule.limit, "off" if rule.limit is None else limit_words(figure, rule.limit), rule.scope,
+            rule.author_name if rule.pk is not None and is_member else None,
         )
 
 

@@ -25,8 +25,7 @@ from rollout_inspector.diagnose.alarm_rules import (
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Role, Run
-from rollouts.store.runs.alarm_writes import drop_limit, set_limit
-from rollouts.store.runs.alarms import count_alarm_steps, find_alarm_rule, limits_in
+from rollouts.store.runs.alarms import count_alarm_steps, drop_limit, find_alarm_rule, limits_in, set_limit
 from rollouts.store.runs.runs import find_run
 
 

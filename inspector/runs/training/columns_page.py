@@ -22,13 +22,13 @@ from rollouts.jobs.broker import send_job
 from rollouts.jobs.launch import served_models
 from rollouts.sampling.engines import scoring_engines
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Job, Run, ScoredColumn
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.runs.scored_columns import delete_column
-from rollouts.store.trajectories.columns import (
+from rollouts.store.runs.logprob_columns import (
     LogprobColumn,
     columns_of,
+    delete_column,
     find_scored_column,
     gap_of_columns,
     scored_columns,

@@ -21,7 +21,7 @@ from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.job_lists import latest_jobs
+from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Job, Run
 
 

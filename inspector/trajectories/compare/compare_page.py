@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 
-from inspector.html.tokens import TokenPainter
+from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
-    ComparisonJson,
-    PairChoice,
     PairWords,
     TokenComparison,
     align_texts,
@@ -28,9 +26,8 @@ from inspector.trajectories.compare.side_by_side import (
     first_shown,
     linked,
     opened_folds,
-    plain_tokens,
 )
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, shows_one
+from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup
@@ -38,10 +35,11 @@ from rollout_inspector.streams.canonical import Drift, canonical_check
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 from rollouts.store import models
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.retokenized import stored_drifts
+from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -95,53 +93,49 @@ class ComparePage(TrajectoryHead):
     """What is on the right side: ``retokenized``, ``prompt``, ``trained`` or ``group``."""
     with_: str | None
     """The code of the trajectory on the right side, when it is another one of the group."""
-    comparison: ComparisonJson | None
+    comparison: dict[str, Any] | None
     """Where the two sides differ; None when nothing could be compared."""
+    verdict: str | None
+    """The outcome in a sentence; None when nothing could be compared."""
     notices: list[str]
     """A sentence for each part of the address that could not be followed."""
-
-
-@dataclass(frozen=True)
-class AnsweredComparePage(ComparePage):
-    """The page when something could be compared."""
-
-    verdict: str
-    """The outcome in a sentence."""
 
 
 def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[ComparePage, dict[str, Any]]:
     """The comparison that the address asks for."""
     params = request.GET
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     # A break has the same kind when the samples of the parent were encoded again. It lies in the prompt.
     prompts = {step.index: step.prompt_length for step in steps}
-    drifting = {index for index, start in parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
+    drifting = {index for index, start in trajectory_parts.drift_places(trajectory) if start >= prompts.get(index, 0)}
     notices: list[str] = []
-    others = [] if shows_one(request) else parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
+    others = [] if shows_one(request) else trajectory_parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = (
         _with_other(params, others, rows, notices)
         or _trained_row(trajectory, params, rows, notices)
         or _question(params, steps, len(rows), drifting, notices)
     )
     question = replace(question, opened=opened_folds(params), first=first_shown(params))
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     answer = _answer(trajectory, question, rows, steps, painter, notices)
-    links = {
+    page = ComparePage(
         **head_of(trajectory),
-        "step": question.step.index if question.step else None,
-        "row": question.row,
-        "against": question.against,
-        "with_": question.other.code if question.other else None,
-        "notices": notices,
-    }
+        step=question.step.index if question.step else None,
+        row=question.row,
+        against=question.against,
+        with_=question.other.code if question.other else None,
+        comparison=as_json(answer[0], painter) if answer else None,
+        verdict=answer[1].verdict if answer else None,
+        notices=notices,
+    )
     choices = _choices(steps, rows, drifting, question) + group_compare.choices(others, question.other)
     if question.other is not None and question.row is not None:
         choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
     html = {"choices": choices, "tokenizer_missing": missing}
     if answer is None:
-        return ComparePage(**links, comparison=None), html
+        return page, html
     comparison, words = answer
-    page = AnsweredComparePage(**links, comparison=as_json(comparison, painter), verdict=words.verdict)
     row = question.row
     if question.step is not None:
         holder = question.step.index if question.against == "retokenized" else question.step.parent
@@ -190,7 +184,7 @@ def _with_other(
     if not code or not rows:
         return None
     other = next((trajectory_choice for trajectory_choice in others if trajectory_choice.code == code), None)
-    there = parts.rows_and_steps(other)[0] if other is not None else []
+    there = trajectory_parts.rows_and_steps(other)[0] if other is not None else []
     if other is None or not there:
         notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
         return None
@@ -219,7 +213,7 @@ def _trained_row(
         return None if row is None else ComparedPair(None, row, "trained")
     if not own or {"row", "step", "side"} & set(params):
         return None
-    first_row = parts.row_not_sampled(trajectory)
+    first_row = trajectory_parts.row_not_sampled(trajectory)
     return ComparedPair(None, first_row, "trained") if first_row in own else None
 
 
@@ -255,39 +249,40 @@ def _question(
 
 def _choices(
     steps: list[StepSummary], rows: list[RowSummary], drifting: set[int], question: ComparedPair
-) -> list[PairChoice]:
+) -> list[PageLink]:
     current = question.step.index if question.step else None
     expected = "What the engine should have read next, against what it read:"
     trained = [
-        PairChoice(
-            "What was sampled, against what is trained:", "", f"?row={row.index}&side=trained", f"row {row.index}", "",
+        PageLink(
+            f"row {row.index}", f"?row={row.index}&side=trained",
             question.row == row.index and question.against == "trained",
+            heading="What was sampled, against what is trained:",
         )
         for row in rows[:40] if sampled_compare.can_compare(row)
     ]
     prompts = [
-        PairChoice(
-            expected, "breaks", f"?step={step.index}&side=prompt", f"prompt of step {step.index}",
-            "the prompt does not start with what was sampled",
+        PageLink(
+            f"prompt of step {step.index}", f"?step={step.index}&side=prompt",
             step.index == current and question.against == "prompt",
+            note="the prompt does not start with what was sampled", tone="breaks", heading=expected,
         )
         for step in steps[:MAX_CHOICES] if step.breaks
     ]
     again = "What was sampled, against the same text encoded again:"
     completions = [
-        PairChoice(
-            again, "drifts" * (step.index in drifting), f"?step={step.index}", f"step {step.index}",
-            "drifts when re-tokenized" if step.index in drifting else "canonical",
-            step.index == current and question.against == "retokenized",
+        PageLink(
+            f"step {step.index}", f"?step={step.index}", step.index == current and question.against == "retokenized",
+            note="drifts when re-tokenized" if step.index in drifting else "canonical",
+            tone="drifts" * (step.index in drifting), heading=again,
         )
         for step in steps[:MAX_CHOICES]
     ]
     whole = [
-        PairChoice(
-            again, "", f"?row={row.index}" + f"&from={first}" * bool(first),
+        PageLink(
             f"row {row.index} from token {first:,}" if row.n_tokens > MAX_ENCODED_TOKENS else f"whole row {row.index}",
-            "",
+            f"?row={row.index}" + f"&from={first}" * bool(first),
             question.row == row.index and question.against == "retokenized" and question.window == first,
+            heading=again,
         )
         for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
     ][:MAX_CHOICES]
@@ -298,7 +293,7 @@ def _against_prompt(
     trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, shown: dict[str, Any]
 ) -> Answer:
     """The stream of the parent, which the engine should have read, against the prompt that it read."""
-    stored: dict[int, Any] = parts.steps_with_tokens(trajectory, [step.index, step.parent])
+    stored: dict[int, Any] = trajectory_parts.steps_with_tokens(trajectory, [step.index, step.parent])
     parent = stored[step.parent if step.parent is not None else step.index]
     expected = np.concatenate([load_step_prompt(parent), parent.tokens.completion_ids])
     prompt_read = load_step_prompt(stored[step.index])
@@ -333,7 +328,7 @@ def _against_retokenized(
     is_cut = (False, False)
     if question.step is not None:
         index = question.step.index
-        step: Any = parts.steps_with_tokens(trajectory, [index])[index]
+        step: Any = trajectory_parts.steps_with_tokens(trajectory, [index])[index]
         sampled, base = step.tokens.completion_ids, question.step.prompt_length
         what = f"Step {question.step.index}"
     else:

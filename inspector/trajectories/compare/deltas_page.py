@@ -17,9 +17,8 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter, painter_of
 from inspector.server.cached import keep, recall
-from inspector.trajectories.compare.side_by_side import plain_tokens, text_of
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
@@ -32,10 +31,11 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
-from rollouts.store.people.registered_tokenizers import chat_template_texts
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.chat_templates import chat_template_texts
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
 PAGE = 12
 """Steps of one page. Each step needs two renders."""
@@ -95,40 +95,6 @@ class TemplateDelta:
 
 
 @dataclass(frozen=True)
-class DrawnDelta:
-    """A delta for the template."""
-
-    value: TemplateDelta
-    html: SafeString
-    url: str
-    renders: Renders
-    sides: tuple[SafeString, SafeString] | None
-    """The template's ids and those that the engine read, with the differing ones marked. None = they are the same."""
-
-    @property
-    def n_tokens(self) -> int:
-        return self.value.stop - self.value.start
-
-    @property
-    def prefix_html(self) -> SafeString:
-        """The shorter render. The text that the longer render lacks is marked."""
-        text, shared = self.renders.prefix, self.renders.shared
-        return _marked(text[:shared], text[shared:], "gone")
-
-    @property
-    def full_html(self) -> SafeString:
-        """The longer render. The text that it adds is marked."""
-        text, shared = self.renders.full, self.renders.shared
-        return _marked(text[:shared], text[shared:], "added")
-
-    @property
-    def ids_text(self) -> str:
-        ids = self.value.ids
-        more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
-        return "[" + ", ".join(map(str, ids[:256])) + more + "]"
-
-
-@dataclass(frozen=True)
 class DeltasPage(TrajectoryHead):
     """The ids between the completions of a trajectory, and the renders that they come from."""
 
@@ -162,7 +128,8 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     first = step or 0
     notices = [f"“{step_text[:20]}” is no step."] if step_text and step is None else []
     stored = parts.continuing_steps(trajectory, first, PAGE + 1)
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     next_step = stored[PAGE].index if len(stored) > PAGE else None
     stored = stored[:PAGE]
     templates = _templates(trajectory, stored)
@@ -170,7 +137,7 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     if first and not deltas:
         notices.append(f"No step from {first} on continues an earlier one.")
     page = DeltasPage(
-        **head_of(trajectory), deltas=[delta.value for delta in deltas], next_step=next_step, notices=notices
+        **head_of(trajectory), deltas=[delta for delta, _ in deltas], next_step=next_step, notices=notices
     )
     rest_url = f"?step={next_step}" if next_step is not None else ""
     return page, {"deltas": deltas, "rest_url": rest_url, "tokenizer_missing": missing}
@@ -200,7 +167,7 @@ def new_messages(body: Any) -> list[dict[str, Any]]:
 
 def _delta(
     trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None
-) -> DrawnDelta:
+) -> tuple[TemplateDelta, dict[str, Any]]:
     stored: Any = step.tokens
     ids: Ids = stored.delta_ids
     messages = new_messages(_body(step.messages_new))
@@ -213,7 +180,7 @@ def _delta(
         step.shared_length, shown_ids, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown_ids), np.bool_)
     )
     broken = step.shared_length < step.parent_length
-    text = text_of(painter, ids)
+    text = painter.table.text(ids) if painter.table is not None else ""
     renders = _renders(trajectory, step, messages, template)
     agrees, verdict = _verdict(text, renders, broken, painter.table is not None)
     counts = [f"{int((origin == o).sum()):,} {o.slug}" for o in Origin if (origin == o).any()]
@@ -244,8 +211,18 @@ def _delta(
         full_render=renders.full,
         render_problem=renders.problem,
     )
-    url = base_url(trajectory) + place.marked(value.start, value.stop)
-    return DrawnDelta(value, painter.window(tokens), url, renders, sides)
+    more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
+    return value, {
+        "html": painter.window(tokens),
+        "url": base_url(trajectory) + place.marked(value.start, value.stop),
+        "n_tokens": len(ids),
+        "ids_text": "[" + ", ".join(map(str, value.ids[:256])) + more + "]",
+        # The template's ids and those that the engine read, with the differing ones marked. None = they are the same.
+        "sides": sides,
+        # What the longer render lacks, and what it adds.
+        "prefix_html": _marked(renders.prefix[: renders.shared], renders.prefix[renders.shared :], "gone"),
+        "full_html": _marked(renders.full[: renders.shared], renders.full[renders.shared :], "added"),
+    }
 
 
 def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple[bool | None, str]:

@@ -6,17 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories.compare.side_by_side import (
-    PairChoice,
-    PairWords,
-    TokenComparison,
-    align_texts,
-    compare,
-    plain_tokens,
-    up_to,
-)
+from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, align_texts, compare, up_to
+from inspector.trajectories.frame import PageLink
 from inspector.trajectories.tokens import page_queries as data
 from rollouts.store import models
+from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_OTHERS = 512
@@ -25,11 +19,11 @@ MAX_ROWS = 40
 """The most rows of each side that are offered."""
 
 
-def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PairChoice]:
+def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PageLink]:
     heading = "This trajectory, against another of the same prompt:"
     return [
-        PairChoice(
-            heading, "", f"?with={choice.code}", f"{choice.external_id[:40]}{_reward(choice)}", "", choice == chosen
+        PageLink(
+            f"{choice.external_id[:40]}{_reward(choice)}", f"?with={choice.code}", choice == chosen, heading=heading
         )
         for choice in others
     ]
@@ -70,18 +64,18 @@ def against(
 
 def row_choices(
     rows: Sequence[RowSummary], row: int, other: models.StoredTrajectory, there: Sequence[RowSummary], right_row: int
-) -> list[PairChoice]:
+) -> list[PageLink]:
     """The rows of both that can be chosen; none where each has one alone."""
     pairs = [(row_of_side.index, right_row) for row_of_side in rows[:MAX_ROWS]] + [
         (row, row_of_side.index) for row_of_side in there[:MAX_ROWS]
     ]
     heading = "A row of this trajectory, against a row of the other:"
     return [
-        PairChoice(
-            heading, "", f"?with={other.code}&row={left}&right_row={right}", f"row {left} against row {right}", "",
-            (left, right) == (row, right_row),
+        PageLink(
+            f"row {pair[0]} against row {pair[1]}", f"?with={other.code}&row={pair[0]}&right_row={pair[1]}",
+            pair == (row, right_row), heading=heading,
         )
-        for left, right in sorted(set(pairs))
+        for pair in sorted(set(pairs))
     ] if len(rows) > 1 or len(there) > 1 else []
 
 

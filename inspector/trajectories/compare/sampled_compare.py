@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, compare, up_to, without_stray
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.row_places import sampled_stream
-from rollout_inspector.streams.trajectory import Ids, Mask
+from rollout_inspector.streams.trajectory import Mask
 from rollouts.store import models
+from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
@@ -60,8 +61,8 @@ def against(
         if group.equal
     )
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
-    left, right = _drawn(ids, sampled), _drawn(row_ids, trained)
-    comparison = compare(left, right, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter, **shown)
+    sides = plain_tokens(ids, mask=sampled), plain_tokens(row_ids, mask=trained)
+    comparison = compare(*sides, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter, **shown)
     if wrong or lost:
         verdict = (
             f"This row trains {wrong:,} token{'s' * (wrong != 1)} that the model did not sample there, and does not "
@@ -83,10 +84,6 @@ def against(
     )
 
 
-def _drawn(ids: Ids, mask: Mask) -> Tokens:
-    return Tokens(0, ids, np.zeros(len(ids), np.uint8), mask)
-
-
 def _by_mask(groups: Iterable[AlignedGroup], sampled: Mask, trained: Mask) -> Iterator[AlignedGroup]:
     """The groups; equal tokens with another mask differ."""
     for group in groups:
@@ -96,5 +93,5 @@ def _by_mask(groups: Iterable[AlignedGroup], sampled: Mask, trained: Mask) -> It
         same = sampled[group.left_start : group.left_stop] == trained[group.right_start : group.right_stop]
         edges = [0, *(np.flatnonzero(np.diff(same)) + 1).tolist(), len(same)]
         for a, b in itertools.pairwise(edges):
-            left, right = group.left_start, group.right_start
-            yield AlignedGroup(left + a, left + b, right + a, right + b, bool(same[a]))
+            start, other = group.left_start, group.right_start
+            yield AlignedGroup(start + a, start + b, other + a, other + b, bool(same[a]))

@@ -10,18 +10,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NotRequired, TypedDict
+from typing import Any
 
 import numpy as np
 from django.http import QueryDict
 from django.utils.safestring import SafeString
 
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter
 from inspector.trajectories.place import PagePlace, View
-from inspector.web.twins import from_columns, whole_number
+from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollouts.store.trajectories.rows import Tokens
 
 CONTEXT = 24
 """Equal tokens that are shown before and after a difference."""
@@ -141,20 +142,6 @@ class PairWords:
     note: str = ""
     masks: bool = False
     """The sides are drawn with their loss masks."""
-
-
-@dataclass(frozen=True)
-class PairChoice:
-    """Something that can be compared."""
-
-    against: str
-    """The heading above the choice."""
-    tone: str
-    """``breaks``, ``drifts`` or neither."""
-    url: str
-    name: str
-    title: str
-    current: bool
 
 
 def linked(
@@ -353,61 +340,24 @@ def _cause(one: Ids, other: Ids, pieces: list[bytes | None], others: list[bytes 
     )
 
 
-def plain_tokens(ids: Ids, start: int = 0) -> Tokens:
-    """Ids without any state; the first stands at offset ``start``."""
-    n = len(ids)
-    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_))
+COUNTS = ("n_left", "n_right", "n_sites", "left_changed", "right_changed", "causes", "n_before", "next_from")
+SITE_FIELDS = ("left_start", "left_stop", "right_start", "right_stop", "left_ids", "right_ids")
 
 
-class Site(TypedDict):
-    """A place where two streams differ: tokens ``[start, stop)`` of each side."""
+def as_json(comparison: TokenComparison, painter: TokenPainter) -> dict[str, Any]:
+    """A comparison without its HTML: its counts, and at most 100 ``sites`` from ``from=`` on.
 
-    left_start: int
-    left_stop: int
-    right_start: int
-    right_stop: int
-    left_ids: list[int]
-    right_ids: list[int]
-    left_text: NotRequired[str]
-    """Only when the tokenizer is known, as ``right_text``."""
-    right_text: NotRequired[str]
-
-
-@dataclass(frozen=True)
-class ComparisonJson:
-    """A comparison without its HTML."""
-
-    n_left: int
-    n_right: int
-    n_sites: int
-    left_changed: int
-    right_changed: int
-    causes: dict[str, int]
-    """Cause in words -> number of sites."""
-    n_before: int
-    """Differences before the token that ``from=`` names; they are counted and not listed."""
-    next_from: int | None
-    """``from=`` of the differences that follow those in ``sites``; None when none do."""
-    sites: list[Site]
-    """At most 100."""
-
-
-def as_json(comparison: TokenComparison, painter: TokenPainter) -> ComparisonJson:
-    """The sites as values, with their texts when the tokenizer is known."""
-    sites = []
+    A site has tokens ``[start, stop)`` of each side, and their texts when the tokenizer is known. ``n_before`` sites
+    lie before that token, and ``next_from`` is the ``from=`` of those that follow.
+    """
+    sites: list[dict[str, Any]] = []
     for line in comparison.lines:
-        if line.kind != "site":
-            continue
-        site = Site(
-            left_start=line.left_start, left_stop=line.left_stop,
-            right_start=line.right_start, right_stop=line.right_stop,
-            left_ids=list(line.left_ids), right_ids=list(line.right_ids),
-        )
-        if painter.table is not None:
-            site["left_text"] = text_of(painter, np.asarray(line.left_ids, dtype=np.int32))
-            site["right_text"] = text_of(painter, np.asarray(line.right_ids, dtype=np.int32))
-        sites.append(site)
-    return from_columns(ComparisonJson, comparison, sites=sites)
+        if line.kind == "site":
+            sites.append({name: getattr(line, name) for name in SITE_FIELDS})
+            if painter.table is not None:
+                sites[-1]["left_text"] = painter.table.text(line.left_ids)
+                sites[-1]["right_text"] = painter.table.text(line.right_ids)
+    return {name: getattr(comparison, name) for name in COUNTS} | {"sites": sites}
 
 
 def by_cause(comparison: TokenComparison) -> str:
@@ -416,11 +366,6 @@ def by_cause(comparison: TokenComparison) -> str:
         return ""
     counts = ", ".join(f"{n:,} {cause}" for cause, n in comparison.causes.items())
     return f"{comparison.n_sites:,} difference{'s' * (comparison.n_sites != 1)}: {counts}."
-
-
-def text_of(painter: TokenPainter, ids: Ids) -> str:
-    """The text of the ids; bytes that are no UTF-8 become U+FFFD. Empty without a tokenizer."""
-    return painter.table.text(ids) if painter.table is not None else ""
 
 
 def first_places(places: Sequence[int], most: int = 5) -> str:

@@ -14,10 +14,9 @@ import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import Tokens
+from inspector.html.tokens import painter_of
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS,
-    ComparisonJson,
     TokenComparison,
     align_texts,
     as_json,
@@ -26,51 +25,23 @@ from inspector.trajectories.compare.side_by_side import (
     linked,
     opened_folds,
 )
-from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, waiting_words
+from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work_state
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.access import may_write
-from inspector.web.remedies import WORDS
 from inspector.web.twins import whole_number
-from rollout_inspector.refusal import worded
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models
-from rollouts.store.jobs.activity import is_active
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.replays import stored_rows
+from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
 RECORDED = "recorded"
 """The name of the stored rows, beside the names of the strategies."""
-
-
-@dataclass(frozen=True)
-class SideCounts:
-    """One side of a comparison."""
-
-    strategy: str
-    """A strategy, or ``recorded``."""
-    row: int
-    tokens: int
-    trained: int
-    origins: dict[str, int] | None
-    """Tokens by origin; None when the origins are not known."""
-
-
-@dataclass(frozen=True)
-class _ComparedRows:
-    """The first fields of the JSON of a comparison."""
-
-    left: SideCounts
-    right: SideCounts
-    verdict: str
-
-
-@dataclass(frozen=True)
-class StrategyComparison(ComparisonJson, _ComparedRows):
-    """Two rows side by side, and the verdict in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +58,9 @@ class StrategiesPage(TrajectoryHead):
     """The figures of each strategy, as the worker stored them, and ``about``: what the strategy does."""
     step_wise: list[StepWiseRows]
     """What one row per step costs, for the trajectory and for its group."""
-    comparison: StrategyComparison | None
-    """The two rows that the address names; None when they cannot be compared."""
+    comparison: dict[str, Any] | None
+    """The two rows that the address names (``left``, ``right``), the ``verdict`` in a sentence, and what a comparison
+    has everywhere; None when they cannot be compared."""
 
 
 def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[StrategiesPage, dict[str, Any]]:
@@ -105,7 +77,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         step_wise=parts.step_wise_scopes(trajectory),
         comparison=None,
     )
-    painter, missing = data.painter_of(trajectory.run.tokenizer)
+    table, missing = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     notices: list[str] = []
     html: dict[str, Any] = {
         "words": words,
@@ -127,56 +100,50 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     tokens = _both_rows(replay, trajectory, pair_asked, rows, notices)
     if tokens is None:
         return page, html
-    left, right = tokens
+    left, right = (side.counted(row) for side, row in zip(pair_asked, tokens, strict=True))
     options: dict[str, Any] = {"opened": opened_folds(request.GET), "first": first_shown(request.GET)}
-    comparison = compare(left, right, align_texts(left.ids, right.ids), painter, **options)
-    verdict, same = _verdict(comparison, left, right)
-    counts = _counts(pair_asked[0], left), _counts(pair_asked[1], right)
-    compared = StrategyComparison(*counts, verdict, **vars(as_json(comparison, painter)))
-    row = pair_asked[0].row if pair_asked[0].slug == RECORDED else None
-    comparison = linked(comparison, row, base_url(trajectory), request.GET)
-    html |= {"comparison": comparison, "verdict": verdict, "tone": "yes" if same else "no"}
-    html |= {"left_note": _note(counts[0]), "right_note": _note(counts[1])}
+    comparison = compare(*tokens, align_texts(*(row.ids for row in tokens)), painter, **options)
+    verdict, same = _verdict(comparison, *tokens)
+    compared = {"left": left, "right": right, "verdict": verdict, **as_json(comparison, painter)}
+    row = left.row if left.strategy == RECORDED else None
+    html |= {
+        "comparison": linked(comparison, row, base_url(trajectory), request.GET),
+        "verdict": verdict, "tone": "yes" if same else "no", "left_note": left.note, "right_note": right.note,
+    }
     return replace(page, comparison=compared), html
 
 
 def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
     """How far the replay is, the replay, and a sentence."""
-    if is_active(trajectory):
-        return "live", None, "Strategies are replayed when the trajectory has ended."
-    reason = trajectory_replays.missing(trajectory)
-    if reason:
-        return "missing", None, reason
-    replay = trajectory_replays.current(trajectory)
-    if replay is None:
-        return "unasked", None, "Nobody has replayed strategies over this trajectory yet; it takes a login."
-    if replay.job.status == models.Job.Status.FAILED:
-        return "failed", replay, worded(replay.job.error, replay.job.remedy, WORDS)
-    return replay.job.status, replay, waiting_words(replay.job)
+    return work_state(
+        trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
+        live="Strategies are replayed when the trajectory has ended.",
+        unasked="Nobody has replayed strategies over this trajectory yet; it takes a login.",
+    )
 
 
 def _line(
-    one: Mapping[str, Any],
+    figure: Mapping[str, Any],
     trajectory: models.StoredTrajectory,
     rows: Sequence[RowSummary],
     steps: Sequence[StepSummary],
     params: Mapping[str, str],
 ) -> dict[str, Any]:
     """The figures of a strategy, and their words for the table."""
-    place = one["differs_at"]
+    place = figure["differs_at"]
     url = ""
     if place is not None:
         row = next((step.row for step in steps if step.index == place["step"]), 0)
         if row < len(rows) and rows[row].follows_steps:  # else the row counts other tokens than the step
             url = base_url(trajectory) + PagePlace(row=row, view=View.TOKENS).marked(place["offset"], place["offset"])
     return {
-        **one,
-        "name": one["strategy"].replace("_", " "),
-        "is_own": one["strategy"] == trajectory.run.strategy,
-        "share": f"{100 * one['trained_share']:.1f} %",
+        **figure,
+        "name": figure["strategy"].replace("_", " "),
+        "is_own": figure["strategy"] == trajectory.run.strategy,
+        "share": f"{100 * figure['trained_share']:.1f} %",
         "place": "" if place is None else f"step {place['step']}, token {place['offset']:,}",
         "place_url": url,
-        "is_right": one["strategy"] == params.get("right"),
+        "is_right": figure["strategy"] == params.get("right"),
     }
 
 
@@ -184,14 +151,34 @@ def _line(
 class StrategySide:
     """One side of the comparison."""
 
-    slug: str
+    strategy: str
+    """A strategy, or ``recorded``."""
     row: int
-    rows_count: int
+    n_rows: int
+    """Rows of the strategy."""
+    tokens: int = 0
+    trained: int = 0
+    origins: dict[str, int] | None = None
+    """Tokens by origin; None when the origins are not known."""
 
     @property
     def name(self) -> str:
-        what = "as recorded" if self.slug == RECORDED else self.slug.replace("_", " ")
-        return f"{what}, row {self.row} of {self.rows_count}" if self.rows_count > 1 else what
+        what = "as recorded" if self.strategy == RECORDED else self.strategy.replace("_", " ")
+        return f"{what}, row {self.row} of {self.n_rows}" if self.n_rows > 1 else what
+
+    @property
+    def note(self) -> str:
+        words = f"{self.tokens:,} tokens, {self.trained:,} trained"
+        if self.origins is None:
+            return f"{words}; encoded again, so nobody knows which of them were sampled"
+        counts_text = [f"{n:,} {slug}" for slug, n in self.origins.items() if n and slug != "prompt"]
+        return f"{words}: {', '.join(counts_text)}"
+
+    def counted(self, tokens: Tokens) -> StrategySide:
+        """The side with the counts of its tokens."""
+        by_origin = {origin.slug: int(np.count_nonzero(tokens.origin == origin)) for origin in Origin}
+        origins = by_origin if bool(np.any(tokens.origin)) else None
+        return replace(self, tokens=len(tokens), trained=int(np.count_nonzero(tokens.loss_mask)), origins=origins)
 
 
 def _pair(
@@ -207,10 +194,10 @@ def _pair(
     others = [figure for figure in figures if figure["strategy"] in counts]
     if not others:
         return None
-    left = RECORDED if RECORDED in counts else others[0]["strategy"]
-    right = next((figure["strategy"] for figure in others if figure["differs_at"]), others[0]["strategy"])
+    first = RECORDED if RECORDED in counts else others[0]["strategy"]
+    other = next((figure["strategy"] for figure in others if figure["differs_at"]), others[0]["strategy"])
     sides = []
-    for name, default in (("left", left), ("right", right)):
+    for name, default in (("left", first), ("right", other)):
         slug = params.get(name, "") or default
         if slug not in counts:
             why = "cannot be replayed here" if slug in STRATEGIES else "is no strategy"
@@ -227,31 +214,32 @@ def _pair(
 
 
 def _both_rows(
-    made: models.Replay,
+    replay: models.Replay,
     trajectory: models.StoredTrajectory,
     asked: tuple[StrategySide, StrategySide],
     rows: Sequence[RowSummary],
     notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
-    """Both rows with their origins and loss masks. None and a notice when one cannot be shown."""
-    stored = trajectory_replays.stored_rows(made, [side.slug for side in asked])
+    """Both rows with their origins and loss masks. None and a notice when figure cannot be shown."""
+    stored = stored_rows(replay, [side.strategy for side in asked])
     row_pair = []
     for side in asked:
-        if side.slug == RECORDED:
+        if side.strategy == RECORDED:
             facts = rows[side.row]
             length = facts.n_tokens
-        elif side.slug in stored:
-            length = stored[side.slug].lengths[side.row]
+        elif side.strategy in stored:
+            length = stored[side.strategy].lengths[side.row]
         else:
-            notices.append(f"The rows of {side.slug.replace('_', ' ')} are too many to be kept; only its figures are.")
+            name = side.strategy.replace("_", " ")
+            notices.append(f"The rows of {name} are too many to be kept; only its figures are.")
             return None
         if length > MAX_TOKENS:
             notices.append(f"{side.name} holds {length:,} tokens; at most {MAX_TOKENS:,} are compared at once.")
             return None
-        if side.slug == RECORDED:
+        if side.strategy == RECORDED:
             row_pair.append(data.read_tokens(trajectory, facts, 0, length))
         else:
-            row = trajectory_replays.row_of(stored[side.slug], side.row)
+            row = trajectory_replays.row_of(stored[side.strategy], side.row)
             assert row.origin is not None  # row_of fills it in
             row_pair.append(Tokens(0, row.ids, row.origin, row.loss_mask))
     return row_pair[0], row_pair[1]
@@ -270,22 +258,3 @@ def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[
     if masks:
         return f"The ids are the same {len(left):,}; the loss masks differ at {masks:,} of them.", False
     return f"The same {len(left):,} tokens with the same loss mask.", True
-
-
-def _counts(side: StrategySide, tokens: Tokens) -> SideCounts:
-    by_origin = {origin.slug: int(np.count_nonzero(tokens.origin == origin)) for origin in Origin}
-    return SideCounts(
-        strategy=side.slug,
-        row=side.row,
-        tokens=len(tokens),
-        trained=int(np.count_nonzero(tokens.loss_mask)),
-        origins=by_origin if bool(np.any(tokens.origin)) else None,
-    )
-
-
-def _note(counts: SideCounts) -> str:
-    words = f"{counts.tokens:,} tokens, {counts.trained:,} trained"
-    if counts.origins is None:
-        return f"{words}; encoded again, so nobody knows which of them were sampled"
-    counts_text = [f"{n:,} {slug}" for slug, n in counts.origins.items() if n and slug != "prompt"]
-    return f"{words}: {', '.join(counts_text)}"

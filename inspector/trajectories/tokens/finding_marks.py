@@ -10,13 +10,15 @@ from django.utils.safestring import SafeString
 
 from inspector.html.text import bytes_text
 from inspector.html.token_diff import token_diff
-from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, Tokens, gap_html, pin_html
+from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, comment_mark, gap_html, pin_html
+from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.turns import FindingItem
 from rollout_inspector.diagnose.context import MAX_STRETCH
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.align import align_ids
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
+from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import StepSummary
 
 NOT_SAMPLED = {
@@ -29,16 +31,6 @@ Break = tuple[int, int]
 
 CONTEXT = 3
 """Tokens that a card shows on each side of a difference."""
-
-
-@dataclass(frozen=True)
-class DrawnDiff:
-    """The two sides of a finding: what stands on the left and on the right, in words and as HTML."""
-
-    left_name: str
-    left: SafeString
-    right_name: str
-    right: SafeString
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,41 +118,55 @@ def row_marks(
     )
 
 
-def _parts(one: DiffIds) -> list[tuple[int, DiffIds]]:
+def _parts(diff: DiffIds) -> list[tuple[int, DiffIds]]:
     """Row offset and ids of each place where the row lacks tokens: several only where the finding names several."""
-    start = one.item.places[0][0]
-    if len(one.item.places) == 1 or not one.item.is_held:
-        return [(start, one)]
-    groups = [group for group in align_ids(one.left, one.right) if not group.equal]
+    start = diff.item.places[0][0]
+    if len(diff.item.places) == 1 or not diff.item.is_held:
+        return [(start, diff)]
+    groups = [group for group in align_ids(diff.left, diff.right) if not group.equal]
     if any(group.right_start < group.right_stop for group in groups):
-        return [(start, one)]  # other tokens stand there
-    return [(start + g.right_start, replace(one, left=one.left[g.left_start : g.left_stop], right=NO_IDS))
+        return [(start, diff)]  # other tokens stand there
+    return [(start + g.right_start, replace(diff, left=diff.left[g.left_start : g.left_stop], right=NO_IDS))
             for g in groups]
 
 
-def _gap_words(one: DiffIds) -> str:
-    n = len(one.left)
+def _gap_words(diff: DiffIds) -> str:
+    n = len(diff.left)
     count = f"{n:,}{' or more' * (n >= MAX_STRETCH)}"
-    if not len(one.right):
+    if not len(diff.right):
         return f"{count} token{'s' * (n != 1)} missing here"
-    what = "sampled token" if one.left_name == "sampled" else "token"
+    what = "sampled token" if diff.left_name == "sampled" else "token"
     return f"{count} {what}{'s' * (n != 1)} replaced here"
 
 
-def drawn_diff(one: DiffIds | None, place: PagePlace, tokens: Tokens, painter: TokenPainter) -> DrawnDiff | None:
-    """The sides of a card, between a few tokens of the row where the page has read them."""
-    if one is None:
-        return None
+def drawn_diff(
+    diff: DiffIds | None, place: PagePlace, tokens: Tokens, painter: TokenPainter
+) -> list[tuple[str, SafeString]]:
+    """The name and the HTML of each side of a card, between a few tokens of the row where the page has read them."""
+    if diff is None:
+        return []
     before = behind = NO_IDS
-    right_name = one.right_name
-    if one.item.row == place.row and one.item.places:
-        start, stop = one.item.places[0]
-        if one.item.is_held:
-            stop = start + (len(one.right) if one.is_missing_left else len(one.left))
+    right_name = diff.right_name
+    if diff.item.row == place.row and diff.item.places:
+        start, stop = diff.item.places[0]
+        if diff.item.is_held:
+            stop = start + (len(diff.right) if diff.is_missing_left else len(diff.left))
         a, b = start - tokens.start, stop - tokens.start
         if 0 <= a <= b <= len(tokens):
             before, behind = tokens.ids[max(a - CONTEXT, 0) : a], tokens.ids[b : b + CONTEXT]
             if right_name == "read next" and bool(np.any(tokens.loss_mask[a:b])):
                 right_name = "trained"
-    left, right = token_diff(painter, one.left, one.right, before, behind)
-    return DrawnDiff(one.left_name, left, right_name, right)
+    sides = token_diff(painter, diff.left, diff.right, before, behind)
+    return list(zip((diff.left_name, right_name), sides, strict=True))
+
+
+def comment_marks(comments: Sequence[CommentValues], row: int) -> dict[int, str]:
+    """Row offset -> the HTML of the sign of the open comments that begin there."""
+    by_start: dict[int, list[CommentValues]] = {}
+    for comment in comments:
+        if comment.row == row and comment.start is not None and comment.resolved_at is None:
+            by_start.setdefault(comment.start, []).append(comment)
+    return {
+        start: comment_mark([comment.author for comment in here], f"#comment-{here[0].code}")
+        for start, here in by_start.items()
+    }

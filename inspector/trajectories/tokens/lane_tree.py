@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from inspector.html.inspector_tags import finding_title
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.turns import FindingItem, stored_json
-from inspector.web.twins import Page
+from inspector.web.twins import Page, from_columns
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.streams.lanes import (
     REWRITES,
     Lane,
@@ -25,7 +25,7 @@ from rollout_inspector.streams.lanes import (
 from rollout_inspector.streams.summaries import Told
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MAX_OPEN = 12
@@ -89,25 +89,6 @@ class LaneTree(Page):
     """The first 1,000 lanes."""
 
 
-@dataclass(frozen=True)
-class DrawnLane:
-    """A lane in the list beside the pane."""
-
-    kind: str
-    name: str
-    """The row that it leads to, or the lane where no row trains it."""
-    label: str
-    words: str
-    url: str
-    """Empty where no row trains it."""
-    current: bool
-    depth: int
-    leaving: str
-    """A path from the step that it leaves to its first step, in a viewBox of 200 x 12; empty = it leaves none."""
-    line: str
-    """A path over its steps."""
-
-
 def read_lanes(
     trajectory: StoredTrajectory,
     rows: Sequence[RowSummary],
@@ -133,7 +114,7 @@ def read_lanes(
             step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None
         }
     messages_of = {}
-    for index, new, reply in parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
+    for index, new, reply in trajectory_parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
         new_messages, answer = stored_json(new), stored_json(reply)
         messages = new_messages if isinstance(new_messages, list) else []
         message = answer if isinstance(answer, dict) else None
@@ -147,78 +128,58 @@ def _needs_messages(lane: Lane) -> bool:
     return lane.kind in (LaneKind.BRANCH, LaneKind.DUPLICATE) or lane.cause in REWRITES
 
 
-def lane_tree(
-    trajectory: StoredTrajectory,
-    rows: Sequence[RowSummary],
-    steps: Sequence[StepSummary],
-    findings: Sequence[FindingItem],
-) -> LaneTree | None:
-    """The lanes as JSON; None where the trajectory has one alone. At most one query."""
-    lanes = read_lanes(trajectory, rows, steps, findings)
+def lane_tree(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary]) -> LaneTree | None:
+    """The lanes as JSON; None where the trajectory has one alone."""
     if not lanes:
         return None
     items = [
-        LaneItem(
-            lane.index, lane.kind, f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}", lane.cause,
-            lane.steps, lane.row, lane.leaves, lane.repeats, lane.same_reply, lane.read_by, lane.summary, lane.n_tokens,
-            lane.n_sampled, lane.n_trained,
-        )
+        from_columns(LaneItem, lane, words=f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}")
         for lane in lanes[:MAX_LISTED]
     ]
     return LaneTree(len(lanes), sentence_of(trajectory, lanes, rows), items)
 
 
-def lanes_shown(
+def drawn_lanes(
     trajectory: StoredTrajectory,
+    lanes: Sequence[Lane],
     rows: Sequence[RowSummary],
-    steps: Sequence[StepSummary],
-    findings: Sequence[FindingItem],
-    place: PagePlace,
-    own: str,
+    address_of: Callable[[Lane], str],
+    current_row: int | None = None,
 ) -> dict[str, Any]:
-    """The variables of the list of lanes; empty where the trajectory has one alone. At most one query."""
-    lanes = read_lanes(trajectory, rows, steps, findings)
-    return listed_lanes(trajectory, lanes, rows, drawn_lanes(trajectory, lanes, rows, place, own)) if lanes else {}
+    """The list of lanes for the template; empty where the trajectory has one alone.
 
-
-def listed_lanes(
-    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], drawn: list[DrawnLane]
-) -> dict[str, Any]:
-    """The variables of the list of lanes, from those that are drawn."""
+    ``address_of``: where a lane is read; empty where no row trains it.
+    """
+    if not lanes:
+        return {}
+    n_steps = 1 + max(lane.steps[-1] for lane in lanes)
+    entries = [
+        {
+            "kind": lane.kind.value,
+            "name": _name(lane, lanes),
+            "label": label_of(lane),
+            "words": words_of(lane, lanes, is_active(trajectory)),
+            "url": address_of(lane),
+            "current": current_row is not None and lane.row == current_row,
+            "depth": min(lane.depth, MAX_DEPTH),
+            # Paths in a viewBox of 200 x 12: from the step that it leaves to its first step, and over its steps.
+            "leaving": _leaving_path(lane, n_steps),
+            "line": _line(lane, n_steps),
+        }
+        for lane in lanes[:MAX_DRAWN]
+    ]
     return {
-        "n_lanes": len(lanes),
-        "lanes_sentence": sentence_of(trajectory, lanes, rows),
-        "lanes_shown": drawn[:MAX_OPEN],
-        "lanes_folded": drawn[MAX_OPEN:],
-        "lanes_folded_open": any(lane.current for lane in drawn[MAX_OPEN:]),
-        "lanes_rest": f"and {len(lanes) - MAX_DRAWN:,} more" if len(lanes) > MAX_DRAWN else "",
+        "n": len(lanes),
+        "sentence": sentence_of(trajectory, lanes, rows),
+        "open": entries[:MAX_OPEN],
+        "folded": entries[MAX_OPEN:],
+        "is_unfolded": any(lane["current"] for lane in entries[MAX_OPEN:]),
+        "rest": f"and {len(lanes) - MAX_DRAWN:,} more" if len(lanes) > MAX_DRAWN else "",
     }
 
 
-def drawn_lanes(
-    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], place: PagePlace, own: str
-) -> list[DrawnLane]:
-    """At most 200 lanes as the page draws them. ``own``: the address of the page."""
-    n_steps = 1 + max((lane.steps[-1] for lane in lanes), default=0)
-    rows_by_index = {row.index: row for row in rows}
-    return [
-        DrawnLane(
-            lane.kind.value,
-            _name(lane, lanes),
-            label_of(lane),
-            words_of(lane, lanes, is_active(trajectory)),
-            "" if lane.row is None else own + _query(place, lane, rows_by_index[lane.row]),
-            lane.row == place.row,
-            min(lane.depth, MAX_DEPTH),
-            _leaving_path(lane, n_steps),
-            _line(lane, n_steps),
-        )
-        for lane in lanes[:MAX_DRAWN]
-    ]
-
-
-def _query(place: PagePlace, lane: Lane, row: RowSummary) -> str:
-    """The place of the lane's row at which it leaves, or the start of the row."""
+def lane_address(place: PagePlace, lane: Lane, row: RowSummary) -> str:
+    """The query of the place in the lane's row at which it leaves, or of the start of the row."""
     if lane.leaves is None or not row.follows_steps or not row.n_tokens:
         return place.query(row=row.index, mark=None, window=0)
     offset = min(lane.leaves.offset, row.n_tokens - 1)
@@ -274,7 +235,7 @@ def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
     """Steps of a lane, why and where it leaves, and its tokens."""
     words = [_steps_text(lane.steps)]
     if lane.kind is LaneKind.CONTINUATION:
-        words.append(f"cause: {finding_title(lane.cause)}")
+        words.append(f"cause: {title_of(lane.cause)}")
     elif lane.kind is LaneKind.UNNAMED:
         words.append("not diagnosed yet" if is_growing else "no finding names why it leaves")
     elif lane.kind is LaneKind.DUPLICATE:
@@ -345,9 +306,9 @@ def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Seque
     return f"{head}: {_listed([_group_text(lanes_of_group) for lanes_of_group in groups.values()])}."
 
 
-def _group_text(held: Sequence[Lane]) -> str:
-    lane, n = held[0], len(held)
-    calls = sum(len(lane_of_group.steps) for lane_of_group in held)
+def _group_text(group: Sequence[Lane]) -> str:
+    lane, n = group[0], len(group)
+    calls = sum(len(other.steps) for other in group)
     of_calls = f" of {_count(calls, 'call')}"
     number = "one" if n == 1 else f"{n:,}"
     if lane.kind is LaneKind.FIRST:
@@ -357,8 +318,8 @@ def _group_text(held: Sequence[Lane]) -> str:
     if lane.kind is LaneKind.BRANCH:
         return f"{number} branch{'es' * (n > 1)}{of_calls} whose answer no later step is known to read"
     if lane.kind is LaneKind.CONTINUATION:
-        (cause, most), *others = Counter(lane_of_group.cause for lane_of_group in held).most_common()
-        why = f" after “{finding_title(cause)}”" if not others else f", {most:,} after “{finding_title(cause)}”"
+        (cause, most), *others = Counter(other.cause for other in group).most_common()
+        why = f" after “{title_of(cause)}”" if not others else f", {most:,} after “{title_of(cause)}”"
         return f"{number} continuation{'s' * (n > 1)}{of_calls}{why}"
     outcome = None if lane.summary is None else lane.summary.outcome
     became = {"accepted": "was accepted", "discarded": "was discarded", None: "could not be followed"}[outcome]

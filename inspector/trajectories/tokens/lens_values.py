@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,24 +27,8 @@ DEFAULT_RULE = "grpo"
 """The rule of the link *weight*."""
 
 
-@dataclass(frozen=True)
-class LensLink(PageLink):
-    """A lens in its switch."""
-
-    slug: str = ""
-    """The value of ``lens`` in an address: the slug of a built-in lens, or the name of a trainer's column."""
-    request: str = ""
-    """When the browser asks the server for the page with this lens: see ``LensSpec.request``."""
-
-
-@dataclass(frozen=True, eq=False)
-class LensValues:
-    """A column over a whole row."""
-
-    values: NDArray[np.float32]
-    """``[n]``; NaN = no value."""
-    note: str = ""
-    """Why it has no value at all, where the row lacks something; empty otherwise."""
+LensValues = tuple[NDArray[np.float32], str]
+"""A column ``[n]`` over a whole row, NaN = no value, and what the row lacks of it, where it has no value at all."""
 
 
 def weight_lenses(columns: dict[int, list[str]]) -> dict[int, list[str]]:
@@ -65,11 +48,11 @@ def _weighs(name: str) -> bool:
 
 def lens_values(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Sequence[StepSummary]) -> LensValues:
     """A whole column of a row, because the scale of its colours is that of the row. At most four queries."""
-    if name in _WEIGHTS:
+    if is_weight(name):
         return _weights(trajectory, row, name, steps)
     if row.follows_steps:
-        return LensValues(beside.columns_beside(row, steps, [name], 0, row.n_tokens)[name])
-    return LensValues(data.read_values(trajectory, row, name))
+        return beside.columns_beside(row, steps, [name], 0, row.n_tokens)[name], ""
+    return data.read_values(trajectory, row, name), ""
 
 
 def _weights(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Sequence[StepSummary]) -> LensValues:
@@ -84,36 +67,33 @@ def _weights(trajectory: StoredTrajectory, row: RowSummary, name: str, steps: Se
     if inputs is not None and not inputs.has_column:
         inputs = loss_inputs(row_values, advantage_in_group(trajectory))
     if inputs is None:
-        return LensValues(weights, "the loss mask has another length than the ids")
+        return weights, "the loss mask has another length than the ids"
     weights[inputs.offsets] = row_weights(inputs, rule).values
     lacks = [
         column_name for column_name in inputs.lacks if rule.needs_ratio or column_name not in ("sampler", "trainer")
     ]
-    return LensValues(weights, f"the row lacks {missing_words(lacks)}" if lacks else "")
+    return weights, f"the row lacks {missing_words(lacks)}" if lacks else ""
 
 
-def weights_shown(
-    trajectory: StoredTrajectory, row: RowSummary | None, lens: str, steps: Sequence[StepSummary], start: int, stop: int
-) -> list[float | None] | None:
-    """The weights of the tokens ``[start, stop)`` under the rule of a lens, six digits; None = it is another lens."""
-    if row is None or lens not in _WEIGHTS:
-        return None
-    values = lens_values(trajectory, row, lens, steps).values[start:stop]
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in values.tolist()]
+def is_weight(lens: str) -> bool:
+    """The lens shows the weight of each token in a loss."""
+    return lens in _WEIGHTS
 
 
-def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[LensLink]:
-    """The lens switch. The weights are one link, and one for each rule where one of them is shown."""
-    lens_choices = [
-        LensLink(lens.label, url + place.query(lens=lens.slug), lens.slug == place.lens, lens.slug, lens.request)
-        for lens in lenses.LENSES
-    ]
+def lens_links(place: PagePlace, url: str, columns: Sequence[str]) -> list[PageLink]:
+    """The lens switch. The weights are one link, and one for each rule where one of them is shown.
+
+    The note of a link says when the browser asks the server for the page with this lens: see ``LensSpec.request``.
+    """
+    lens_choices = [(lens.slug, lens.label, lens.request) for lens in lenses.LENSES]
     column_names = [name for name in columns if name not in _WEIGHTS][:MAX_COLUMN_LINKS]
     links = [(name, lenses.column_label(name)) for name in column_names]
-    if place.lens in _WEIGHTS:
+    if is_weight(place.lens):
         links += [(name, lenses.column_label(name)) for name in _WEIGHTS]
     elif _WEIGHTS[0] in columns:
         links.append((lenses.WEIGHT + DEFAULT_RULE, "weight"))
-    return lens_choices + [
-        LensLink(label, url + place.query(lens=name), name == place.lens, name, "always") for name, label in links
+    lens_choices += [(name, label, "always") for name, label in links]
+    return [
+        PageLink(label, url + place.query(lens=slug), slug == place.lens, slug, note)
+        for slug, label, note in lens_choices
     ]

@@ -12,33 +12,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.tokens import LOGPROB_EDGES, Tokens
+from inspector.html.tokens import LOGPROB_EDGES
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories.rows import Tokens
 
 DEFAULT = "mask"
 WEIGHT = "weight_"
 """What the name of a lens begins with that shows the weight of a token in a loss; a rule follows."""
 
 
-@dataclass(frozen=True)
-class Swatch:
-    """One colour of a legend: its CSS class, and what it says."""
-
-    name: str
-    label: str
-    title: str = ""
-
-
-@dataclass(frozen=True)
-class Legend:
-    """The colours of a lens."""
-
-    swatches: tuple[Swatch, ...]
-    ends: tuple[str, str] | None = None
-    """The words before and after a scale; None for a lens that is no scale."""
+Swatch = tuple[str, str, str]
+"""One colour of a legend: its CSS class, what it says, and more of it as a title."""
+Legend = tuple[Sequence[Swatch], tuple[str, str] | None]
+"""The colours of a lens; of a scale the words before and after it."""
 
 
 @dataclass(frozen=True)
@@ -94,36 +83,25 @@ def _logprob_note(tokens: Tokens, here: str) -> str:
     return f"The log-probability lens colours nothing: {why}"
 
 
-def _logprob_swatches() -> tuple[Swatch, ...]:
+def _logprob_swatches() -> list[Swatch]:
     swatches = []
     for index, edge in enumerate([0.0, *LOGPROB_EDGES]):
         low = LOGPROB_EDGES[index] if index < len(LOGPROB_EDGES) else None
         title = f"logprob {edge:g} to {low:g}" if low is not None else f"logprob below {edge:g}"
         percent = np.exp(low if low is not None else edge) * 100
-        swatches.append(Swatch(f"key-q{index}", f"{'≥' if low is not None else '<'}{percent:.2g}%", title))
-    return tuple(swatches)
+        swatches.append((f"key-q{index}", f"{'≥' if low is not None else '<'}{percent:.2g}%", title))
+    return swatches
 
 
 LENSES: tuple[LensSpec, ...] = (
-    LensSpec(
-        "mask",
-        "loss mask",
-        Legend((Swatch("key-m", "under the gradient"), Swatch("", "not trained"))),
-        _mask_note,
-    ),
+    LensSpec("mask", "loss mask", ((("key-m", "under the gradient", ""), ("", "not trained", "")), None), _mask_note),
     LensSpec(
         "origin",
         "origin",
-        Legend(tuple(Swatch(f"key-o{origin.value}" if origin else "", origin.slug) for origin in Origin)),
+        ([(f"key-o{origin.value}" if origin else "", origin.slug, "") for origin in Origin], None),
         _origin_note,
     ),
-    LensSpec(
-        "logprob",
-        "logprob",
-        Legend(_logprob_swatches(), ends=("certain", "surprising")),
-        _logprob_note,
-        splits_runs=True,
-    ),
+    LensSpec("logprob", "logprob", (_logprob_swatches(), ("certain", "surprising")), _logprob_note, splits_runs=True),
 )
 
 

@@ -8,40 +8,21 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 
-from inspector.html.inspector_tags import finding_title
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.turns import RoleShare, Turn, mask_table, worst_finding
-from rollout_inspector.diagnose.kinds import KINDS
+from inspector.trajectories.tokens.turns import Turn, mask_table, worst_finding
+from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.trajectory import Origin, Row, Step
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_LINES = 500
-
-
-@dataclass(frozen=True)
-class MaskTurn:
-    """One turn: tokens ``[start, stop)`` of the row, how many of them are trained, and why."""
-
-    number: int
-    role: str
-    part: str
-    start: int
-    stop: int
-    trained: int
-    why: str
-    stop_token: str
-    """``trained``, ``masked``, ``none ...``, or empty where the turn is no completion."""
-
-    @property
-    def n_tokens(self) -> int:
-        return self.stop - self.start
 
 
 @dataclass(frozen=True)
@@ -50,10 +31,11 @@ class MaskPage(TrajectoryHead):
 
     row: int
     """The index of the row."""
-    roles: list[RoleShare] = field(default_factory=list)
-    """How many tokens of each role are trained."""
-    turns: list[MaskTurn] = field(default_factory=list)
-    """Every turn of the row."""
+    roles: list[dict[str, Any]] = field(default_factory=list)
+    """``turns``, ``tokens`` and ``trained`` tokens of each ``role``."""
+    turns: list[dict[str, Any]] = field(default_factory=list)
+    """Every turn of the row, how many of its tokens are ``trained`` and ``why``; of a completion whether its
+    ``stop_token`` is ``trained``, ``masked`` or ``none``."""
     verdicts: dict[str, str] = field(default_factory=dict)
     """Question -> answer in words."""
     oddities: list[str] = field(default_factory=list)
@@ -69,11 +51,12 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
     rows, steps = parts.rows_and_steps(trajectory)
     worst = worst_finding(data.read_findings(trajectory, steps, rows))
     place = read_place(request.GET, [row.n_tokens for row in rows], fault=worst)
-    painter, _ = data.painter_of(trajectory.run.tokenizer)
+    table, _ = data.table_of(trajectory.run.tokenizer)
+    painter = painter_of(table)
     page = MaskPage(
         **head_of(trajectory), row=place.row, notices=list(place.notices), not_odd="Not checked: there are no rows."
     )
-    lines: list[tuple[MaskTurn, bool]] = []
+    lines: list[tuple[dict[str, Any], bool]] = []
     if rows:
         row = rows[place.row]
         turns = data.read_turns(trajectory, row, steps, [])
@@ -90,7 +73,10 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         )
     turn_place, own = PagePlace(row=place.row, view=View.TOKENS), base_url(trajectory)
     return page, {
-        "lines": [(turn, is_odd, own + turn_place.marked(turn.start, turn.stop)) for turn, is_odd in lines[:MAX_LINES]],
+        "lines": [
+            (turn, turn["stop"] - turn["start"], is_odd, own + turn_place.marked(turn["start"], turn["stop"]))
+            for turn, is_odd in lines[:MAX_LINES]
+        ],
         "lines_rest": max(len(lines) - MAX_LINES, 0),
         "rows": [PageLink(f"row {row.index}", f"?row={row.index}", row.index == place.row) for row in rows[:60]],
     }
@@ -125,13 +111,13 @@ def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
     sentences = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
     muted = muted_in(trajectory.run)
     return [
-        f"{finding_title(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}"
+        f"{title_of(kind)}{' (muted)' * (kind in muted)}: {evidence} {remedy}"
         for kind, evidence, remedy in sentences
     ]
 
 
-def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary) -> tuple[MaskTurn, bool]:
-    """Why the tokens of a turn are trained or not, and whether that looks odd."""
+def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummary) -> tuple[dict[str, Any], bool]:
+    """A turn, why its tokens are trained or not, and whether that looks odd."""
     part = tokens.slice(turn.start, turn.stop)
     trained = int(part.loss_mask.sum())
     whole = trained == turn.n_tokens
@@ -146,7 +132,7 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
         )
         odd = bool(trained)
     elif turn.part == "completion":
-        step = "this step" if turn.step_index is None else f"step {turn.step_index}"
+        step = "this step" if turn.step is None else f"step {turn.step}"
         if not turn.n_tokens:
             why = f"nothing was sampled at {step}"
         elif whole:
@@ -164,8 +150,8 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])
-    stop_token = _stop_token(turn, part, painter)
-    return MaskTurn(turn.number, turn.role, turn.part, turn.start, turn.stop, trained, why, stop_token), odd
+    place = {name: getattr(turn, name) for name in ("number", "role", "part", "start", "stop")}
+    return {**place, "trained": trained, "why": why, "stop_token": _stop_token(turn, part, painter)}, odd
 
 
 def _why_reply(turn: Turn, part: Tokens, painter: TokenPainter) -> tuple[str, bool]:

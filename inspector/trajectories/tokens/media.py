@@ -12,7 +12,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from inspector.web.access import reads_trajectory
 from rollout_inspector.streams.message_view import media_data, media_parts
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories import trajectory_parts as parts
+from rollouts.store.trajectories import trajectory_parts
 
 _STARTS = (
     (b"\x89PNG\r\n\x1a\n", "image/png", "png"), (b"\xff\xd8\xff", "image/jpeg", "jpg"), (b"GIF87a", "image/gif", "gif"),
@@ -33,7 +33,7 @@ def type_of(data: bytes) -> tuple[str, str]:
 @reads_trajectory
 def media(request: HttpRequest, trajectory: StoredTrajectory, step: int, number: int) -> HttpResponse:
     """The data of one media part. 404 for a link, and for data that is no base64."""
-    bodies = parts.step_bodies(trajectory, step, BODIES) if step < trajectory.n_steps else []
+    bodies = trajectory_parts.step_bodies(trajectory, step, BODIES) if step < trajectory.n_steps else []
     media_found = [part for body in bodies if body for part in media_parts(json.loads(body))]
     data = media_data(media_found[number]) if number < len(media_found) else None
     if data is None:

@@ -5,47 +5,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.inspector_tags import finding_title
-from inspector.html.tokens import TokenPainter, Tokens
 from inspector.trajectories.tokens.turns import FindingItem, Turn, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
+from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.streams.roles import RoleTurn, role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Origin
-from rollout_inspector.text.tokenizers import TokenizerUnusable
+from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
+from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
-from rollouts.store.people.tokenizers import byte_table
+from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Span, row_spans, row_window
+from rollouts.store.trajectories.rows import Span, Tokens, row_spans, row_window
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 logger = logging.getLogger(__name__)
 
 
-@lru_cache(maxsize=16)
-def _painter(files_sha256: str) -> TokenPainter:
-    return TokenPainter(byte_table(files_sha256))
-
-
-def painter_of(tokenizer: models.Tokenizer | None) -> tuple[TokenPainter, str]:
-    """The painter of a tokenizer, which is kept, and why it draws no text; empty when it draws text."""
+def table_of(tokenizer: models.Tokenizer | None) -> tuple[ByteTable | None, str]:
+    """The bytes of a tokenizer's tokens, or why no text can be shown."""
     if tokenizer is None:
-        return TokenPainter(None), "this run was imported without a tokenizer."
+        return None, "this run was imported without a tokenizer."
     try:
-        return _painter(tokenizer.files_sha256), ""
+        return byte_table(tokenizer.files_sha256), ""
     except (TokenizerUnusable, OSError) as error:
         logger.warning("the byte table of tokenizer %s cannot be opened: %s", tokenizer.name, error)
-        reason = without_paths(str(error))
-        return TokenPainter(None), f"the tokenizer “{tokenizer.name}” cannot be read: {reason}"
+        return None, f"the tokenizer “{tokenizer.name}” cannot be read: {without_paths(str(error))}"
 
 
 def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> dict[int, list[str]]:
@@ -73,7 +66,7 @@ def read_findings(
             remedy = "Choose a tokenizer for the run, under “Diagnose again” on its page."
         items.append(
             FindingItem(
-                number, finding.kind, finding_title(finding.kind),
+                number, finding.kind, title_of(finding.kind),
                 finding.severity, finding.axis, finding.step_index, row,
                 finding.start, finding.stop, finding.evidence, remedy,
                 # An info finding costs nothing.
@@ -123,10 +116,10 @@ def read_turns(
     """The turns of a row, or those that touch the tokens ``within``. One query where the row follows its steps."""
     if not row.follows_steps:
         tokens = read_tokens(trajectory, row, 0, row.n_tokens)
-        painter = painter_of(trajectory.run.tokenizer)[0]
+        table, _ = table_of(trajectory.run.tokenizer)
         headers: list[RoleTurn] = []
-        if painter.table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
-            headers = role_turns(tokens.ids, painter.special(tokens.ids), painter.table.token_bytes)
+        if table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
+            headers = role_turns(tokens.ids, special_tokens(table, tokens.ids), table.token_bytes)
         own = header_spans(headers) if headers else origin_spans(tokens.origin)
         return make_turns(_numbered(own, within), {}, findings, row.index, None, {}, tokens.loss_mask)
     spans = _numbered(row_spans(row.handle, steps), within)
@@ -186,6 +179,4 @@ def read_tokens(
     steps: Sequence[StepSummary] | None = None,
 ) -> Tokens:
     """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known."""
-    window = row_window(trajectory, row.handle, start, stop, steps)
-    return Tokens(start, window.ids, window.origin, np.asarray(window.loss_mask), window.logprobs,
-                  origin_known=window.origin_known)
+    return row_window(trajectory, row.handle, start, stop, steps)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inspector.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from inspector.trajectories.tokens.lenses import WEIGHT, Legend, Swatch, column_label
-from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories import engine_columns
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class Scale:
         steps = list(zip(signs, self.edge_texts, strict=True))
         middle = "0" if self.edges[0] <= _ANY else f"<{self.edges[0]:g}"
         if self.is_signed:
-            low = [Swatch(f"key-s{3 - n}", ("<0" if size == "0" else f"≤-{size}")) for n, (_, size) in enumerate(steps)]
-            high = [Swatch(f"key-s{5 + n}", f"{sign}{size}") for n, (sign, size) in enumerate(steps)]
-            swatches = [*low[::-1], Swatch("key-s4", middle), *high]
+            low = [(f"key-s{3 - n}", "<0" if size == "0" else f"≤-{size}", "") for n, (_, size) in enumerate(steps)]
+            high = [(f"key-s{5 + n}", f"{sign}{size}", "") for n, (sign, size) in enumerate(steps)]
+            swatches: list[Swatch] = [*low[::-1], ("key-s4", middle, ""), *high]
         else:
-            swatches = [Swatch("key-q0", middle)]
-            swatches += [Swatch(f"key-q{1 + n}", f"{sign}{size}") for n, (sign, size) in enumerate(steps)]
+            swatches = [("key-q0", middle, "")]
+            swatches += [(f"key-q{1 + n}", f"{sign}{size}", "") for n, (sign, size) in enumerate(steps)]
         words = f"{column_label(name)}{f' in {self.unit}' if self.unit else ''}"
-        return Legend(tuple(swatches), ends=(words, "the same thresholds in every row"))
+        return swatches, (words, "the same thresholds in every row")
 
 
 _ANY = 1e-6
@@ -85,7 +85,7 @@ def scale_of(name: str, values: NDArray[np.float32]) -> Scale:
     """The scale of a column by its name. Of an unknown one only the sign of its values decides."""
     if name == "mismatch":
         return MISMATCH
-    if name == beside.BEHIND:
+    if name == engine_columns.BEHIND:
         return BEHIND
     if "advantage" in name or name.startswith(WEIGHT):
         return ADVANTAGE

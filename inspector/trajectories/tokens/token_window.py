@@ -7,36 +7,39 @@ from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
-from inspector.html.tokens import TokenPainter, Tokens
-from inspector.trajectories.place import WINDOW
 from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.turns import FindingItem, Turn
 from inspector.web.twins import Page
-from rollout_inspector.streams.trajectory import Origin
-from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories.rows import row_columns
-from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
+from rollout_inspector.streams.trajectory import Floats, Origin
+from rollout_inspector.text.tokenizers import ByteTable
+from rollout_inspector.text.tokenizers.byte_table import special_tokens
+from rollouts.store.trajectories import engine_columns as beside
+from rollouts.store.trajectories.rows import Tokens
 
 
-class TokenFields(TypedDict):
-    """All fields of a token."""
+class TokenText(TypedDict):
+    """An id, and the text that it stands for."""
 
-    index: int
-    """Its offset in the row."""
     id: int
     text: str | None
-    """None when the bytes of the token alone are no UTF-8."""
+    """None when the bytes of the token alone are no UTF-8, or are not known."""
     bytes: str | None
     """The bytes in hexadecimal; None when they are not known."""
     special: bool
     """A control token of the tokenizer."""
-    origin: str
-    loss_mask: bool
     logprob: float | None
     """None when the token was not sampled, or when no log-probability was recorded."""
+
+
+class TokenFields(TokenText):
+    """All fields of a token of a row."""
+
+    index: int
+    """Its offset in the row."""
+    origin: str
+    loss_mask: bool
     step: int | None
     step_place: str | None
     """Its place in the step, in words."""
@@ -46,37 +49,90 @@ class TokenFields(TypedDict):
     """Column of a trainer, or of what an engine told -> value; None = none here. Missing when the row has no column."""
 
 
-@dataclass(frozen=True)
-class TokenWindow:
-    """Tokens ``[start, stop)`` of a row."""
+def token_texts(table: ByteTable | None, ids: np.ndarray, logprobs: np.ndarray | None) -> list[TokenText]:
+    """Ids ``[n]`` and their log-probabilities as values of JSON."""
+    pieces = [piece or None for piece in table.token_bytes(ids)] if table is not None else [None] * len(ids)
+    values = [None] * len(ids) if logprobs is None else [_number(value) for value in logprobs.tolist()]
+    columns = zip(ids.tolist(), pieces, special_tokens(table, ids).tolist(), values, strict=True)
+    return [
+        {
+            "id": token_id, "text": _text(piece), "bytes": None if piece is None else piece.hex(), "special": special,
+            "logprob": logprob,
+        }
+        for token_id, piece, special, logprob in columns
+    ]
 
-    start: int
-    stop: int
-    tokens: list[TokenFields]
+
+def window_tokens(
+    tokens: Tokens,
+    table: ByteTable | None,
+    turns: Sequence[Turn] = (),
+    findings: Sequence[FindingItem] = (),
+    columns: dict[str, Floats] | None = None,
+) -> list[TokenFields]:
+    """Every field of each token. ``findings``: those of the row. ``columns``: name -> a value for each token."""
+    fields: list[TokenFields] = []
+    names_by_place = _findings(findings, tokens.start, tokens.stop)
+    at = 0
+    states = zip(tokens.origin.tolist(), tokens.loss_mask.tolist(), strict=True)
+    texts = token_texts(table, tokens.ids, tokens.logprobs)
+    for offset, (text, (origin, is_trained)) in enumerate(zip(texts, states, strict=True), start=tokens.start):
+        while at < len(turns) - 1 and offset >= turns[at].stop:
+            at += 1
+        turn = turns[at] if turns else None
+        fields.append(
+            {
+                **text,
+                "index": offset,
+                "origin": _ORIGINS.get(origin, str(origin)),
+                "loss_mask": is_trained,
+                "step": turn.step if turn else None,
+                "step_place": _step_place(turn, offset),
+                "turn": f"turn {turn.number} · {turn.role}" if turn else None,
+                "findings": names_by_place.get(offset, []),
+            }
+        )
+    for name, values in (columns or {}).items():
+        for token, value in zip(fields, _numbers(name, values), strict=True):
+            token.setdefault("columns", {})[name] = value
+    return fields
 
 
-def read_window(
-    trajectory: StoredTrajectory,
-    row: RowSummary | None,
-    start: int,
-    turns: Sequence[Turn],
-    findings: Sequence[FindingItem],
-    painter: TokenPainter,
-    has_columns: bool,
-    steps: Sequence[StepSummary],
-) -> TokenWindow:
-    """At most ``WINDOW`` tokens of a row, from ``start`` on. No tokens without a row.
+_ORIGINS = {origin.value: origin.slug for origin in Origin}
 
-    ``findings``: those of the row. ``steps``: all of the trajectory.
-    """
-    if row is None:
-        return TokenWindow(0, 0, [])
-    start = min(start, row.n_tokens)
-    stop = min(start + WINDOW, row.n_tokens)
-    tokens = window_tokens(data.read_tokens(trajectory, row, start, stop, steps), turns, painter, findings)
-    if has_columns:
-        _add_columns(tokens, row, start)
-    return TokenWindow(start, stop, tokens)
+
+def _numbers(name: str, values: Floats, digits: int | None = None) -> list[float | None]:
+    """Values of JSON. A weight has six digits everywhere."""
+    digits = 6 if name.startswith(lenses.WEIGHT) else digits
+    return [_number(value if digits is None else float(f"{value:.{digits}g}")) for value in values.tolist()]
+
+
+def _number(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _text(piece: bytes | None) -> str | None:
+    try:
+        return None if piece is None else piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _step_place(turn: Turn | None, offset: int) -> str | None:
+    if turn is None or turn.step is None:
+        return None
+    part = {"completion": "completion", "delta": "ids put in", "prompt": "prompt"}.get(turn.part, turn.part)
+    return f"step {turn.step}, {part} {offset - turn.start:,} of {turn.n_tokens:,}"
+
+
+def _findings(findings: Sequence[FindingItem], start: int, stop: int) -> dict[int, list[str]]:
+    """Offset -> the findings that mark it, for the offsets ``[start, stop)`` that a finding marks."""
+    names_by_place: dict[int, list[str]] = {}
+    for item in findings:
+        for first, last in item.places:
+            for offset in range(max(first, start), min(last, stop)):
+                names_by_place.setdefault(offset, []).append(item.words)
+    return names_by_place
 
 
 @dataclass(frozen=True)
@@ -111,135 +167,42 @@ class CardColumns(Page):
     """Start, stop and number of alternatives of each stretch that has some; ``alternatives.json`` tells them."""
 
 
-def card_columns(
-    trajectory: StoredTrajectory,
-    row: RowSummary | None,
-    start: int,
-    turns: Sequence[Turn],
-    findings: Sequence[FindingItem],
-    painter: TokenPainter,
-    has_columns: bool,
-    steps: Sequence[StepSummary],
-) -> CardColumns:
-    """At most ``WINDOW`` tokens of a row, from ``start`` on, for the card.
-
-    ``turns``: at least those that have a token here. ``findings``: those of the row. ``steps``: all of the trajectory.
-    """
-    if row is None:
-        return CardColumns(0, 0, 0, 0, [], None, {}, [], [], [], [], {})
-    start = min(start, row.n_tokens)
-    stop = min(start + WINDOW, row.n_tokens)
-    tokens = data.read_tokens(trajectory, row, start, stop, steps)
+def card_columns(view: TokenView) -> CardColumns:
+    """The window of a view for the cards."""
+    tokens, table = view.tokens, view.table
+    start, stop = tokens.start, tokens.stop
     ids_present = np.unique(tokens.ids)
-    pieces = dict.fromkeys(ids_present.tolist(), b"")
-    if painter.table is not None:
-        pieces = dict(zip(ids_present.tolist(), painter.table.token_bytes(ids_present), strict=True))
+    pieces = table.token_bytes(ids_present) if table is not None else [b""] * len(ids_present)
     logprobs = None
     if tokens.logprobs is not None and np.isfinite(tokens.logprobs).any():
-        small = np.round(np.nan_to_num(tokens.logprobs, nan=0.0, posinf=0.0, neginf=0.0) * 1e4).astype(np.int64)
-        logprobs = _where(np.isfinite(tokens.logprobs), small)
-    state = tokens.origin.astype(np.int64) * 2 + tokens.loss_mask
-    edges = np.flatnonzero(np.diff(state, prepend=-1))
-    origins = {origin.value: origin.slug for origin in Origin}
-    columns: dict[str, list[float | None]] = {}
-    if has_columns:
-        for name, values in row_columns(row.handle, start, stop).items():
-            padded = np.full(stop - start, np.nan)
-            padded[: len(values)] = values[: stop - start]
-            columns[lenses.column_label(name)] = [
-                float(f"{value:.6g}") if np.isfinite(value) else None for value in padded.tolist()
-            ]
+        logprobs = [round(value * 1e4) if np.isfinite(value) else None for value in tokens.logprobs]
+    edges = np.flatnonzero(np.diff(tokens.origin.astype(np.int64) * 2 + tokens.loss_mask, prepend=-1)).tolist()
     return CardColumns(
-        row.index, row.n_tokens, start, stop, tokens.ids.tolist(), logprobs,
-        {str(token_id): piece.hex() for token_id, piece in pieces.items() if piece},
-        ids_present[painter.special(ids_present)].tolist(),
+        view.row.index if view.row is not None else 0,
+        view.n_tokens,
+        start,
+        stop,
+        tokens.ids.tolist(),
+        logprobs,
+        {str(token_id): piece.hex() for token_id, piece in zip(ids_present.tolist(), pieces, strict=True) if piece},
+        ids_present[special_tokens(table, ids_present)].tolist(),
         [
-            (start + at, origins.get(int(tokens.origin[at]), str(tokens.origin[at])), bool(tokens.loss_mask[at]))
-            for at in edges.tolist()
+            (start + at, _ORIGINS.get(int(tokens.origin[at]), str(tokens.origin[at])), bool(tokens.loss_mask[at]))
+            for at in edges
         ],
         [
-            (turn.start, turn.stop, turn.number, turn.role, turn.step_index, turn.part)
-            for turn in turns
+            (turn.start, turn.stop, turn.number, turn.role, turn.step, turn.part)
+            for turn in view.turns
             if turn.start < stop and turn.stop > start
         ],
         [
-            (max(first, start), min(last, stop), f"{item.number}: {item.title} ({item.severity_words})")
-            for item in findings for first, last in item.places
+            (max(first, start), min(last, stop), item.words)
+            for item in view.row_findings for first, last in item.places
             if first < stop and last > start
         ],
-        columns,
+        {
+            lenses.column_label(name): _numbers(name, values, 4 if name == beside.ENTROPY else 6)
+            for name, values in view.columns.items()
+        },
+        view.alternatives,
     )
-
-
-def _where(known: NDArray[np.bool_], values: NDArray[np.int64]) -> list[int | None]:
-    return [value if there else None for value, there in zip(values.tolist(), known.tolist(), strict=True)]
-
-
-def window_tokens(
-    tokens: Tokens, turns: Sequence[Turn], painter: TokenPainter, findings: Sequence[FindingItem] = ()
-) -> list[TokenFields]:
-    """Every field of each token. ``findings``: those of the row."""
-    table = painter.table
-    pieces: list[bytes | None] = [None] * len(tokens)
-    if table is not None:
-        pieces = [piece or None for piece in table.token_bytes(tokens.ids)]
-    logprobs = tokens.logprobs if tokens.logprobs is not None else np.full(len(tokens), np.nan, np.float32)
-    fields: list[TokenFields] = []
-    names_by_place = _findings(findings, tokens.start, tokens.start + len(tokens))
-    at = 0
-    origins = [origin.slug for origin in Origin]
-    columns = zip(
-        tokens.ids.tolist(), tokens.origin.tolist(), tokens.loss_mask.tolist(), logprobs.tolist(), pieces, strict=True
-    )
-    for offset, (token_id, origin, trained, logprob, piece) in enumerate(columns, start=tokens.start):
-        while at < len(turns) - 1 and offset >= turns[at].stop:
-            at += 1
-        turn = turns[at] if turns else None
-        fields.append(
-            {
-                "index": offset,
-                "id": token_id,
-                "text": _text(piece),
-                "bytes": None if piece is None else piece.hex(),
-                "special": painter.is_special(token_id),
-                "origin": origins[origin] if origin < len(origins) else str(origin),
-                "loss_mask": trained,
-                "logprob": logprob if np.isfinite(logprob) else None,
-                "step": turn.step_index if turn else None,
-                "step_place": _step_place(turn, offset),
-                "turn": f"turn {turn.number} · {turn.role}" if turn else None,
-                "findings": names_by_place.get(offset, []),
-            }
-        )
-    return fields
-
-
-def _add_columns(tokens: list[TokenFields], row: RowSummary, start: int) -> None:
-    for name, values in row_columns(row.handle, start, start + len(tokens)).items():
-        for n, token in enumerate(tokens):
-            value = float(values[n]) if n < len(values) else float("nan")
-            token.setdefault("columns", {})[name] = value if np.isfinite(value) else None
-
-
-def _text(piece: bytes | None) -> str | None:
-    try:
-        return None if piece is None else piece.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _step_place(turn: Turn | None, offset: int) -> str | None:
-    if turn is None or turn.step_index is None:
-        return None
-    part = {"completion": "completion", "delta": "ids put in", "prompt": "prompt"}.get(turn.part, turn.part)
-    return f"step {turn.step_index}, {part} {offset - turn.start:,} of {turn.n_tokens:,}"
-
-
-def _findings(findings: Sequence[FindingItem], start: int, stop: int) -> dict[int, list[str]]:
-    """Offset -> the findings that mark it, for the offsets ``[start, stop)`` that a finding marks."""
-    names_by_place: dict[int, list[str]] = {}
-    for item in findings:
-        for first, last in item.places:
-            for offset in range(max(first, start), min(last, stop)):
-                names_by_place.setdefault(offset, []).append(f"{item.number}: {item.title} ({item.severity_words})")
-    return names_by_place

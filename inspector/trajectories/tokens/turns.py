@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from typing import Any
@@ -61,6 +61,11 @@ class FindingItem:
         return f"{self.severity}, muted" if self.muted else self.severity
 
     @property
+    def words(self) -> str:
+        """Its number, title and severity."""
+        return f"{self.number}: {self.title} ({self.severity_words})"
+
+    @property
     def is_comparable(self) -> bool:
         """The page “Side by side” can show it: expected against read, or sampled against re-tokenized."""
         return self.axis == "stream" and self.step is not None
@@ -68,27 +73,25 @@ class FindingItem:
 
 @dataclass(frozen=True)
 class Turn:
-    """A span of a row, as a section of the page."""
+    """A span of a row, as a section of the page: tokens ``[start, stop)``."""
 
     number: int
-    part: str
     role: str
-    step_index: int | None
+    part: str
+    step: int | None
     start: int
     stop: int
     n_trained: int | None
     """None: only the loss mask tells it, and the mask was not read."""
+    findings: tuple[int, ...] = ()
+    """Numbers of the findings that begin in it."""
+    worst: str = ""
+    """The worst severity of these, or empty."""
     finish_reason: str = ""
-    findings: tuple[FindingItem, ...] = field(default=(), compare=False)
 
     @property
     def n_tokens(self) -> int:
         return self.stop - self.start
-
-    @property
-    def worst(self) -> str:
-        """The worst severity of its findings, or empty."""
-        return worst_severity(item.weight for item in self.findings)
 
 
 def stored_json(text: str | None) -> Any:
@@ -128,29 +131,16 @@ def _role_label(part: str, roles: Sequence[str]) -> str:
     return ", ".join(f"{role} ×{n}" if n > 1 else role for role, n in counts)
 
 
-@dataclass(frozen=True)
-class MaskSpan(Span):
-    """A span of a row without steps, found by its origins or its role headers.
-
-    When role headers divide the row, ``part`` is ``prompt`` before the first header, ``reply`` after a header of the
-    assistant, and ``message`` after any other header.
-    """
-
-    roles: tuple[str, ...] = ()
-
-
 MAX_ORIGIN_SPANS = 4000
 
 
-def header_spans(turns: Sequence[RoleTurn]) -> list[MaskSpan]:
+def header_spans(turns: Sequence[RoleTurn]) -> list[Span]:
     """The spans of a row that has its own arrays and no origins, by its role headers."""
     parts = {"assistant": "reply", "prompt": "prompt"}
-    return [
-        MaskSpan(start, stop, None, parts.get(role, "message"), roles=(role,)) for start, stop, role in turns
-    ]
+    return [Span(start, stop, None, parts.get(role, "message"), roles=(role,)) for start, stop, role in turns]
 
 
-def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:
+def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
     """The spans of a row that has its own arrays: sampled stretches, and the stretches between them.
 
     A row with more than ``MAX_ORIGIN_SPANS`` stretches stays one span, because the page would be all headers.
@@ -161,9 +151,9 @@ def origin_spans(origin: NDArray[np.uint8]) -> list[MaskSpan]:
     sampled = origin == Origin.SAMPLED
     edges = sorted({0, n, *chain.from_iterable(mask_runs(sampled))})
     if len(edges) > MAX_ORIGIN_SPANS:
-        return [MaskSpan(0, n, None, "row")]
+        return [Span(0, n, None, "row")]
     parts = ["completion" if sampled[a] else "delta" if a else "prompt" for a in edges[:-1]]
-    return [MaskSpan(a, b, None, part) for (a, b), part in zip(pairwise(edges), parts, strict=True)]
+    return [Span(a, b, None, part) for (a, b), part in zip(pairwise(edges), parts, strict=True)]
 
 
 def make_turns(
@@ -179,7 +169,7 @@ def make_turns(
 
     ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``.
     """
-    here = [item for item in findings if item.row == row]
+    in_row = [item for item in findings if item.row == row]
     turns = []
     for number, span in spans:
         n_trained: int | None = 0
@@ -188,17 +178,13 @@ def make_turns(
         elif span.part == "completion" and span.step_index in trained_steps:
             n_trained = span.stop - span.start
         step = -1 if span.step_index is None else span.step_index
+        here = [item for item in in_row if span.start <= item.places[0][0] < max(span.stop, span.start + 1)]
         turns.append(
             Turn(
-                number,
-                span.part,
-                role_label(span.part, span.roles if isinstance(span, MaskSpan) else roles.get(step, ())),
-                span.step_index,
-                span.start,
-                span.stop,
-                n_trained,
+                number, role_label(span.part, span.roles or roles.get(step, ())), span.part, span.step_index,
+                span.start, span.stop, n_trained, tuple(item.number for item in here),
+                worst_severity(item.weight for item in here),
                 finish_reasons.get(step, "") if span.part == "completion" else "",
-                tuple(item for item in here if span.start <= item.places[0][0] < max(span.stop, span.start + 1)),
             )
         )
     return turns
@@ -218,8 +204,7 @@ def worst_finding(
     ``wanted``: the filter of the list that led here. Where it asks for a kind or a severity, the worst of those,
     an info finding too.
     """
-    muted_kinds = wanted or {}
-    kind, severity = muted_kinds.get("finding", ""), muted_kinds.get("severity", "")
+    kind, severity = (wanted or {}).get("finding", ""), (wanted or {}).get("severity", "")
     in_row = [item for item in findings if item.row is not None and item.places and (row is None or item.row == row)]
     if kind or severity:
         chosen = [i for i in in_row if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
@@ -228,25 +213,16 @@ def worst_finding(
     return _worst([item for item in in_row if item.weight != Severity.INFO])
 
 
-def _worst(held: Sequence[FindingItem]) -> FindingItem | None:
-    return min(held, key=lambda item: (SEVERITIES.index(Severity(item.weight)), -item.trained_tokens), default=None)
+def _worst(findings: Sequence[FindingItem]) -> FindingItem | None:
+    return min(findings, key=lambda item: (SEVERITIES.index(Severity(item.weight)), -item.trained_tokens), default=None)
 
 
-@dataclass(frozen=True)
-class RoleShare:
-    """How many tokens of one role are trained."""
-
-    role: str
-    turns: int
-    tokens: int
-    trained: int
-
-
-def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[RoleShare]:
+def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:
     """For each role: its turns, its tokens, and the number of trained tokens. ``mask``: ``[n]`` of the row."""
-    table: dict[str, RoleShare] = {}
+    table: dict[str, dict[str, Any]] = {}
     for turn in turns:
-        line = table.get(turn.role, RoleShare(turn.role, 0, 0, 0))
-        trained = int(mask[turn.start : turn.stop].sum())
-        table[turn.role] = RoleShare(turn.role, line.turns + 1, line.tokens + turn.n_tokens, line.trained + trained)
+        line = table.setdefault(turn.role, {"role": turn.role, "turns": 0, "tokens": 0, "trained": 0})
+        line["turns"] += 1
+        line["tokens"] += turn.n_tokens
+        line["trained"] += int(mask[turn.start : turn.stop].sum())
     return list(table.values())

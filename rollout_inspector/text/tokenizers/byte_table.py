@@ -64,3 +64,11 @@ class ByteTable:
     def arrays(self) -> tuple[NDArray[np.uint32], bytes | mmap.mmap, NDArray[np.bool_]]:
         """Offsets ``[V+1]``, all bytes, and ``special`` ``[V]``: what the table was made of."""
         return self._offsets, self._data, self.special
+
+
+def special_tokens(table: ByteTable | None, ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """``[n]``: which of ``ids`` ``[n]`` are control tokens. All False without a tokenizer."""
+    if table is None:
+        return np.zeros(len(ids), dtype=np.bool_)
+    is_known = (ids >= 0) & (ids < len(table.special))
+    return np.asarray(table.special)[np.where(is_known, ids, 0)].astype(np.bool_) & is_known

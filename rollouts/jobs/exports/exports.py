@@ -16,7 +16,6 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.registry import Join
 from rollout_inspector.formats.writers import exports
@@ -28,14 +27,16 @@ from rollout_inspector.streams.strategies.replay import replay_many
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.diagnosis import codec_of
 from rollouts.jobs.replays import replay_context
-from rollouts.jobs.run_parts import cut_run, finished_trajectories, range_of
+from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store import files, models
 from rollouts.store.files import StorageDown
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job, files_in_use
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job
-from rollouts.store.trajectories.trajectories import load_trajectories
-from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
+from rollouts.store.trajectories.findings import first_finding_of_stream
+from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, only_finished
+from rollouts.store.trajectories.trajectory_list import passing
+from rollouts.store.trajectory_filters import TrajectoryFilters
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ def write_part(
         n_out, first = n_out + 1, first or why
         tell(f"Left out: {why}")
 
-    finished = records.filter(status=models.StoredTrajectory.Status.DONE).order_by("index").iterator(BATCH)
+    finished = only_finished(records).iterator(BATCH)
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
@@ -239,12 +240,7 @@ def _under(
 
 def cause_of(run: models.Run, value: Trajectory) -> str:
     """The stored finding that explains why a trajectory has several rows, as a sentence; empty = none is stored."""
-    finding = (
-        models.StoredFinding.objects.filter(run=run, trajectory__external_id=value.external_id, axis=Axis.STREAM)
-        .exclude(severity=Severity.INFO)
-        .order_by("step_index", "start")
-        .first()
-    )
+    finding = first_finding_of_stream(run, value.external_id)
     return "" if finding is None else f"Finding {finding.kind} at step {finding.step_index}: {finding.evidence}"
 
 
@@ -275,7 +271,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     draft, plan = draft_of(job), ExportOptions(**whole.options)
     records = finished_trajectories(whole.run, *range_of(job))
     if plan.only:
-        records = records.filter(pk__in=filter_trajectories(whole.run, plan.filters).values("pk"))
+        records = passing(records, whole.run, plan.filters)
     total = records.count()
     beat(n_done=0, n_total=total)
     notes: list[str] = []

@@ -19,23 +19,24 @@ from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.imports.trajectory_ids import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.jobs.imports.uploads import drop_uploads
-from rollouts.store.bulk import change_whole
+from rollouts.store.database import reload, save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, close_shards, end_job
-from rollouts.store.jobs.shards import is_cut, shards_of
-from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.jobs.shards import is_cut, shards_of, unfinished_shards
+from rollouts.store.models import Job, Run
 from rollouts.store.outages import is_outage
-from rollouts.store.runs.import_writes import (
+from rollouts.store.runs.imports import (
     drop_all,
     drop_range,
     end_import,
     move_range,
+    names_at,
     next_final_index,
     note_imported,
+    rename_trajectories,
     set_rejections,
 )
-from rollouts.store.runs.run_writes import delete_trajectories, recount
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import delete_trajectories, find_run, recount
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def join(job: Job, beat: Beat) -> None:
         end_job(job, run.status, run.error)
         return
     _put_together(run, job, beat)
-    if run.cancel_requested or job.shards.exclude(status=Job.Status.DONE).exists():
+    if run.cancel_requested or unfinished_shards(job):
         end_import(run, job, Run.Status.CANCELLED)
     elif run.n_trajectories:
         end_import(run, job, Run.Status.DONE)
@@ -117,10 +118,10 @@ class _Shard:
         """Trajectories."""
         return sum(piece["n"] for piece in self.pieces)
 
-    def save(self, **more: Any) -> None:
+    def write_report(self, **more: Any) -> None:
         """Write the pieces, and more keys, into the row."""
         self.row.report = {**(self.row.report or {}), "pieces": self.pieces, **more}
-        self.row.save(update_fields=["report"])
+        save_columns(self.row, "report")
 
 
 def _put_together(run: Run, job: Job, alive: Alive) -> None:
@@ -132,9 +133,9 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
         _take_back(run, shard, job, alive)
     names = _names(run, shards, alive)
     _free_ids(run, shards, names, alive)
-    for shard, (named, left_out) in zip(shards, _changes(shards, names), strict=True):
+    for shard, (new_names, left_out) in zip(shards, _changes(shards, names), strict=True):
         if shard.placed_by != job.pk:
-            _place(run, shard, named, left_out, job, alive)
+            _place(run, shard, new_names, left_out, job, alive)
     pieces = [piece for shard in shards for piece in shard.pieces]
     refusals = _refusals(pieces)
     n_rejected = sum(piece["n_rejected"] for piece in pieces) + len(refusals)
@@ -147,7 +148,7 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
     is_whole = len(shards) == job.shards.count()
     note_imported(run, done, run.bytes_total if is_whole else read, alive)
     recount(run)
-    run.refresh_from_db()
+    reload(run)
 
 
 def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
@@ -175,7 +176,7 @@ def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
             row.status, row.report = Job.Status.CANCELLED, None
             with transaction.atomic():
                 alive()
-                row.save(update_fields=["status", "report"])
+                save_columns(row, "status", "report")
     refused = set(_refusals([piece for shard in complete for piece in shard.pieces]))
     for shard in complete:
         for piece in shard.pieces:
@@ -202,7 +203,7 @@ def _drop_refused(run: Run, shard: _Shard, alive: Alive) -> None:
         piece |= {"n": 0, "hashes": "", "lines": "", "held": [], "rejected": [], "n_rejected": 0}
     with transaction.atomic():
         alive()
-        shard.save()
+        shard.write_report()
 
 
 def _take_back(run: Run, shard: _Shard, job: Job, alive: Alive) -> None:
@@ -212,7 +213,7 @@ def _take_back(run: Run, shard: _Shard, job: Job, alive: Alive) -> None:
     with transaction.atomic():
         alive()
         move_range(run, shard.first, shard.first + shard.n, shard.row.options["first"])
-        shard.save(placed=None)
+        shard.write_report(placed=None)
 
 
 def _parts(shards: list[_Shard]) -> list[NamedPart]:
@@ -254,8 +255,7 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
         located = list(_located(shards, places))
         stored: dict[int, Named] = {}
         for some in batched([index for _, index, *_ in located], BATCH):
-            rows = run.trajectories.filter(index__in=some).values_list("index", "external_id", "group")
-            stored |= {index: (name, group) for index, name, group in rows}
+            stored |= {index: (name, group) for _, index, name, group in names_at(run, some)}
         recorded = {id(piece): {at: (name, group) for at, name, group in piece["held"]} for *_, piece, _ in located}
         return {place: recorded[id(piece)].get(at) or stored[index] for place, index, _, piece, at in located}
 
@@ -272,7 +272,7 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
     with transaction.atomic():
         alive()
         for shard in changed.values():
-            shard.save()
+            shard.write_report()
     return names
 
 
@@ -284,9 +284,13 @@ def _free_ids(run: Run, shards: list[_Shard], names: Names, alive: Alive) -> Non
         final_ids = {index: final.get(place, ("", ""))[0] for place, index, *_ in some}
         with transaction.atomic():
             alive()
-            rows = run.trajectories.filter(index__in=list(final_ids)).values_list("pk", "index", "external_id")
-            other = [(f"#{pk}:{name}"[:MAX_NAME], pk) for pk, index, name in rows if name != final_ids[index]]
-            change_whole(StoredTrajectory, ("external_id",), other)
+            rename_trajectories(
+                [
+                    (f"#{pk}:{name}"[:MAX_NAME], group, pk)
+                    for pk, index, name, group in names_at(run, final_ids)
+                    if name != final_ids[index]
+                ]
+            )
 
 
 Left = dict[int, tuple[dict[str, Any], int, Rejected]]
@@ -311,17 +315,13 @@ def _place(run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job
     with transaction.atomic():
         alive()
         for some in batched(list(left_out), BATCH):
-            delete_trajectories(list(run.trajectories.filter(index__in=some).values_list("pk", flat=True)))
+            delete_trajectories([pk for pk, *_ in names_at(run, some)])
         for some in batched(list(named), BATCH):
-            rows = run.trajectories.filter(index__in=some).values_list("pk", "index", "external_id", "group")
-            change_whole(
-                StoredTrajectory, ("external_id", "group"),
-                [(*named[row[1]], row[0]) for row in rows if named[row[1]] != row[2:]],
-            )
+            rename_trajectories([(*named[row[1]], row[0]) for row in names_at(run, some) if named[row[1]] != row[2:]])
         _leave_out(left_out)
         start = next_final_index(run)
         move_range(run, first, stop + 1, start)
-        shard.save(placed=[job.pk, start])
+        shard.write_report(placed=[job.pk, start])
 
 
 def _leave_out(trajectories: Left) -> None:

@@ -25,15 +25,15 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of, rare_collections, rule_of
 from rollouts.jobs.imports.trajectory_ids import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.uploads import file_of
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, beat_job
 from rollouts.store.models import Job, Run, new_code
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.runs.import_writes import PROVISIONAL, beat_import, begin_parts, drop_range, imported
+from rollouts.store.runs.imports import PROVISIONAL, beat_import, begin_parts, drop_range, imported
 from rollouts.store.runs.rejections import MAX_REJECTIONS
-from rollouts.store.runs.run_writes import choose_tokenizer, start_run
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import choose_tokenizer, find_run, start_run
 from rollouts.store.text import storable_text
+from rollouts.store.trajectories.trajectories import taken_ids
 
 PART_BYTES = 8 << 20
 """Bytes of the files that a shard reads. Imports of less than two such parts are read by one worker.
@@ -232,8 +232,7 @@ class _Piece(FileImport):
         """Place in the batch -> id and group, for ids that another part has stored."""
         stored_ids: set[str] = set()
         for ids in batched([trajectory.external_id for trajectory in batch], MAX_NAME):
-            stored = self.run.trajectories.filter(external_id__in=ids)
-            stored_ids.update(stored.values_list("external_id", flat=True))
+            stored_ids |= taken_ids(self.run, ids)
         return {n: (item.external_id, item.group) for n, item in enumerate(batch) if item.external_id in stored_ids}
 
     def found(self, piece: Mapping[str, Any]) -> dict[str, Any]:

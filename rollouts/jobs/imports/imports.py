@@ -25,28 +25,30 @@ from rollouts.jobs.broker import send_job, send_shards
 from rollouts.jobs.diagnosis import diagnosis_for, gap_json
 from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
 from rollouts.store import models
+from rollouts.store.chat_templates.tokenizers import byte_table_of, tokenizer_named
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobLost, ask_job, end_job
-from rollouts.store.jobs.shards import hand_on_shards, open_shards
+from rollouts.store.jobs.shards import hand_on_shards, open_shards, unfinished_shards
 from rollouts.store.models import Job
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.people.tokenizers import byte_table_of
-from rollouts.store.runs import run_writes
-from rollouts.store.runs.import_writes import (
+from rollouts.store.runs import runs
+from rollouts.store.runs.imports import (
     begin_parts,
     drop_incomplete,
     end_import,
+    failed_import_of,
     imported,
     note_imported,
     reject_file,
+    set_bytes_total,
 )
-from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.runs.run_writes import choose_tokenizer, end_run, reopen_run, start_run
-from rollouts.store.runs.runs import find_run
-from rollouts.store.trajectories.retokenized_writes import keep_retokenized
+from rollouts.store.runs.rejections import add_rejections, list_rejections
+from rollouts.store.runs.runs import choose_tokenizer, delete_run, end_run, find_run, reopen_run, start_run
+from rollouts.store.trajectories.retokenized import keep_retokenized
+from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.store.trajectories.token_encoding import drop_arrays, encode_trajectories
-from rollouts.store.trajectories.trajectory_writes import save_trajectories
+from rollouts.store.trajectories.trajectories import taken_ids
 
 BATCH_TRAJECTORIES = 500
 BATCH_TOKENS = 1_000_000
@@ -91,13 +93,12 @@ def ask_for_uploads(
 ) -> Job:
     """Keep uploaded files. Returns the job that reads them into a new run. A failure leaves neither run nor files."""
     try:
-        run.bytes_total = sum(upload.size or 0 for upload in uploads)
         keys = keep_files(uploads, run)
-        run.save(update_fields=["bytes_total"])
+        set_bytes_total(run, sum(upload.size or 0 for upload in uploads))
         return ask(run, keys, format_name, use_recorded_tokenizer, training_step)
     except BaseException:
         drop_uploads(run.code)
-        run.delete()
+        delete_run(run)
         raise
 
 
@@ -158,10 +159,10 @@ def left_of(run: models.Run) -> Job | None:
     """
     if run.status != models.Run.Status.FAILED:
         return None
-    job = run.jobs.filter(kind="import", status=Job.Status.FAILED).order_by("-pk").first()
+    job = failed_import_of(run)
     if job is None:
         return None
-    files, shards = job.options["files"], list(job.shards.exclude(status=Job.Status.DONE))
+    files, shards = job.options["files"], unfinished_shards(job)
     numbers = {piece["file"] for shard in shards for piece in shard.options["pieces"]}
     remaining = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
     return job if remaining and all(map(is_there, remaining)) else None
@@ -219,7 +220,7 @@ def import_files(
     with transaction.atomic():
         alive()
         start_run(run)
-        models.Run.objects.filter(pk=run.pk).update(bytes_total=sum(sizes))
+        set_bytes_total(run, sum(sizes))
     try:
         for n, file in enumerate(files):
             if n < imported(run)["files"]:
@@ -242,12 +243,12 @@ def import_files(
         drop_incomplete(run, alive)
         end(models.Run.Status.CANCELLED, "")
     else:
-        run.refresh_from_db()
+        reload(run)
         if imported(run)["next_index"]:
             end(models.Run.Status.DONE, "")
         else:
             end(models.Run.Status.FAILED, nothing_imported(run))
-    run.refresh_from_db()
+    reload(run)
 
 
 def names_of(files: Sequence[Path | Source]) -> list[str]:
@@ -273,8 +274,8 @@ def size_of(file: Path | Source) -> int:
 
 def nothing_imported(run: models.Run) -> str:
     """Why no file of a run held a trajectory, as sentences."""
-    first = run.rejections.order_by("pk").first()
-    reason = f" {first.reason}" if first else " The files hold no trajectories."
+    first = list_rejections(run, 1)
+    reason = f" {first[0].reason}" if first else " The files hold no trajectories."
     more = f" ({run.n_rejected:,} rejections in all.)" if run.n_rejected > 1 else ""
     return f"Nothing was imported.{reason}{more}"
 
@@ -324,7 +325,7 @@ class FileImport:
     def tell(self, n_bytes: int) -> None:
         """Write how many bytes are read. Raises what stops the import."""
         self.alive()
-        if run_writes.beat(self.run, bytes_done=n_bytes):
+        if runs.beat(self.run, bytes_done=n_bytes):
             raise ImportCancelled
 
     def _save(self, batch: list[Trajectory]) -> None:
@@ -362,8 +363,7 @@ class FileImport:
 
     def named(self, batch: list[Trajectory]) -> list[Trajectory]:
         """Files of one run may use the same ids. If an id is taken, it and its group get the file's name in front."""
-        ids = [trajectory.external_id for trajectory in batch]
-        stored_ids = set(self.run.trajectories.filter(external_id__in=ids).values_list("external_id", flat=True))
+        stored_ids = taken_ids(self.run, [trajectory.external_id for trajectory in batch])
         if not stored_ids:
             return batch
         renamed = []
@@ -372,16 +372,11 @@ class FileImport:
                 name, group = f"{self.source.name}:{trajectory.external_id}", f"{self.source.name}:{trajectory.group}"
                 trajectory = replace(trajectory, external_id=name[-200:], group=trajectory.group and group[-200:])
             renamed.append(trajectory)
-        again = [trajectory.external_id for trajectory in renamed]
-        twice = set(self.run.trajectories.filter(external_id__in=again).values_list("external_id", flat=True))
-        accepted, used_ids = [], twice
+        accepted, used_ids = [], taken_ids(self.run, [trajectory.external_id for trajectory in renamed])
         for trajectory in renamed:
             if trajectory.external_id in used_ids:
-                add_rejections(
-                    self.run,
-                    self.source.name,
-                    [Rejected(None, f"The id {trajectory.external_id!r} is in this run already.")],
-                )
+                reason = f"The id {trajectory.external_id!r} is in this run already."
+                add_rejections(self.run, self.source.name, [Rejected(None, reason)])
                 continue
             used_ids.add(trajectory.external_id)
             accepted.append(trajectory)

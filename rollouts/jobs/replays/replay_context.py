@@ -11,14 +11,13 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.strategies import Context, StrategyRefused
 from rollout_inspector.streams.strategies.replay import lacks_reply, with_replies
-from rollout_inspector.streams.trajectory import Ids
-from rollout_inspector.streams.trajectory import Trajectory as Value
+from rollout_inspector.streams.trajectory import Ids, Trajectory
 from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.replies.call_readers import parser_of
 from rollout_inspector.text.tokenizers.pieces import PieceEncoder
 from rollouts.jobs.replays import renderers_package
+from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.people.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.trajectories import load_trajectories
 
@@ -92,14 +91,14 @@ def _rendering(
     return context, loaded
 
 
-def complete_replies(value: Value, loaded: tokenizers.LoadedTokenizer | None, context: Context) -> Value:
+def complete_replies(value: Trajectory, loaded: tokenizers.LoadedTokenizer | None, context: Context) -> Trajectory:
     """The trajectory with a message for every completion. The parser is loaded only if a message is missing."""
     if loaded is None or not lacks_reply(value):
         return value
     return with_replies(value, parser_of(loaded, context.renderer))
 
 
-def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Value]]:
+def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Trajectory]]:
     """Yields records with their values. One batch of records is in memory at a time."""
     for batch in batched(records.iterator(BATCH), BATCH):
         yield from zip(batch, load_trajectories(batch), strict=True)

@@ -7,20 +7,19 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
-from django.db.models import Count, Sum
-
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult as Made
-from rollout_inspector.streams.strategies.replay import replay_many
-from rollout_inspector.streams.trajectory import Trajectory as Value
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
 from rollouts.jobs.replays.trajectory_replays import figures, hash_of
-from rollouts.jobs.run_parts import LAST, cut_run, finished_trajectories, range_of
-from rollouts.store import models
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job
+from rollouts.jobs.run_parts import cut_run, range_of
+from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.runs.runs import run_of_job
+from rollouts.store.trajectories.rows import row_totals
+from rollouts.store.trajectories.trajectories import LAST, finished_trajectories
 
 MAX_REASONS = 3
 """Sentences of a strategy's refusals that are kept, the most frequent ones."""
@@ -33,12 +32,9 @@ def run_key(run: Run) -> str:
 
 def new_report(run: Run, first: int = 0, last: int = LAST) -> dict[str, Any]:
     """The report of a range of a run before any trajectory was replayed, with the figures of the stored rows."""
-    finished = finished_trajectories(run, first, last).order_by()
-    rows = models.StoredRow.objects.filter(trajectory__in=finished.values("pk"))
-    stored = rows.aggregate(rows=Count("pk"), tokens=Sum("n_tokens"), trained=Sum("n_trained"))
     return {
         "key": run_key(run),
-        "recorded": {"rows": stored["rows"], "tokens": stored["tokens"] or 0, "trained": stored["trained"] or 0},
+        "recorded": row_totals(finished_trajectories(run, first, last)),
         "strategies": [
             {"strategy": slug, "trajectories": 0, "refused": 0, "why": {}, **dict.fromkeys(_SUMMED, 0), "differing": 0}
             for slug in STRATEGIES
@@ -62,7 +58,7 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
     context, loaded = context_of(run)
     pending: deque[StoredTrajectory] = deque()
 
-    def values() -> Iterator[Value]:
+    def values() -> Iterator[Trajectory]:
         for record, value in loaded_trajectories(finished_trajectories(run, after + 1, last)):
             pending.append(record)
             yield complete_replies(value, loaded, context)
@@ -81,7 +77,7 @@ def do_job(job: Job, beat: Beat) -> None:
 
 def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
     """The ranges of trajectories that workers replay side by side; empty = the run is small."""
-    return cut_run(_run_of(job), job, beat)
+    return cut_run(run_of_job(job), job, beat)
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
@@ -89,12 +85,11 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
     Returns the columns to store at its end: the report, and the number of trajectories.
     """
-    run, first, last = _run_of(job), *range_of(job)
+    run, first, last = run_of_job(job), *range_of(job)
     if job.report is None or job.report["key"] != run_key(run):
         job.report, job.reached = new_report(run, first, last), first - 1
-    of_job = finished_trajectories(run, first, last)
-    n_done = of_job.filter(index__lte=job.reached).count()
-    beat(n_done=n_done, n_total=of_job.count(), report=job.report, reached=job.reached)
+    n_done, n_total = (finished_trajectories(run, first, stop).count() for stop in (job.reached, last))
+    beat(n_done=n_done, n_total=n_total, report=job.report, reached=job.reached)
     with closing(replay_run(run, job.report, job.reached, last)) as indices:
         for index in indices:
             n_done += 1
@@ -104,7 +99,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
 def join(job: Job, beat: Beat) -> None:
     """End a replay: its report is the sum of the reports of its shards, in their order."""
-    run = _run_of(job)
+    run = run_of_job(job)
     reports = [shard.report or {} for shard in shards_of(job) or [job]]
     total = new_report(run, 0, -1)
     if any(report.get("key") != total["key"] for report in reports):
@@ -116,15 +111,7 @@ def join(job: Job, beat: Beat) -> None:
     end_job(job, Job.Status.DONE, report=total, n_done=total["strategies"][0]["trajectories"])
 
 
-def _run_of(job: Job) -> Run:
-    runs = Run.objects.select_related("tokenizer__chat_template", "chat_template")
-    run = runs.filter(jobs=job.whole_id or job.pk).first()
-    if run is None:
-        raise JobLost
-    return run
-
-
-def _add(report: dict[str, Any], made: Sequence[Made]) -> None:
+def _add(report: dict[str, Any], made: Sequence[StrategyResult]) -> None:
     for line, result in zip(report["strategies"], made, strict=True):
         line["trajectories"] += 1
         if result.refused:

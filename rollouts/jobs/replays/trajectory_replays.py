@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,32 +11,30 @@ from django.db import transaction
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.replay import StrategyResult as Made
-from rollout_inspector.streams.strategies.replay import replay_many
+from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, template_text
-from rollouts.store import models
+from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Replay, ReplayRows, Run, StoredTrajectory
+from rollouts.store.trajectories.replays import find_replay, replace_replay_rows, replay_of, replay_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 7
 """Raise it when a strategy makes other rows than before: stored replays are then stale."""
-
 MAX_STEPS = 500
 MAX_FORWARDED_TOKENS = 8_000_000
 """Prompt and completion tokens over all steps. Some strategies render and encode all of them."""
-
 MAX_KEPT_TOKENS = 3_000_000
 """Tokens of one strategy's rows that are stored for the comparison. Of larger rows only the figures are stored."""
 
 
-def missing(trajectory: StoredTrajectory) -> str:
-    """Why no strategy can be replayed over a trajectory, as a sentence; empty = at least the step-wise ones can."""
+def missing(trajectory: StoredTrajectory) -> Refusal | None:
+    """Why no strategy can be replayed over a trajectory; None = at least the step-wise ones can."""
     if trajectory.n_steps:
-        return ""
-    return (
+        return None
+    return Refusal(
         "It came as training rows without steps, and a strategy is replayed over steps: prompts, completions and "
         "the messages between them. Import what the rollout side recorded."
     )
@@ -68,7 +65,7 @@ def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> 
     """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries a failed replay."""
     key = key_of(trajectory)
     with transaction.atomic():
-        replay, created = Replay.objects.get_or_create(trajectory=trajectory, defaults={"key": key})
+        replay, created = replay_of(trajectory, key)
         if not created and not (
             is_active(replay.job) or replay.key != key or (again and replay.job.status == Job.Status.FAILED)
         ):
@@ -76,13 +73,13 @@ def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> 
         replay.job, is_new = ask_job(replay, KIND.slug, user=user)
         if is_new:
             replay.key, replay.report = key, None
-            replay.save(update_fields=["key", "report"])
+            save_columns(replay, "key", "report")
     return replay, is_new
 
 
 def current(trajectory: StoredTrajectory) -> Replay | None:
     """The stored replay of a trajectory if it is not stale or a worker is making it now; else None."""
-    replay = Replay.objects.select_related("job").filter(trajectory=trajectory).first()
+    replay = find_replay(trajectory)
     if replay is None or not (replay.key == key_of(trajectory) or is_active(replay.job)):
         return None
     return replay
@@ -90,33 +87,28 @@ def current(trajectory: StoredTrajectory) -> Replay | None:
 
 def do_job(job: Job, beat: Beat) -> None:
     """Replay every strategy over a trajectory and store figures and rows."""
-    replay = Replay.objects.get(job=job)
-    record = StoredTrajectory.objects.select_related(
-        "run__tokenizer__chat_template", "run__chat_template", "run__rows_chat_template"
-    ).get(pk=replay.trajectory_id)
+    replay = replay_of_job(job)
     beat()
-    replay.key = key_of(record)
-    replay.save(update_fields=["key"])
+    replay.key = key_of(replay.trajectory)
+    save_columns(replay, "key")
     try:
-        results = _replayed(record)
+        results = _replayed(replay.trajectory)
     except Refusal:
         raise
     except (RenderFailed, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
     replay.report = {"strategies": [figures(result) for result in results]}
-    rows_of_strategies = [_kept(replay, result) for result in results if result.rows]
+    stored = [_kept(replay, result) for result in results if result.rows]
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
-        replay.rows.all().delete()
-        ReplayRows.objects.bulk_create([rows for rows in rows_of_strategies if rows is not None])
-        replay.save(update_fields=["report"])
+        replace_replay_rows(replay, [rows for rows in stored if rows is not None])
+        save_columns(replay, "report")
 
 
-def _replayed(record: StoredTrajectory) -> list[Made]:
-    reason = missing(record)
-    if reason:
-        raise Refusal(reason)
+def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
+    if refusal := missing(record):
+        raise refusal
     (value,) = load_trajectories([record])
     forwarded = sum(len(step.prompt_ids) + len(step.completion_ids) for step in value.steps)
     if len(value.steps) > MAX_STEPS or forwarded > MAX_FORWARDED_TOKENS:
@@ -130,7 +122,7 @@ def _replayed(record: StoredTrajectory) -> list[Made]:
     return results
 
 
-def figures(made: Made) -> dict[str, Any]:
+def figures(made: StrategyResult) -> dict[str, Any]:
     """The figures of what one strategy makes of a trajectory."""
     return {
         "strategy": made.slug,
@@ -148,7 +140,7 @@ def figures(made: Made) -> dict[str, Any]:
     }
 
 
-def _kept(made: Replay, result: Made) -> ReplayRows | None:
+def _kept(made: Replay, result: StrategyResult) -> ReplayRows | None:
     if sum(len(row.ids) for row in result.rows) > MAX_KEPT_TOKENS:
         return None
     return ReplayRows(
@@ -169,11 +161,6 @@ def row_of(stored: ReplayRows, index: int) -> Row:
     part = slice(int(stops[index]) - stored.lengths[index], int(stops[index]))
     origin = stored.origin[part] if stored.origin is not None else np.full(stored.lengths[index], Origin.PROMPT, "u1")
     return Row(stored.ids[part], stored.loss_mask[part], origin=origin)
-
-
-def stored_rows(made: Replay, strategies: Sequence[str]) -> dict[str, models.ReplayRows]:
-    """Strategy -> its stored rows. Strategies whose rows were not stored are left out. One query."""
-    return {rows.strategy: rows for rows in made.rows.filter(strategy__in=strategies)}
 
 
 KIND = JobKind("replay_trajectory", "Replay Trajectory", do_job, activity="replay asked")

@@ -7,7 +7,7 @@ alone was found before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.streams.trajectory import Ids
 from rollouts.store.models import StoredRow, StoredStep
-from rollouts.store.token_arrays.reading import read_places
+from rollouts.store.token_arrays.reading import values_with_arrays
 
 CONTEXT = 16
 """Tokens on either side of a result that are told with it."""
@@ -115,15 +115,17 @@ def of_row(ids: Ids, row: int = 0) -> TokenBuffer:
 def of_trajectories(keys: Sequence[int], carry: int) -> TokenBuffer:
     """The tokens of some trajectories, given by key. Two queries, and the segments where the arrays lie in files."""
     steps: dict[int, list[Any]] = {key: [] for key in keys}
-    for values in _with_arrays(
-        StoredStep.objects.filter(trajectory__in=keys).order_by("trajectory_id", "index"),
+    for values in values_with_arrays(
+        StoredStep,
+        keys,
         ("trajectory_id", "pk", "index", "parent_id", "shared_length", "parent_length", "row_index"),
         ("delta_ids", "completion_ids"),
     ):
         steps[values[0]].append(values[1:])
     rows: dict[int, list[Any]] = {key: [] for key in keys}
-    for key, index, last_step, ids in _with_arrays(
-        StoredRow.objects.filter(trajectory__in=keys).order_by("trajectory_id", "index"),
+    for key, index, last_step, ids in values_with_arrays(
+        StoredRow,
+        keys,
         ("trajectory_id", "index", "last_step_id"),
         ("ids",),
     ):
@@ -136,21 +138,6 @@ def of_trajectories(keys: Sequence[int], carry: int) -> TokenBuffer:
             if last_step is None and ids is not None:
                 builder.row(number, index, ids)
     return builder.built(firsts)
-
-
-def _with_arrays(found: Any, columns: Sequence[str], arrays: Sequence[str]) -> Iterable[tuple[Any, ...]]:
-    """The columns and arrays of steps or rows, from the database or from segments."""
-    records = list(
-        found.values_list(*columns, "segment__key", "segment_offset", *(f"tokens__{name}" for name in arrays))
-    )
-    n = len(columns)
-    placed = iter(read_places([record[n : n + 2] for record in records if record[n] is not None], arrays))
-    for record in records:
-        if record[n] is None:
-            yield (*record[:n], *record[n + 2 :])
-        else:
-            there = next(placed)
-            yield (*record[:n], *(there[name] for name in arrays))
 
 
 def _steps(stored: Sequence[Any]) -> list[_Step]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import QuerySet
 
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
@@ -21,16 +21,25 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.patterns import Pattern, PatternTooSlow
 from rollouts.jobs.search.search_question import SearchQuestion
 from rollouts.jobs.search.token_buffer import of_row, of_trajectories
-from rollouts.store.models import Run, StoredFinding, StoredRow, StoredStep, StoredTrajectory, Tokenizer
+from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
+from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
-from rollouts.store.people.tokenizers import byte_table, byte_table_of
 from rollouts.store.trajectories.rows import row_window
-from rollouts.store.trajectory_filters import filter_trajectories
+from rollouts.store.trajectories.search_queries import (
+    BODIES,
+    findings_among,
+    metadata_with,
+    newest_first,
+    rows_of_steps,
+    searched_runs,
+    sum_of_trajectories,
+    tokenizer_files,
+    trajectories_from,
+)
 
 BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19
 """Trajectories, and about how many tokens, that are read at once."""
-RUNS_AT_ONCE = 50
 MAX_CHARACTERS = 2000
 """Characters of a result; a longer one ends in an ellipsis."""
 CURSOR = "places"
@@ -105,21 +114,19 @@ def search(
     ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
     :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
     """
-    runs = access.limit(Run.objects.all())
-    runs = runs.filter(pk=run.pk) if run is not None else runs.filter(project__code=project) if project else runs
+    runs = searched_runs(access, run, project)
     values = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
     place = _Place(*values) if values else None
     if place is None and question.pattern is not None and question.pattern.token_texts:
         _check_texts(question.pattern, runs)
-    total = place.total if place is not None else runs.aggregate(n=Sum("n_trajectories"))["n"] or 0
+    total = place.total if place is not None else sum_of_trajectories(runs)
     part = SearchedPart(total=total)
     _Walk(question, part, limit, time.monotonic() + seconds).go(runs, place)
     return part
 
 
 def _check_texts(pattern: Pattern, runs: QuerySet[Run]) -> None:
-    used = Tokenizer.objects.filter(pk__in=runs.exclude(tokenizer=None).values("tokenizer"))
-    tables = [table for key in used.values_list("files_sha256", flat=True).distinct() if (table := _table(key))]
+    tables = [table for key in tokenizer_files(runs) if (table := _table(key))]
     if text := pattern.unknown(tables):
         raise Refusal(no_token(text))
 
@@ -156,23 +163,12 @@ class _Walk:
     def go(self, runs: QuerySet[Run], place: _Place | None) -> None:
         """Search the runs from a place on."""
         done = place.done if place else 0
-        for run in self._runs(runs, place):
+        for run in newest_first(runs, *place[:2]) if place else newest_first(runs):
             here = place if place is not None and place.run == run.pk else None
             if not self._search_run(run, here.number if here else 0, here.at if here else 0, done):
                 return
             done += run.n_trajectories
             self.part.done = done
-
-    def _runs(self, runs: QuerySet[Run], place: _Place | None) -> Iterator[Run]:
-        ordered = runs.select_related("project", "tokenizer").order_by("-created_at", "-id")
-        if place is not None:
-            ordered = ordered.filter(
-                Q(created_at__lt=place.created_at) | Q(created_at=place.created_at, pk__lte=place.run)
-            )
-        while page := list(ordered[:RUNS_AT_ONCE]):
-            yield from page
-            last = page[-1]
-            ordered = ordered.filter(Q(created_at__lt=last.created_at) | Q(created_at=last.created_at, pk__lt=last.pk))
 
     def _search_run(self, run: Run, index: int, at: int, done: int) -> bool:
         """Search the trajectories of a run from ``index`` on. False = the part has ended."""
@@ -182,14 +178,10 @@ class _Walk:
             if run.n_tokens and not index:
                 self.part.notes.append(f"“{run.name}” has no tokenizer that can be read; only ids are found in it.")
             return self._in_time(run, run.n_trajectories, done)
-        trajectories = filter_trajectories(run, self.question.filters).order_by("index")
-        columns = ("pk", "index", "code", "external_id", "n_tokens")
-        while page := [
-            _Looked(*values)
-            for values in trajectories.filter(index__gte=index).values_list(*columns)[:BATCH_TRAJECTORIES]
-        ]:
-            at = at if page[0].number == index else 0
-            for batch in batched(page, BATCH_TOKENS, lambda one: one.n_tokens):
+        while lines := trajectories_from(run, self.question.filters, index, BATCH_TRAJECTORIES):
+            part = [_Looked(*line) for line in lines]
+            at = at if part[0].number == index else 0
+            for batch in batched(part, BATCH_TOKENS, lambda looked: looked.n_tokens):
                 if not self._search_batch(run, table, batch, at, done):
                     return False
                 at, index = 0, batch[-1].number + 1
@@ -249,17 +241,10 @@ class _Walk:
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         by_key = {looked.pk: looked for looked in batch}
-        filters = self.question.filters
-        of_finding = {"kind": filters.kind, "severity": filters.severity, "step_index": filters.step}
-        conditions = {name: value for name, value in of_finding.items() if value not in ("", None)}
-        findings = list(
-            StoredFinding.objects.filter(run=run, trajectory__in=list(by_key), **conditions)
-            .defer("expected_ids", "actual_ids", "places")
-            .order_by("trajectory_id", "step_index", "row_index", "start", "pk")
-        )
-        rows = _rows_of([item for item in findings if item.row_index is None and item.step_index is not None])
+        findings = findings_among(run, list(by_key), self.question.filters)
+        rows = rows_of_steps([item for item in findings if item.row_index is None and item.step_index is not None])
         n_of: dict[int, int] = {}
-        for finding in sorted(findings, key=lambda one: by_key[one.trajectory_id].number):
+        for finding in sorted(findings, key=lambda finding: by_key[finding.trajectory_id].number):
             looked = by_key[finding.trajectory_id]
             n_of[looked.pk] = n_of.get(looked.pk, 0) + 1
             if looked is batch[0] and n_of[looked.pk] <= at:
@@ -274,52 +259,30 @@ class _Walk:
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
     ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         text, as_json = self.question.text, self.question.as_json
-        condition = Q(code=text)
-        for column in _NAMES:
-            condition |= Q(**{f"{column}__icontains": text})
-        for column in _BODIES:
-            condition |= Q(**{f"{column}__body__icontains": as_json})
         by_key = {looked.pk: looked for looked in batch}
-        records = StoredTrajectory.objects.filter(condition, pk__in=list(by_key)).order_by("index")
-        columns = (*_NAMES, *(f"{column}__body" for column in _BODIES))
-        for key, *values in records.values_list("pk", *columns):
+        for key, values in metadata_with(list(by_key), text, as_json):
             looked = by_key[key]
             if at and looked is batch[0]:
                 continue
-            field, before, excerpt, after = _where(dict(zip((*_NAMES, *_BODIES), values, strict=True)), text, as_json)
+            field, before, match, after = _where(values, text, as_json)
             yield looked, 1, SearchHit(
-                run, looked.code, looked.external_id, looked.number, None, None, None, None, excerpt,
+                run, looked.code, looked.external_id, looked.number, None, None, None, None, match,
                 f"{field}: {before}", after,
             )
 
 
-_NAMES = ("external_id", "group", "stop_reason", "tokenizer_name")
-"""Columns of a trajectory that are metadata."""
-_BODIES = ("extra", "task")
-"""Stored JSON of a trajectory."""
 _AROUND = 80
 
 
 def _where(values: dict[str, Any], text: str, as_json: str) -> tuple[str, str, str, str]:
     """The field that holds the text, and the text with what stands around it."""
     for name, value in values.items():
-        needle = as_json if name in _BODIES else text
+        needle = as_json if name in BODIES else text
         at = (value or "").lower().find(needle.lower())
         if at >= 0:
             end = at + len(needle)
             return name, value[max(at - _AROUND, 0) : at], value[at:end], value[end : end + _AROUND]
     return "external_id", "", str(values["external_id"]), ""
-
-
-def _rows_of(findings: Sequence[StoredFinding]) -> dict[tuple[int, int | None], int]:
-    """(trajectory, step) -> the row of the step. One query; none without findings."""
-    keys = {finding.trajectory_id for finding in findings}
-    if not keys:
-        return {}
-    steps = StoredStep.objects.filter(trajectory__in=keys, index__in={finding.step_index for finding in findings})
-    return {
-        (trajectory, index): row for trajectory, index, row in steps.values_list("trajectory", "index", "row_index")
-    }
 
 
 def _text(table: ByteTable | None, ids: Ids) -> str:

@@ -24,11 +24,11 @@ from django.db import connection, transaction
 from django.db.migrations.recorder import MigrationRecorder
 
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs.storage.backup_tables import write_table
 from rollouts.store import files
+from rollouts.store.backup_tables import write_table
 from rollouts.store.files.values import PutFile
-from rollouts.store.models import TokenSegment
 from rollouts.store.token_arrays.stores import SEGMENTS
+from rollouts.store.trajectories.token_segments import segment_keys
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -142,7 +142,7 @@ def _save_tables(target: Storage, folder: str) -> tuple[Manifest, set[str]]:
     """Returns also the keys of the segments that the snapshot reads."""
     manifest = Manifest(database=connection.vendor)
     with snapshot():
-        segments = set(TokenSegment.objects.filter(replaced_at=None).values_list("key", flat=True))
+        segments = segment_keys()
         manifest.made_at = datetime.now(UTC).isoformat(timespec="seconds")
         manifest.migrations = sorted(MigrationRecorder(connection).applied_migrations())
         for model in saved_models():

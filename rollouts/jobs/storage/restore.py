@@ -19,9 +19,9 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs.storage.backup import Manifest, Part, read_manifest
-from rollouts.jobs.storage.backup_tables import fill_table
 from rollouts.store import files, storage_mark
-from rollouts.store.database import OLD_MIGRATIONS, database_identity
+from rollouts.store.backup_tables import fill_table
+from rollouts.store.database import OLD_MIGRATIONS, database_identity, has_rows
 from rollouts.store.models import Run, TemplateCheck, Tokenizer
 
 
@@ -92,9 +92,8 @@ def _migrations_to_begin_with(manifest: Manifest) -> tuple[MigrationExecutor, li
 
 
 def _refuse_what_is_held(manifest: Manifest) -> None:
-    tables = set(connection.introspection.table_names())
     for model in (get_user_model(), Run, Tokenizer, TemplateCheck):
-        if model._meta.db_table in tables and model._base_manager.values_list("pk").exists():
+        if has_rows(model):
             what = model._meta.verbose_name_plural
             raise Refusal(f"The database is not empty: it has {what}. Name an empty one in DATABASE_URL.")
     sizes = {part.name: part.size for part in manifest.files}

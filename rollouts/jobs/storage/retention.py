@@ -13,13 +13,12 @@ from typing import Any
 
 from django.conf import settings
 from django.core.cache import cache
-from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
 from rollouts.jobs import run_actions
-from rollouts.store.models import ACTIVE, Job, Project, Run, ShareLink, StoredTrajectory, TokenSegment
+from rollouts.store.models import ACTIVE, Project, Run
 from rollouts.store.people.activity_log import Actor, acting
+from rollouts.store.runs.retention import runs_by_change, segment_bytes, with_change
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +64,10 @@ def plan(
     None = everything is kept. ``project``: only its runs count and go. Two queries; nothing is changed.
     """
     now = now or timezone.now()
-    runs = Run.objects.all() if project is None else Run.objects.filter(project=project)
-    in_segments = (
-        TokenSegment.objects.filter(run__in=runs, replaced_at=None)
-        .values_list("run")
-        .annotate(n=Sum("n_bytes"))
-        .order_by()
-    )
-    sizes = dict(in_segments)
+    sizes = segment_bytes(project)
     plan = RetentionPlan()
-    described = _described(runs).order_by("changed_at", "pk").iterator(1000)
-    sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in described]
+    runs = runs_by_change(project).iterator(1000)
+    sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs]
     plan.n_bytes = plan.n_bytes_left = sum(size for _, size in sizes_of_runs)
     for run, size in sizes_of_runs:
         age: timedelta = now - run.changed_at
@@ -95,7 +87,7 @@ def plan(
 
 def delete(leaving: Leaving) -> bool:
     """Delete a run with everything that belongs to it, unless somebody has begun to use it. Returns whether it went."""
-    run = _described(Run.objects.filter(pk=leaving.run.pk)).first()
+    run = with_change(leaving.run)
     if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
         return False
     run_actions.delete(run, leaving.reason)
@@ -110,23 +102,6 @@ def sweep() -> None:
     with acting(lambda: Actor("retention")):
         for leaving in plan(days, n_bytes).leaving[:MAX_RUNS_PER_SWEEP]:
             delete(leaving)
-
-
-def _described(runs: QuerySet[Run]) -> QuerySet[Any]:
-    """Runs with ``changed_at``, and with what keeps them."""
-    newest = StoredTrajectory.objects.filter(run=OuterRef("pk")).order_by("-index").values("created_at")[:1]
-    now, jobs = timezone.now(), Job.objects.filter(run=OuterRef("pk"))
-    live = ShareLink.objects.filter(revoked_at=None, expires_at__gt=now)
-    return runs.annotate(
-        changed_at=Greatest(
-            F("created_at"), Coalesce(F("finished_at"), F("created_at")), Coalesce(Subquery(newest), F("created_at"))
-        ),
-        is_shared=Exists(live.filter(run=OuterRef("pk"))) | Exists(live.filter(trajectory__run=OuterRef("pk"))),
-        has_work=Exists(jobs.filter(status__in=ACTIVE))
-        | Exists(Job.objects.filter(replay__trajectory__run=OuterRef("pk"), status__in=ACTIVE))
-        | Exists(Job.objects.filter(parser_audit__trajectory__run=OuterRef("pk"), status__in=ACTIVE)),
-        has_file=Exists(jobs.filter(kind="export", status=Job.Status.DONE, expires_at__gt=now)),
-    )
 
 
 def _why_it_stays(run: Any, now: datetime) -> str:

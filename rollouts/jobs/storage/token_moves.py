@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from django.db.models import Exists, OuterRef, Q, Subquery
-from django.db.models.functions import Coalesce
-
 from rollout_inspector.streams.batches import batched
 from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
-from rollouts.store.models import ACTIVE, Job, Run, StoredTrajectory
+from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.token_arrays import STORES
-from rollouts.store.trajectories.token_moves import move_arrays
+from rollouts.store.trajectories.token_moves import move_arrays, runs_to_gather, set_token_store, trajectories_to_move
 
 BATCH = 500
 """Trajectories that are read at once at most."""
@@ -26,9 +23,8 @@ def move_run(run: Run, to: str, after: int = -1) -> Iterator[tuple[StoredTraject
     Yields after each batch its last trajectory, and how many steps and rows were moved. What is in the store already
     stays, so a move that was killed is begun again. Trajectories that still grow keep their arrays where they are.
     """
-    Run.objects.filter(pk=run.pk).update(token_store=to)
-    ended = run.trajectories.exclude(status__in=ACTIVE).only("pk", "code", "index", "n_tokens", "run_id")
-    while page := list(ended.filter(index__gt=after).order_by("index")[:BATCH]):
+    set_token_store(run, to)
+    while page := trajectories_to_move(run, after, BATCH):
         for batch in batched(page, BATCH_TOKENS, lambda one: one.n_tokens):
             yield batch[-1], move_arrays(run, batch, STORES[to])
         after = page[-1].index
@@ -50,14 +46,7 @@ def gather() -> None:
 
     Steps that are stored one by one, and small batches, are in the database first: a file for each would be millions.
     """
-    jobs = Job.objects.filter(run=OuterRef("pk"))
-    diagnosed = jobs.filter(kind="diagnose", finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
-    later = Job.objects.filter(run=OuterRef("pk"), kind=KIND.slug).filter(
-        Q(status__in=ACTIVE) | Q(created_at__gte=OuterRef("settled_at"))
-    )
-    ended = Run.objects.filter(token_store="segments", finished_at__isnull=False).exclude(status__in=ACTIVE)
-    settled_at = Coalesce(Subquery(diagnosed.values("finished_at")[:1]), "finished_at")
-    for run in ended.annotate(settled_at=settled_at).filter(~Exists(later)):
+    for run in runs_to_gather(KIND.slug):
         job, is_new = ask_job(run, KIND.slug, {"to": "segments"}, run.created_by)
         if is_new:
             send_job(job)

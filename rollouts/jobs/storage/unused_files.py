@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from django.conf import settings
 from django.core.cache import cache
 from django.utils import timezone
 
-from rollouts.jobs.exports import exports as exporting
+from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import drop_uploads, kept_codes
 from rollouts.jobs.storage import retention, token_moves
@@ -21,7 +20,8 @@ from rollouts.store import files, storage_mark
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
 from rollouts.store.people.activity_log import drop_old_events
-from rollouts.store.runs.run_writes import end_active_run
+from rollouts.store.runs.imports import never_sent_imports
+from rollouts.store.runs.runs import end_active_run, find_run
 from rollouts.store.trajectories.previews import fill_previews
 from rollouts.store.trajectories.token_segments import delete_orphans, delete_replaced
 
@@ -47,10 +47,10 @@ def sweep() -> None:
     drop_old_events()
     retention.sweep()
     token_moves.gather()
-    for run in _never_sent():
+    for run in never_sent_imports(timezone.now() - timedelta(seconds=DRAFT_AGE_SECONDS)):
         end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
     for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
-        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exporting.drafts_folder().name:
+        if _age(path) <= DRAFT_AGE_SECONDS or path.name == exports.drafts_folder().name:
             continue
         log.info("leftover removed name=%s", path.name)
         if path.is_dir():
@@ -65,7 +65,7 @@ def sweep() -> None:
 
 
 def _sweep_storage() -> None:
-    exporting.drop_files()
+    exports.drop_files()
     _sweep_segments()
     for code in kept_codes():
         if not _is_read(code):
@@ -82,16 +82,9 @@ def _sweep_segments() -> None:
         delete_orphans(now)
 
 
-def _never_sent() -> Iterable[Run]:
-    """Runs whose request was killed between keeping the files and sending them to a worker."""
-    long_ago = timezone.now() - timedelta(seconds=DRAFT_AGE_SECONDS)
-    waiting = Run.objects.filter(kind=Run.Kind.IMPORT, status=Run.Status.QUEUED, created_at__lt=long_ago, jobs=None)
-    return waiting.exclude(engine="recorder")
-
-
 def _is_read(code: str) -> bool:
     """Whether an import will read the uploads of the run with this code."""
-    run = Run.objects.filter(code=code).first()
+    run = find_run(code=code)
     if run is None or is_active(run):
         return run is not None
     ended = run.finished_at or run.created_at

@@ -6,15 +6,19 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.models import ApiToken
-from rollouts.store.people.api_keys import create_api_key, find_api_key
-from rollouts.store.people.share_writes import revoke
-from rollouts.store.people.users import LOCAL_USER, local_user
+from rollouts.store.people.accounts import LOCAL_USER, account_named
+from rollouts.store.people.api_keys import (
+    all_api_keys,
+    api_key_by_pk,
+    create_api_key,
+    find_api_key,
+)
+from rollouts.store.people.shares import revoke
 
 MAX_DAYS = 3650
 
@@ -36,7 +40,7 @@ class Command(TerminalCommand):
         if options["list"]:
             self._list(options["json"])
         elif options["revoke"] is not None:
-            record = ApiToken.objects.filter(pk=options["revoke"]).first()
+            record = api_key_by_pk(options["revoke"])
             if record is None:
                 raise CommandError(f"There is no token with the id {options['revoke']}; --list shows them.")
             revoke(record)
@@ -47,7 +51,7 @@ class Command(TerminalCommand):
 
     def _make(self, options: dict[str, Any]) -> None:
         name = options["user"]
-        user = local_user() if name == LOCAL_USER else get_user_model().objects.filter(username=name).first()
+        user = account_named(name)
         if user is None:
             raise CommandError(f"There is no user {name!r}; manage.py createsuperuser creates one.")
         if options["days"] is not None and not 1 <= options["days"] <= MAX_DAYS:
@@ -80,7 +84,7 @@ class Command(TerminalCommand):
                 "last_used_at": record.last_used_at and record.last_used_at.isoformat(),
                 "revoked_at": record.revoked_at and record.revoked_at.isoformat(),
             }
-            for record in ApiToken.objects.select_related("created_by", "project").order_by("-pk")
+            for record in all_api_keys()
         ]
         if as_json:
             self.stdout.write(json.dumps(keys))

@@ -17,6 +17,7 @@ from django.core.management.base import CommandError
 
 from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.message_validation import messages_problem, tools_problem
@@ -25,11 +26,17 @@ from rollout_inspector.text.chat_templates.probes.report import CheckReport, Che
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs import template_checks
 from rollouts.management import TerminalCommand
-from rollouts.management.arguments import add_project_option, project_named, read_text
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
+from rollouts.store.chat_templates.tokenizers import (
+    find_tokenizer,
+    load_tokenizer,
+    tokenizer_named,
+    tokenizer_names,
+    tokenizers_of,
+)
+from rollouts.store.database import reload
 from rollouts.store.models import Project, Tokenizer
-from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names, tokenizers_of
-from rollouts.store.people.tokenizers import find_tokenizer, load_tokenizer
 
 
 class Command(TerminalCommand):
@@ -105,7 +112,7 @@ class Command(TerminalCommand):
         rows: list[dict[str, Any]] = []
         status = 0
         project = project_named(options["project"])
-        for registered in tokenizers_of(project).select_related("chat_template"):
+        for registered in tokenizers_of(project, templates=True):
             report, error = None, "The tokenizer has no chat template."
             if registered.chat_template is not None:
                 with run_jobs() as jobs:
@@ -113,7 +120,7 @@ class Command(TerminalCommand):
                         registered, registered.chat_template, repair=search, project=project
                     )
                     jobs += [check.job] if to_do else []
-                check.refresh_from_db()
+                reload(check)
                 report, error = check.report, check.error
                 if report is None and not error:
                     error = "A worker checks it now."

@@ -16,9 +16,10 @@ from rollout_inspector.refusal import worded
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import registered_chat_template, run_named
 from rollouts.management.jobs import run_or_send
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
+from rollouts.store.database import reload, save_columns
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job
-from rollouts.store.people.tokenizers import find_tokenizer
 
 
 class Command(TerminalCommand):
@@ -44,7 +45,7 @@ class Command(TerminalCommand):
         def ask() -> tuple[Job, bool]:
             job, is_new = ask_job(run, "diagnose", job_options)
             if is_new:
-                run.save(update_fields=["tokenizer", "chat_template"])
+                save_columns(run, "tokenizer", "chat_template")
             return job, is_new
 
         job = run_or_send(run, ask, "diagnosed", options["background"], self.stderr)
@@ -54,7 +55,7 @@ class Command(TerminalCommand):
         if job.status != Job.Status.DONE:
             what = worded(job.error, job.remedy, WORDS) or f"It was {job.status}."
             raise CommandError(f"{what} {job.n_done:,} of {job.n_total:,} trajectories have new findings.")
-        run.refresh_from_db()
+        reload(run)
         if options["json"]:
             self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
             return

@@ -14,9 +14,8 @@ from django.core.management.base import CommandError
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.exports.exports import KIND, WRITERS, ExportOptions, is_rows, write_run
 from rollouts.management import TerminalCommand
-from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.people.activity_log import record
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import run_and_trajectories
 
 
 class Command(TerminalCommand):
@@ -63,20 +62,12 @@ class Command(TerminalCommand):
         self.stdout.write(f"{n:,} {what} written to {target}.")
 
     def _write(self, file: IO[bytes], code: str, wanted: ExportOptions) -> int:
-        run, records = _find(code)
+        target = run_and_trajectories(code)
+        if target is None:
+            raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
+        run, records = target
         n, left_out = write_run(run, records, wanted, file, self.stderr.write)
         record(KIND.activity, run, detail=wanted.format)
         if left_out:
             self.stderr.write(left_out)
         return n
-
-
-def _find(code: str) -> tuple[Run, Any]:
-    run = find_run(templates=True, code=code)
-    if run is not None:
-        return run, run.trajectories.all()
-    trajectories = StoredTrajectory.objects.filter(code=code)
-    run = find_run(templates=True, trajectories__code=code)
-    if run is None:
-        raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-    return run, trajectories

@@ -13,9 +13,11 @@ from django.core.management.base import CommandError
 from rollout_inspector.diagnose import KINDS
 from rollout_inspector.diagnose.checks import CheckTotal, all_clear
 from rollouts.management import TerminalCommand, one_line
-from rollouts.store.models import Run, StoredFinding, StoredTrajectory
+from rollouts.store.models import StoredFinding
 from rollouts.store.runs.muted import muted_in
-from rollouts.store.runs.runs import check_totals
+from rollouts.store.runs.run_summary import check_totals
+from rollouts.store.runs.runs import run_and_trajectories
+from rollouts.store.trajectories.findings import list_findings
 from rollouts.store.trajectories.trajectory_parts import places_of
 
 
@@ -30,24 +32,15 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        findings = StoredFinding.objects.select_related("trajectory").order_by(
-            "trajectory__index", "step_index", "start", "pk"
-        )
         code = options["code"]
-        trajectories = StoredTrajectory.objects.filter(code=code)
-        run = Run.objects.filter(code=code).first()
-        if run is not None:
-            findings, trajectories = findings.filter(run=run), StoredTrajectory.objects.filter(run=run)
-        elif (trajectory := trajectories.select_related("run").first()) is not None:
-            findings, run = findings.filter(trajectory=trajectory), trajectory.run
-        else:
+        target = run_and_trajectories(code)
+        if target is None:
             raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-        if options["kind"]:
-            if options["kind"] not in KINDS:
-                raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
-            findings = findings.filter(kind=options["kind"])
-        rows = findings.iterator(500)
-        _said, checks, unknown = check_totals(trajectories)
+        run, trajectories = target
+        if options["kind"] and options["kind"] not in KINDS:
+            raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
+        rows = list_findings(trajectories, options["kind"])
+        checks, unknown = check_totals(trajectories)[1:]
         if options["checks"]:
             if options["kind"]:
                 raise CommandError("--kind and --checks exclude each other: a check has findings of several kinds.")

@@ -19,9 +19,12 @@ from rollouts.jobs.imports.audit_import import write_flagged
 from rollouts.management import TerminalCommand, one_line
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
-from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
-from rollouts.store.people.tokenizers import find_tokenizer, register_chat_template
-from rollouts.store.runs.run_writes import create_run
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
+from rollouts.store.database import reload
+from rollouts.store.models import ChatTemplate, Project, Run, Tokenizer
+from rollouts.store.runs.runs import create_run
+from rollouts.store.trajectories.trajectories import ids_and_codes
 
 MAX_FLAGGED = 2_000
 MAX_LINKS = 20
@@ -59,18 +62,14 @@ class Command(TerminalCommand):
         run = create_run(Run.Kind.IMPORT, name, project=project, tokenizer=tokenizer, chat_template=template)
         with run_jobs() as jobs:
             jobs.append(imports.ask(run, [file.absolute()], "own_jsonl"))
-        run.refresh_from_db()
+        reload(run)
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
         self._say(run, n_left_out, options["json"])
 
     def _say(self, run: Run, n_left_out: int, as_json: bool) -> None:
-        listed = StoredTrajectory.objects.filter(run=run).order_by("index")
         if as_json:
-            trajectories = [
-                {"external_id": name, "page": f"/trajectories/{code}"}
-                for name, code in listed.values_list("external_id", "code")
-            ]
+            trajectories = [{"external_id": name, "page": f"/trajectories/{code}"} for name, code in ids_and_codes(run)]
             value = {
                 "run": run.code,
                 "page": f"/runs/{run.code}",
@@ -82,7 +81,7 @@ class Command(TerminalCommand):
             return
         self.stdout.write(f"Run {run.code}: {run.n_trajectories:,} flagged trajectories, at /runs/{run.code}")
         self.print_findings(run.finding_counts)
-        for name, code in listed.values_list("external_id", "code")[:MAX_LINKS]:
+        for name, code in ids_and_codes(run, MAX_LINKS):
             self.stdout.write(f"/trajectories/{code}  {one_line(name)}")
         if n_left_out:
             self.stdout.write(f"{n_left_out:,} more were flagged: --limit or --kind chooses others.")

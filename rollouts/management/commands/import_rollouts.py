@@ -20,11 +20,13 @@ from rollouts.jobs.imports import imports
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
 from rollouts.management.jobs import run_jobs
+from rollouts.store.chat_templates.tokenizers import find_tokenizer
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
-from rollouts.store.people.tokenizers import find_tokenizer
-from rollouts.store.runs.run_writes import create_run
-from rollouts.store.runs.runs import check_totals
+from rollouts.store.runs.rejections import MAX_REJECTIONS, list_rejections
+from rollouts.store.runs.run_summary import check_totals
+from rollouts.store.runs.runs import create_run
 
 
 class Command(TerminalCommand):
@@ -70,8 +72,11 @@ class Command(TerminalCommand):
         )
         with run_jobs() as jobs:
             jobs.append(imports.ask(run, files, options["format"], training_step=rule))
-        run.refresh_from_db()
-        rejections = [dict(rejection) for rejection in run.rejections.order_by("pk").values("file", "line", "reason")]
+        reload(run)
+        rejections = [
+            {"file": rejection.file, "line": rejection.line, "reason": rejection.reason}
+            for rejection in list_rejections(run, MAX_REJECTIONS)
+        ]
         if options["json"]:
             self.stdout.write(json.dumps(result(run, rejections)))
         else:

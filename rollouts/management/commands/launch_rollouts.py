@@ -20,13 +20,16 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from rollout_inspector.diagnose.full_render import COMPARE
-from rollouts.jobs import launch as launching
+from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
 from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
+from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.models import Run
+from rollouts.store.runs.runs import ask_to_stop
+from rollouts.store.trajectories.trajectories import rewards_of
 
 POLL_SECONDS = 0.25
 ANSWER_SECONDS = 1.0
@@ -44,7 +47,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def is_served(model: str) -> bool:
     """Whether a worker on this data folder's broker answers that it takes the model's runs. Waits up to a second."""
-    served = launching.served_models().get(model)
+    served = launch.served_models().get(model)
     if served is None:
         return False
     try:
@@ -80,7 +83,7 @@ class Command(TerminalCommand):
         prompts = self._prompts(options["prompts_file"])
         here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(settings.model)
         try:
-            run = launching.launch(settings, name=options["name"], enqueue=not here, prompts=prompts, project=project)
+            run = launch.launch(settings, name=options["name"], enqueue=not here, prompts=prompts, project=project)
         except LaunchRefused as error:  # each setting is an option
             raise CommandError(
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
@@ -90,7 +93,7 @@ class Command(TerminalCommand):
             self._work_here(run)
         elif options["wait"]:
             self._wait(run)
-        run.refresh_from_db()
+        reload(run)
         self._print(run, options["json"])
         if run.status == Run.Status.FAILED:
             raise CommandError(f"The run {run.code} failed: {run.error}")
@@ -106,32 +109,28 @@ class Command(TerminalCommand):
             raise CommandError("\n".join(f"{path}: {sentence}" for sentence in error.problems)) from error
 
     def _work_here(self, run: Run) -> None:
-        from rollouts.worker import run_rollouts as work
+        from rollouts.worker import run_rollouts
 
         try:
-            work.work_on(run.pk)
+            run_rollouts.work_on(run.pk)
         except KeyboardInterrupt:
-            Run.objects.filter(pk=run.pk).update(cancel_requested=True)
-            work.settle(run.pk)
+            ask_to_stop(run)
+            run_rollouts.settle(run.pk)
             raise
         finally:
-            work.close_engines()
+            run_rollouts.close_engines()
 
     def _wait(self, run: Run) -> None:
         try:
             while is_active(run):
                 time.sleep(POLL_SECONDS)
-                run.refresh_from_db()
+                reload(run)
         except KeyboardInterrupt:
             self.stderr.write(f"The run {run.code} goes on. The run's page shows it.")
             raise
 
     def _print(self, run: Run, as_json: bool) -> None:
-        rewards = [
-            reward
-            for reward in run.trajectories.filter(status=StoredTrajectory.Status.DONE).values_list("reward", flat=True)
-            if reward is not None
-        ]
+        rewards = rewards_of(run)
         result = {
             "run": run.code,
             "status": run.status,

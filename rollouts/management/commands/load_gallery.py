@@ -15,8 +15,9 @@ from rollouts.jobs import gallery
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
+from rollouts.store.database import reload
 from rollouts.store.models import Project, Run
-from rollouts.store.people.gallery import gallery_trajectories
+from rollouts.store.runs.gallery import gallery_trajectories
 
 
 class Command(TerminalCommand):
@@ -48,7 +49,7 @@ class Command(TerminalCommand):
             loaded = gallery.import_training(project)
             jobs += [job for _, _, job in loaded if job is not None]
         for _, run, _ in loaded:
-            run.refresh_from_db()
+            reload(run)
             if not as_json:
                 self.stdout.write(f"Run {run.code}: {run.name}, {run.n_trajectories} trajectories.")
         if as_json:

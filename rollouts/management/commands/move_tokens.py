@@ -16,6 +16,7 @@ from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
 from rollouts.store.files import StorageDown
 from rollouts.store.people.activity_log import Action, record
+from rollouts.store.runs.runs import count_active
 from rollouts.store.token_arrays import STORES
 
 
@@ -36,6 +37,6 @@ class Command(TerminalCommand):
         self.stderr.write("")
         record(Action.MOVED, run, detail=f"to {options['to']}")
         self.stdout.write(f"{n_moved:,} steps and rows of run {run.code} moved to {options['to']}.")
-        growing = run.trajectories.filter(status__in=("queued", "running")).count()
+        growing = count_active(run)
         if growing:
             self.stdout.write(f"{growing:,} trajectories still grow. Give the command again when the run has ended.")

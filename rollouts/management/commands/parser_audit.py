@@ -15,7 +15,7 @@ from django.core.management.base import CommandError
 
 from rollouts.jobs.parser_comparison import compare_steps
 from rollouts.management import TerminalCommand
-from rollouts.store.models import StoredTrajectory
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 class Command(TerminalCommand):
@@ -25,8 +25,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print a JSON list, one object for each step")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        runs = StoredTrajectory.objects.select_related("run__tokenizer__chat_template", "run__chat_template")
-        record = runs.filter(code=options["trajectory"]).first()
+        record = find_trajectory(options["trajectory"])
         if record is None:
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
         steps = None if options["step"] is None else [options["step"]]

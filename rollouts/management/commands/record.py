@@ -25,10 +25,9 @@ from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
 from rollouts.sampling.engines import EngineError
 from rollouts.sampling.engines.http import check_host
+from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
 from rollouts.store.models import Project, Run
-from rollouts.store.people.registered_tokenizers import tokenizer_named, tokenizer_names
-from rollouts.store.runs.run_writes import create_run, delete_run, start_run
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import ask_to_stop, create_run, delete_run, find_run, start_run
 
 TOKEN_IS_ASKED = "Each call must name the token: in the header X-Recorder-Token, or as the base URL .../token/TOKEN/v1."
 NO_TOKEN = "No token is set: every program of this machine may call, and no other machine."
@@ -138,7 +137,7 @@ def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:
     if run is not None:
         if run.kind != Run.Kind.IMPORT or run.engine != "recorder":
             raise CommandError(f"The run {name} was not recorded, so it cannot be continued. Name another --run.")
-        Run.objects.filter(pk=run.pk).update(cancel_requested=False)
+        ask_to_stop(run, False)
         return run
     return create_run(
         Run.Kind.IMPORT, name or "recorded", tokenizer=tokenizer, engine="recorder", format="recorded_calls",

@@ -13,7 +13,7 @@ from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
-from rollouts.store.people.tokenizers import register_tokenizer
+from rollouts.store.chat_templates.tokenizers import register_tokenizer
 
 
 class Command(TerminalCommand):

@@ -20,8 +20,8 @@ from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import read_chat_template
 from rollouts.store import models
-from rollouts.store.people.registered_tokenizers import tokenizer_named
-from rollouts.store.people.tokenizers import load_tokenizer
+from rollouts.store.chat_templates.tokenizers import load_tokenizer, tokenizer_named
+from rollouts.store.runs.runs import run_and_trajectories
 
 
 class Command(TerminalCommand):
@@ -51,15 +51,11 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps(values))
 
     def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.StoredTrajectory, Any]]]:
-        runs = models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template")
-        run = runs.filter(code=code).first()
-        if run is not None:
-            return run, replay_context.loaded_trajectories(run.trajectories.order_by("index"))
-        trajectories = models.StoredTrajectory.objects.filter(code=code)
-        record = trajectories.first()
-        if record is None:
+        target = run_and_trajectories(code)
+        if target is None:
             raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
-        return runs.get(pk=record.run_id), replay_context.loaded_trajectories(trajectories)
+        run, trajectories = target
+        return run, replay_context.loaded_trajectories(trajectories)
 
 
 def _replayed(

@@ -23,7 +23,7 @@ from rollouts.management.arguments import run_named
 from rollouts.management.jobs import run_or_send
 from rollouts.sampling.engines import scoring_engines
 from rollouts.store.models import Job, Run, ScoredColumn
-from rollouts.store.trajectories.columns import columns_of, gap_of_columns, scored_value
+from rollouts.store.runs.logprob_columns import columns_of, find_scored_column, gap_of_columns, scored_value
 from rollouts.worker.run_rollouts import close_engines
 
 
@@ -61,7 +61,9 @@ class Command(TerminalCommand):
             return
         if job.status != Job.Status.DONE:
             raise CommandError(worded(job.error, job.remedy, WORDS) or f"It was {job.status}.")
-        self._say(job, ScoredColumn.objects.get(code=(job.report or {})["column"]), options["json"])
+        column = find_scored_column(run, (job.report or {})["column"])
+        assert column is not None
+        self._say(job, column, options["json"])
 
     def _compare(self, run: Run, first: str, second: str, as_json: bool) -> None:
         names = [column.name for column in columns_of(run)]

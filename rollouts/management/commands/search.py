@@ -13,6 +13,7 @@ from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.management import TerminalCommand, one_line
 from rollouts.store.models import Run
 from rollouts.store.people.access import EVERYTHING
+from rollouts.store.runs.runs import find_run
 
 
 class Command(TerminalCommand):
@@ -30,7 +31,7 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         run = None
-        if options["run"] != "all" and (run := Run.objects.filter(code=options["run"]).first()) is None:
+        if options["run"] != "all" and (run := find_run(code=options["run"])) is None:
             raise CommandError(f"There is no run with the code {options['run']!r}. “all” searches every run.")
         if options["limit"] < 1:
             raise CommandError("--limit takes a number from 1 on.")

@@ -126,10 +126,10 @@ def local_folder(prefix: str, last: str) -> Path:
         return folder / prefix
 
     def wanted() -> list[StoredFile]:
-        found = list(listed(prefix))
-        if not any(one.key == prefix + last for one in found):
+        entries = list(listed(prefix))
+        if not any(entry.key == prefix + last for entry in entries):
             raise FileNotFoundError(f"The file storage holds no {prefix}{last}.")
-        return found
+        return entries
 
     return cache.held(prefix, wanted, prefix.rstrip("/"), _fetch)
 
@@ -170,6 +170,6 @@ def _talking() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (meant := _backend().meant(error)) is error:
+        if (promised := _backend().meant(error)) is error:
             raise
-        raise meant from error
+        raise promised from error

@@ -123,12 +123,12 @@ class BucketStorage(S3Storage):
         top = f"{location}/{prefix}" if location else prefix
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket_name, Prefix=top)
         for page in pages:
-            for one in page.get("Contents", ()):
-                yield StoredFile(prefix + one["Key"].removeprefix(top), one["Size"], one["LastModified"])
+            for entry in page.get("Contents", ()):
+                yield StoredFile(prefix + entry["Key"].removeprefix(top), entry["Size"], entry["LastModified"])
 
     def delete_all(self, prefix: str) -> None:
-        for one in self.stored(prefix):
-            self.client.delete_object(**self._place(one.key))
+        for file in self.stored(prefix):
+            self.client.delete_object(**self._place(file.key))
 
     def meant(self, error: Exception) -> Exception:
         """The error that :mod:`rollouts.store.files` promises for an error of boto3."""
@@ -189,9 +189,9 @@ class _Reader(io.RawIOBase):
         try:
             data = self._storage.read_range(self._name, self._place, stop)
         except Exception as error:
-            if (meant := self._storage.meant(error)) is error:
+            if (promised := self._storage.meant(error)) is error:
                 raise
-            raise meant from error
+            raise promised from error
         if len(data) != stop - self._place:
             raise StorageDown("The file storage sent less than it holds.")
         self._start, self._data = self._place, data
@@ -205,8 +205,8 @@ _all: weakref.WeakSet[BucketStorage] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    for one in _all:
-        one._forget()
+    for storage in _all:
+        storage._forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

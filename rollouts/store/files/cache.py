@@ -99,12 +99,12 @@ def _fill(entry: Path, wanted: list[StoredFile], top: str, fetch: Fetch) -> None
     """Fetch the files of an entry. The caller holds the lock alone."""
     draft = entry.with_suffix(".draft")
     shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
-    make_room(sum(one.size for one in wanted))
+    make_room(sum(file.size for file in wanted))
     try:
-        for one in wanted:
-            target = draft / one.key.removeprefix(f"{top}/")
+        for file in wanted:
+            target = draft / file.key.removeprefix(f"{top}/")
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            fetch(one.key, target)
+            fetch(file.key, target)
         draft.rename(entry)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

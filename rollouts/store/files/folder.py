@@ -80,7 +80,7 @@ class FolderStorage(FileSystemStorage):
 
     def stored(self, prefix: str) -> Iterator[StoredFile]:
         top = self.folder / prefix
-        found = []
+        stored_files = []
         for folder, folders, names in os.walk(top):
             folders[:] = [name for name in folders if name != DRAFTS]
             for name in names:
@@ -88,8 +88,8 @@ class FolderStorage(FileSystemStorage):
                 with suppress(FileNotFoundError):  # it was removed meanwhile
                     stat = path.stat()
                     key = prefix + path.relative_to(top).as_posix()
-                    found.append(StoredFile(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC)))
-        yield from sorted(found)
+                    stored_files.append(StoredFile(key, stat.st_size, datetime.fromtimestamp(stat.st_mtime, UTC)))
+        yield from sorted(stored_files)
 
     def delete_all(self, prefix: str) -> None:
         with suppress(FileNotFoundError):

@@ -30,8 +30,8 @@ def take_next_job(limit: int, preferred: int = 0) -> Job | None:
             if fair.created_by_id is not None:
                 get_user_model().objects.select_for_update(no_key=True).filter(pk=fair.created_by_id).first()
             queue = _Queue.now(created_by=fair.created_by_id)
-            if queue.may_begin(fair, limit) and (taken := take_job(fair.pk)) is not None:
-                return taken
+            if queue.may_begin(fair, limit) and (job := take_job(fair.pk)) is not None:
+                return job
     return None
 
 
@@ -47,7 +47,7 @@ def take_engine_job(pk: int) -> Job | None:
         if job.created_by_id is not None:
             get_user_model().objects.select_for_update(no_key=True).filter(pk=job.created_by_id).first()
         under_way = _of_engine(job).filter(status=Job.Status.RUNNING, created_by=job.created_by_id).exclude(pk=pk)
-        return None if any(not is_silent(one) for one in under_way) else take_job(pk)
+        return None if any(not is_silent(other) for other in under_way) else take_job(pk)
 
 
 def next_engine_job(ended: Job) -> Job | None:
@@ -88,7 +88,7 @@ class _Queue:
     """Owner -> jobs and shards under way."""
     n_of_kind: Counter[tuple[int | None, str]] = field(default_factory=Counter)
     """(owner, kind) -> the same of one kind."""
-    begun: dict[int | None, set[int]] = field(default_factory=dict)
+    under_way: dict[int | None, set[int]] = field(default_factory=dict)
     """Owner -> keys of the jobs under way; a shard counts as its whole job."""
     newest_shard: dict[int | None, int] = field(default_factory=dict)
     """Owner -> the largest key of the shards under way."""
@@ -109,15 +109,15 @@ class _Queue:
                 continue
             queue.n_of_user[job.created_by_id] += 1
             queue.n_of_kind[job.created_by_id, job.kind] += 1
-            queue.begun.setdefault(job.created_by_id, set()).add(job.whole_id or job.pk)
+            queue.under_way.setdefault(job.created_by_id, set()).add(job.whole_id or job.pk)
             if job.whole_id is not None:
                 queue.newest_shard[job.created_by_id] = max(job.pk, queue.newest_shard.get(job.created_by_id, 0))
         return queue
 
     def may_begin(self, job: Job, limit: int) -> bool:
         """Whether a waiting job keeps the limit of its user."""
-        begun = self.begun.get(job.created_by_id, set())
-        return len(begun) < limit or job.whole_id in begun
+        under_way = self.under_way.get(job.created_by_id, set())
+        return len(under_way) < limit or job.whole_id in under_way
 
     def fairest(self, limit: int, preferred: int) -> Job | None:
         """The waiting job that begins next; None = none may begin."""
@@ -127,3 +127,8 @@ class _Queue:
             return self.n_of_user[owner], self.n_of_kind[owner, job.kind], job.pk != preferred, job.pk
 
         return min((job for job in self.waiting if self.may_begin(job, limit)), key=place, default=None)
+
+
+def is_of_engine(pk: int) -> bool:
+    """Whether a job is one that only workers of a model do. One query."""
+    return Job.objects.filter(pk=pk, kind__in=engine_kinds()).exists()

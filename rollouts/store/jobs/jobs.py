@@ -6,26 +6,28 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import Error, transaction
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Count, Exists, F, Max, OuterRef, Q
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_silent
-from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, TemplateCheck
+from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
+from rollouts.store.people.visible_objects import SUBJECTS
 from rollouts.store.text import without_paths
 
 TELL_SECONDS = 0.5
 """How often progress is written at most."""
 SEND_AGAIN_SECONDS = 45
 """A job that is queued for so long is sent again, because a restart of Redis may have lost its message."""
-
 Subject = Run | Replay | TemplateCheck | ParserAudit
 _COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
+MAX_JOBS = 10
 
 
 class JobLost(Exception):
@@ -43,9 +45,9 @@ def ask_job(
     activity = JOB_KINDS[kind].activity
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
     if is_new and activity:
-        asked = "".join(f", {name} {value}" for name, value in job.options.items())
+        settings = "".join(f", {name} {value}" for name, value in job.options.items())
         of = subject.trajectory if isinstance(subject, Replay | ParserAudit) else subject
-        record(activity, of, detail=f"job {job.code}{asked}")
+        record(activity, of, detail=f"job {job.code}{settings}")
     return job, is_new
 
 
@@ -58,17 +60,17 @@ def _ask_job(subject: Subject, kind: str, wanted: dict[str, Any], user: Any) -> 
     with transaction.atomic():
         list(active.select_for_update().order_by("pk"))  # before the subject, as every worker of the job does
         type(subject).objects.select_for_update().get(pk=subject.pk)  # two presses at once queue here
-        held = active.first()
-        if held is not None and not is_silent(held):
-            return held, False
-        if held is not None and (held.kind, held.options) == (kind, wanted):
-            held.heartbeat_at, held.status, held.cancel_requested = timezone.now(), Job.Status.QUEUED, False
-            held.save(update_fields=["heartbeat_at", "status", "cancel_requested"])
-            return held, True
-        if held is not None:
-            close_shards(held)
-            held.status, held.error, held.finished_at = Job.Status.FAILED, "Its worker was lost.", timezone.now()
-            held.save(update_fields=["status", "error", "finished_at"])
+        job = active.first()
+        if job is not None and not is_silent(job):
+            return job, False
+        if job is not None and (job.kind, job.options) == (kind, wanted):
+            job.heartbeat_at, job.status, job.cancel_requested = timezone.now(), Job.Status.QUEUED, False
+            job.save(update_fields=["heartbeat_at", "status", "cancel_requested"])
+            return job, True
+        if job is not None:
+            close_shards(job)
+            job.status, job.error, job.finished_at = Job.Status.FAILED, "Its worker was lost.", timezone.now()
+            job.save(update_fields=["status", "error", "finished_at"])
         if column != "run":
             of_subject.delete()
         return Job.objects.create(**{column: subject}, kind=kind, options=wanted, created_by=owner), True
@@ -162,16 +164,16 @@ def note_outage(job: Job, sentence: str) -> None:
 def cancel_job(job: Job) -> None:
     """Ask a job to stop. A job without a worker ends at once; a worker sees the flag at its next :class:`Beat`."""
     with transaction.atomic():
-        held = Job.objects.select_for_update().get(pk=job.pk)
-        if stops := held.status in ACTIVE:
-            held.cancel_requested = True
-            parted = held.shards.filter(status__in=ACTIVE).exists()
+        locked = Job.objects.select_for_update().get(pk=job.pk)
+        if stops := locked.status in ACTIVE:
+            locked.cancel_requested = True
+            parted = locked.shards.filter(status__in=ACTIVE).exists()
             if parted:
-                close_shards(held)
-                held.shards.all().delete()
-            if held.status == Job.Status.QUEUED or is_silent(held) or parted:
-                held.status, held.finished_at = Job.Status.CANCELLED, timezone.now()
-            held.save(update_fields=["cancel_requested", "status", "finished_at"])
+                close_shards(locked)
+                locked.shards.all().delete()
+            if locked.status == Job.Status.QUEUED or is_silent(locked) or parted:
+                locked.status, locked.finished_at = Job.Status.CANCELLED, timezone.now()
+            locked.save(update_fields=["cancel_requested", "status", "finished_at"])
     job.refresh_from_db()
     if stops:
         record(Action.CANCELLED, job)
@@ -188,8 +190,8 @@ def adopt_jobs() -> list[Job]:
     running = Q(status=Job.Status.RUNNING)
     lost = [job for job in Job.objects.filter(old | running).order_by("pk") if is_silent(job) or job.status == "queued"]
     # The caller that changes the heartbeat has the job.
-    seen = (Job.objects.filter(pk=job.pk, status=job.status, heartbeat_at=job.heartbeat_at) for job in lost)
-    return [job for job, same in zip(lost, seen, strict=True) if same.update(heartbeat_at=now, status="queued")]
+    unchanged = (Job.objects.filter(pk=job.pk, status=job.status, heartbeat_at=job.heartbeat_at) for job in lost)
+    return [job for job, same in zip(lost, unchanged, strict=True) if same.update(heartbeat_at=now, status="queued")]
 
 
 def return_job(job: Job) -> None:
@@ -202,8 +204,8 @@ def return_job(job: Job) -> None:
 def files_in_use() -> dict[str, str]:
     """Codes of the exports whose files are still offered, or are being written: then with the attempt that writes."""
     alive = Q(status__in=ACTIVE) | Q(status=Job.Status.DONE, expires_at__gt=timezone.now())
-    found = Job.objects.filter(alive, kind="export").values_list("code", "status", "attempt")
-    return {code: str(attempt) if status in ACTIVE else "" for code, status, attempt in found}
+    exports = Job.objects.filter(alive, kind="export").values_list("code", "status", "attempt")
+    return {code: str(attempt) if status in ACTIVE else "" for code, status, attempt in exports}
 
 
 # -- kinds -------------------------------------------------------------------------------------------------------------
@@ -272,3 +274,61 @@ def _refuse(job: Job, beat: Beat) -> None:
 def engine_kinds() -> list[str]:
     """The slugs of the kinds that only workers of a model do."""
     return [slug for slug, kind in JOB_KINDS.items() if kind.of_engine]
+
+
+def latest_jobs(run: Run, *kinds: str) -> list[Job]:
+    """The newest jobs of a run, the newest first, each with its owner, without diagnoses of pushes that are done.
+
+    A list of several kinds does without their reports, which may be large.
+    """
+    is_silent_success = Q(kind="diagnose_pushed", status=Job.Status.DONE)
+    jobs = run.jobs.filter(~is_silent_success, kind__in=kinds).select_related("created_by").order_by("-pk")
+    return list((jobs.defer("report") if len(kinds) > 1 else jobs)[:MAX_JOBS])
+
+
+def diagnosed_at(trajectory: StoredTrajectory) -> datetime | None:
+    """When the findings of a trajectory were made: with its rows, or by a later job. None = it was not diagnosed."""
+    if trajectory.checks is None:
+        return None
+    stored_at = trajectory.finished_at or trajectory.created_at
+    again = trajectory.run.jobs.filter(kind__in=("diagnose", "diagnose_pushed"), status=Job.Status.DONE)
+    last = again.aggregate(last=Max("finished_at"))["last"]
+    return max(stored_at, last) if last else stored_at
+
+
+def find_job(run_code: str, code: str, *kinds: str) -> Job | None:
+    """A job of a run by both codes, of one of the kinds, with its run."""
+    return Job.objects.select_related("run").filter(run__code=run_code, code=code, kind__in=kinds).first()
+
+
+def waiting_jobs(access: Access) -> dict[str, int]:
+    """Kind -> the number of jobs that may be seen and wait for a worker."""
+    queued = Job.objects.filter(status=Job.Status.QUEUED)
+    waiting = access.limit(queued, *SUBJECTS).values_list("kind")
+    return dict(waiting.annotate(n=Count("pk")).order_by("kind"))
+
+
+def active_jobs(run: Run, *kinds: str) -> list[Job]:
+    """The jobs of a run that are under way, of these kinds or of any, the oldest first. One query."""
+    active = run.jobs.filter(status__in=ACTIVE).order_by("pk")
+    return list(active.filter(kind__in=kinds) if kinds else active)
+
+
+def job_codes(run: Run, kind: str) -> list[str]:
+    """The codes of the jobs of a kind that a run has. One query."""
+    return list(run.jobs.filter(kind=kind).values_list("code", flat=True))
+
+
+def delete_ended_jobs(run: Run, kind: str) -> None:
+    """Delete the jobs of a kind that a run has and that are not under way."""
+    run.jobs.filter(kind=kind).exclude(status__in=ACTIVE).delete()
+
+
+def delete_earlier_jobs(job: Job) -> None:
+    """Delete the older jobs of the same kind and run."""
+    Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk).delete()
+
+
+def drop_earlier_reports(job: Job) -> None:
+    """Drop the reports of the older jobs of the same kind and run."""
+    Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk).update(report=None)

@@ -25,11 +25,11 @@ def cut_job(job: Job, parts: Sequence[Mapping[str, Any]], **fields: Any) -> list
     """
     with transaction.atomic():
         beat_job(job, progress=_progress(0, len(parts)))
-        made = [
+        shards = [
             Job(whole=job, kind=job.kind, options=dict(part), created_by_id=job.created_by_id, **fields)
             for part in parts
         ]
-        return Job.objects.bulk_create(made)
+        return Job.objects.bulk_create(shards)
 
 
 def is_cut(job: Job) -> bool:
@@ -78,14 +78,15 @@ def hand_on_shards(old: Job, new: Job) -> None:
     Then the new job has no worker while they are under way, as after :func:`cut_job`.
     """
     with transaction.atomic():
-        left = list(old.shards.exclude(status=Job.Status.DONE))
+        unfinished = list(old.shards.exclude(status=Job.Status.DONE))
         # New rows, because a lost worker of an old one may still live.
-        old.shards.filter(pk__in=[shard.pk for shard in left]).delete()
+        old.shards.filter(pk__in=[shard.pk for shard in unfinished]).delete()
         old.shards.update(whole=new)
         Job.objects.bulk_create(
-            Job(whole=new, kind=new.kind, options=shard.options, created_by_id=new.created_by_id) for shard in left
+            Job(whole=new, kind=new.kind, options=shard.options, created_by_id=new.created_by_id)
+            for shard in unfinished
         )
-        if left:
+        if unfinished:
             new.status, new.heartbeat_at = Job.Status.RUNNING, timezone.now()
             new.save(update_fields=["status", "heartbeat_at"])
 
@@ -129,3 +130,13 @@ def _released(shard: Job, **fields: Any) -> bool:
 
 def _progress(n_done: int, n: int) -> str:
     return f"{n_done:,} of {n:,} parts"
+
+
+def unfinished_shards(job: Job) -> list[Job]:
+    """The shards of a job that are not done, whether or not they have ended. One query."""
+    return list(job.shards.exclude(status=Job.Status.DONE))
+
+
+def first_failed_shard(job: Job) -> Job | None:
+    """The first shard of a job that failed. One query."""
+    return job.shards.filter(status=Job.Status.FAILED).order_by("pk").first()

@@ -32,6 +32,11 @@ class AlarmRule(models.Model):
             models.UniqueConstraint(fields=["run", "figure", "kind"], name="alarm_rule_of_run"),
         ]
 
+    @property
+    def scope(self) -> str:
+        """Who says so: ``run``, ``project`` or, where the rule is not stored, ``default``."""
+        return "default" if self.pk is None else "project" if self.run_id is None else "run"
+
 
 class Alarm(models.Model):
     """A run was above a limit. There is one for a figure and kind of a run, however often it is checked again."""

@@ -20,7 +20,7 @@ SUBJECTS = ("run", "replay", "template_check", "parser_audit", "whole")
 
 
 def _only(name: str) -> Q:
-    return Q(**{f"{one}__isnull": one != name for one in SUBJECTS})
+    return Q(**{f"{column}__isnull": column != name for column in SUBJECTS})
 
 
 class Job(models.Model):
@@ -92,5 +92,5 @@ class Job(models.Model):
     @property
     def subject(self) -> Run | StoredTrajectory | TemplateCheck | None:
         """The run, trajectory or template check that it works on; None for a shard."""
-        made = self.replay or self.parser_audit
-        return self.run or (made.trajectory if made is not None else self.template_check)
+        of_trajectory = self.replay or self.parser_audit
+        return self.run or (of_trajectory.trajectory if of_trajectory is not None else self.template_check)

@@ -8,7 +8,7 @@ from rollouts.store.models.runs import Run
 
 
 class CountedFigures(models.Model):
-    """What is known of some trajectories of a run. The store counts it again and again."""
+    """What is known of some trajectories of a run. ``store.runs.training_steps`` counts it again and again."""
 
     n_trajectories = models.PositiveIntegerField()
     n_broken = models.PositiveIntegerField(help_text="Trajectories with a finding of severity error.")

@@ -82,5 +82,5 @@ def access_of_api_key(token: ApiToken) -> Access:
 
 def admin_names(project: Project, limit: int = 3) -> list[str]:
     """The names of the first admins of a project whose accounts are active. One query."""
-    held = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
-    return list(held.order_by("created_at", "pk").values_list("user__username", flat=True)[:limit])
+    admins = Membership.objects.filter(project=project, role=Role.ADMIN, user__is_active=True)
+    return list(admins.order_by("created_at", "pk").values_list("user__username", flat=True)[:limit])

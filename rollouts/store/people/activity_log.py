@@ -6,7 +6,7 @@ A door says once who acts (:func:`acting`). What does the work writes it down, s
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, models, transaction
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from rollouts.store.models import (
@@ -24,12 +25,14 @@ from rollouts.store.models import (
     Invitation,
     Job,
     Project,
+    Role,
     Run,
     ShareLink,
     StoredTrajectory,
     TemplateCheck,
     Tokenizer,
 )
+from rollouts.store.people.access import Access
 
 log = logging.getLogger("inspector.audit")
 
@@ -219,3 +222,27 @@ def drop_old_events() -> int:
         return 0
     oldest = timezone.now() - timedelta(days=settings.AUDIT_DAYS)
     return AuditEvent.objects.filter(at__lt=oldest).delete()[0]
+
+
+def activity_events(access: Access, columns: Mapping[str, Any]) -> QuerySet[AuditEvent]:
+    """The events of the projects in which somebody is an admin, newest first. An admin of the server sees all.
+
+    ``columns``: of these events alone; an empty value filters nothing.
+    """
+    events = access.limit(AuditEvent.objects.select_related("project"), least=Role.ADMIN)
+    return events.filter(**{name: value for name, value in columns.items() if value}).order_by("-at", "-id")
+
+
+def activity_page(access: Access, columns: Mapping[str, Any], before: int | None, limit: int) -> list[AuditEvent]:
+    """At most ``limit`` events, those older than the event with the key ``before``. One more query finds that one."""
+    events = activity_events(access, columns)
+    if before is not None:
+        # A hidden event is an unknown one: else the page would tell when it happened.
+        at = activity_events(access, {}).filter(pk=before).values_list("at", flat=True).first()
+        events = events.filter(pk__lt=before) if at is None else events.filter(Q(at__lt=at) | Q(at=at, pk__lt=before))
+    return list(events[:limit])
+
+
+def activity_rows(access: Access, columns: Mapping[str, Any]) -> Iterator[AuditEvent]:
+    """All these events, newest first, a part at a time."""
+    return activity_events(access, columns).iterator(chunk_size=2000)

@@ -1,4 +1,4 @@
-"""API keys, by which programs work. The token is shown once; only its hash is kept."""
+"""API tokens, by which programs work. The token is shown once; only its hash is kept."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.store import models
+from rollouts.store.models import ApiToken, Role
 from rollouts.store.people import activity_log
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
-from rollouts.store.people.share_writes import token_hash
+from rollouts.store.people.shares import token_hash
 
 PREFIX = "ri_"
 """Prefix by which a token is recognised in a log or a repository."""
@@ -86,3 +88,20 @@ def api_key_fault(token: str) -> str:
         "The person who made this API key may no longer work in its project. A member makes a new one at "
         "/tokens."
     )
+
+
+def newest_api_keys(access: Access, user: Any, limit: int) -> list[ApiToken]:
+    """The API keys of a user, and those of the projects in which the user is an admin, newest first."""
+    keys = ApiToken.objects.select_related("created_by", "project")
+    administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
+    return list(keys.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
+
+
+def api_key_by_pk(pk: int) -> ApiToken | None:
+    """The API key with that key, with its owner and its project."""
+    return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()
+
+
+def all_api_keys() -> list[models.ApiToken]:
+    """Every API key, newest first, with its owner and its project. One query."""
+    return list(models.ApiToken.objects.select_related("created_by", "project").order_by("-pk"))

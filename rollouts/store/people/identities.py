@@ -13,8 +13,8 @@ from django.db import IntegrityError, transaction
 
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import ExternalIdentity, Membership
-from rollouts.store.people.people import find_project
-from rollouts.store.people.users import LOCAL_USER
+from rollouts.store.people.accounts import LOCAL_USER
+from rollouts.store.people.projects import find_project
 from rollouts.store.text import storable_text
 
 MAX_SUBJECT = 255
@@ -40,10 +40,12 @@ def is_allowed(claims: Mapping[str, Any]) -> bool:
         return True
     groups = claims.get("groups")
     # A group whose name begins like a domain is none: who makes groups would choose the domain.
-    held = {str(one) for one in groups if not str(one).startswith("@")} if isinstance(groups, list) else set()
+    memberships = (
+        {str(group) for group in groups if not str(group).startswith("@")} if isinstance(groups, list) else set()
+    )
     if claims.get("email_verified") is True and "@" in str(claims.get("email", "")):
-        held.add("@" + str(claims["email"]).rpartition("@")[2].lower())
-    return any((entry.lower() if entry.startswith("@") else entry) in held for entry in settings.OIDC_ALLOWED)
+        memberships.add("@" + str(claims["email"]).rpartition("@")[2].lower())
+    return any((entry.lower() if entry.startswith("@") else entry) in memberships for entry in settings.OIDC_ALLOWED)
 
 
 def _subject(claims: Mapping[str, Any]) -> str:
@@ -59,24 +61,24 @@ def account_of(issuer: str, claims: Mapping[str, Any]) -> tuple[User, bool]:
     A new account has no project until it is invited, unless `INSPECTOR_OIDC_DEFAULT_PROJECT` names one.
     Raises ``SignInRefused``.
     """
-    subject, wanted = _subject(claims), _wanted_name(claims)
+    subject, name = _subject(claims), _wanted_name(claims)
     if not is_allowed(claims):
         raise SignInRefused(
             "This server lets in certain groups or email domains of the provider, and you are in none of them. Ask "
-            "its administrator.", wanted,
+            "its administrator.", name,
         )
-    found = _found(issuer, subject)
-    if found is None:
+    account = _found(issuer, subject)
+    if account is None:
         try:
             with transaction.atomic():
-                return _make(issuer, subject, wanted, claims), True
+                return _make(issuer, subject, name, claims), True
         except IntegrityError:  # the same person signed in twice at once
-            found = _found(issuer, subject)
-            if found is None:
+            account = _found(issuer, subject)
+            if account is None:
                 raise
-    if not found.is_active:
-        raise SignInRefused("Your account on this server is closed. Ask its administrator.", found.get_username())
-    return found, False
+    if not account.is_active:
+        raise SignInRefused("Your account on this server is closed. Ask its administrator.", account.get_username())
+    return account, False
 
 
 def _found(issuer: str, subject: str) -> User | None:
@@ -104,8 +106,8 @@ def link_identity(user: Any, issuer: str, claims: Mapping[str, Any]) -> None:
 
 def _wanted_name(claims: Mapping[str, Any]) -> str:
     """A name for a new account, of the characters that names have here."""
-    named = claims.get("preferred_username") or str(claims.get("email", "")).partition("@")[0] or claims["sub"]
-    return re.sub(r"[^\w.@+-]", "-", storable_text(str(named)))[:100] or "person"
+    name = claims.get("preferred_username") or str(claims.get("email", "")).partition("@")[0] or claims["sub"]
+    return re.sub(r"[^\w.@+-]", "-", storable_text(str(name)))[:100] or "person"
 
 
 def _make(issuer: str, subject: str, wanted: str, claims: Mapping[str, Any]) -> User:

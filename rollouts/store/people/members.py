@@ -1,4 +1,4 @@
-"""Projects, who is in them with which role, and invitations. A refusal raises ``Refusal`` with a sentence."""
+"""Projects, who is in them with which role, and invitations. A refusal raises ``PeopleRefused`` with a sentence."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.db import IntegrityError, transaction
-from django.db.models import ProtectedError
+from django.db.models import Exists, OuterRef, ProtectedError, Q, QuerySet
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
 from rollouts.store.models import DEFAULT_PROJECT, Invitation, Membership, Project, Role
 from rollouts.store.people.access import access_of
-from rollouts.store.people.share_writes import token_hash
+from rollouts.store.people.projects import MAX_LISTED, lock_project
+from rollouts.store.people.shares import token_hash
 from rollouts.store.text import storable_text
 
 MAX_NAME = 100
@@ -60,16 +61,16 @@ def delete_project(project: Project) -> None:
     try:
         Project.objects.get(pk=project.pk).delete()
     except ProtectedError as error:
-        held = ", one ".join(sorted({str(one._meta.verbose_name) for one in error.protected_objects}))
+        contents = ", one ".join(sorted({str(record._meta.verbose_name) for record in error.protected_objects}))
         raise Refusal(
-            f"The project “{project.name}” is not empty: it holds at least one {held}. Delete these first."
+            f"The project “{project.name}” is not empty: it holds at least one {contents}. Delete these first."
         ) from None
 
 
 def set_role(project: Project, user: Any, role: Role) -> Membership:
     """Give a user a role in a project. The last admin of a project stays one."""
     with transaction.atomic():
-        _lock(project)
+        lock_project(project)  # two admins must not remove each other at once
         if role != Role.ADMIN:
             _keep_an_admin(project, user)
         return Membership.objects.update_or_create(project=project, user=user, defaults={"role": role})[0]
@@ -78,14 +79,9 @@ def set_role(project: Project, user: Any, role: Role) -> Membership:
 def remove_member(project: Project, user: Any) -> None:
     """Take a user out of a project. The last admin of a project stays in it."""
     with transaction.atomic():
-        _lock(project)
+        lock_project(project)  # two admins must not remove each other at once
         _keep_an_admin(project, user)
         Membership.objects.filter(project=project, user=user).delete()
-
-
-def _lock(project: Project) -> None:
-    """Let one change of a project's members wait for another, so that two admins cannot remove each other at once."""
-    Project.objects.select_for_update().get(pk=project.pk)
 
 
 def _keep_an_admin(project: Project, user: Any) -> None:
@@ -120,8 +116,8 @@ def invitation_fault(record: Invitation) -> str:
     maker = record.created_by
     if not maker.is_active:
         return "The account of the person who made this invitation is closed. Ask another admin of the project."
-    known = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
-    if not (access_of(maker).may(record.project_id, Role.ADMIN) if known is None else known):
+    is_admin = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
+    if not (access_of(maker).may(record.project_id, Role.ADMIN) if is_admin is None else is_admin):
         return "The person who made this invitation is no longer an admin of the project. Ask one who is."
     return ""
 
@@ -138,18 +134,18 @@ def join(record: Invitation, user: Any) -> Membership:
     """
     with transaction.atomic():
         # Under the lock, because somebody may take the maker's role away in this moment.
-        _lock(record.project)
+        lock_project(record.project)
         if fault := invitation_fault(Invitation.objects.select_related("created_by").get(pk=record.pk)):
             raise Refusal(fault)
         now = timezone.now()
-        taken = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
-        if not taken.update(used_at=now, used_by=user):
+        unused = Invitation.objects.filter(pk=record.pk, used_at=None, revoked_at=None, expires_at__gt=now)
+        if not unused.update(used_at=now, used_by=user):
             record.refresh_from_db()
             raise Refusal(invitation_fault(record) or "This invitation is over.")
-        held = Membership.objects.filter(project=record.project, user=user).first()
+        membership = Membership.objects.filter(project=record.project, user=user).first()
         order = list(Role)
-        if held is not None and order.index(Role(held.role)) >= order.index(Role(record.role)):
-            return held
+        if membership is not None and order.index(Role(membership.role)) >= order.index(Role(record.role)):
+            return membership
         return Membership.objects.update_or_create(project=record.project, user=user, defaults={"role": record.role})[0]
 
 
@@ -161,7 +157,7 @@ def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool 
     accounts = get_user_model().objects
     with transaction.atomic():
         admins = list(accounts.select_for_update().filter(is_superuser=True, is_active=True).order_by("pk"))
-        if (is_active is False or is_superuser is False) and [one.pk for one in admins] == [user.pk]:
+        if (is_active is False or is_superuser is False) and [admin.pk for admin in admins] == [user.pk]:
             raise Refusal("This is the last admin of the server. Make somebody else one first.")
         changes: dict[str, bool] = {}
         if is_active is not None:
@@ -170,3 +166,31 @@ def set_account(user: Any, *, is_active: bool | None = None, is_superuser: bool 
             changes |= {"is_superuser": is_superuser, "is_staff": is_superuser}
         accounts.filter(pk=user.pk).update(**changes)
     user.refresh_from_db()
+
+
+def members_of(project: Project) -> list[Membership]:
+    """The members of a project by name, each with its account."""
+    memberships = Membership.objects.filter(project=project).select_related("user")
+    return list(memberships.order_by("user__username")[:MAX_LISTED])
+
+
+def memberships_of(user: Any) -> list[Membership]:
+    """The projects that a user is in, by name."""
+    return list(Membership.objects.filter(user=user).select_related("project").order_by("project__name"))
+
+
+def newest_invitations(project: Project) -> list[Invitation]:
+    """The invitations to a project, newest first."""
+    return list(_invitations().filter(project=project).order_by("-pk")[:MAX_LISTED])
+
+
+def find_invitation(**column: Any) -> Invitation | None:
+    """The invitation with that ``pk`` or that ``token_sha256``, with its project and its maker."""
+    return _invitations().filter(**column).first()
+
+
+def _invitations() -> QuerySet[Invitation]:
+    """Invitations with their project, maker and user, and with ``maker_is_admin``."""
+    admins = Membership.objects.filter(project=OuterRef("project"), user=OuterRef("created_by"), role=Role.ADMIN)
+    invitations = Invitation.objects.select_related("project", "created_by", "used_by")
+    return invitations.annotate(maker_is_admin=Q(created_by__is_superuser=True) | Exists(admins))

@@ -10,6 +10,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from rollouts.store.models import LoginSession
+from rollouts.store.people.projects import MAX_LISTED
 from rollouts.store.text import storable_text
 
 NOTED_EVERY = timedelta(minutes=10)
@@ -18,7 +19,7 @@ NOTED_EVERY = timedelta(minutes=10)
 
 def note_session(session_key: str, user: Any, device: str, address: str) -> bool:
     """Write down that a session is in use. Returns False when the session has ended meanwhile."""
-    seen = {
+    columns = {
         "user": user,
         "device": storable_text(device)[:200],
         "address": address[:45],
@@ -26,7 +27,7 @@ def note_session(session_key: str, user: Any, device: str, address: str) -> bool
     }
     try:
         with transaction.atomic():
-            LoginSession.objects.update_or_create(session_id=session_key, defaults=seen)
+            LoginSession.objects.update_or_create(session_id=session_key, defaults=columns)
     except IntegrityError:  # logged out in another tab
         return False
     return True
@@ -37,11 +38,17 @@ def end_sessions(user: Any, key: int | None = None, but: str | None = None) -> i
 
     Returns how many ended.
     """
-    found = LoginSession.objects.filter(user=user)
+    sessions = LoginSession.objects.filter(user=user)
     if key is not None:
-        found = found.filter(pk=key)
+        sessions = sessions.filter(pk=key)
     if but is not None:
-        found = found.exclude(session_id=but)
-    ended = [str(one) for one in found.values_list("session_id", flat=True)]
+        sessions = sessions.exclude(session_id=but)
+    ended = [str(key_of_session) for key_of_session in sessions.values_list("session_id", flat=True)]
     Session.objects.filter(session_key__in=ended).delete()
     return len(ended)
+
+
+def live_sessions(user: Any) -> list[LoginSession]:
+    """The sessions that a user is logged in with, the one used last first."""
+    sessions = LoginSession.objects.filter(user=user, session__expire_date__gt=timezone.now())
+    return list(sessions.order_by("-last_used_at", "-pk")[:MAX_LISTED])

@@ -1,14 +1,21 @@
-"""Share links and API keys. Each function is one query."""
+"""Share links. The token is shown once; only its hash is kept. Each reading function is one query."""
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Iterable
+from datetime import timedelta
 from typing import Any
 
-from django.db.models import Case, Exists, OuterRef, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
+from django.utils import timezone
 
-from rollouts.store.models import ApiToken, Membership, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.store import models
+from rollouts.store.models import Membership, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.store.people import activity_log
 from rollouts.store.people.access import Access
+from rollouts.store.people.activity_log import Action
 
 Shared = Run | StoredTrajectory | TemplateCheck
 """The targets of share links."""
@@ -28,8 +35,8 @@ def maker_left(link: ShareLink) -> bool:
 
 def _links() -> QuerySet[ShareLink]:
     """Links with their targets, without long columns."""
-    found = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
-    return _with_makers(found.defer("check_result__report"))
+    links = ShareLink.objects.select_related("run", "trajectory__run", "check_result", "created_by", "project")
+    return _with_makers(links.defer("check_result__report"))
 
 
 def newest_shares(access: Access, limit: int, target: Shared | None = None) -> list[ShareLink]:
@@ -37,14 +44,14 @@ def newest_shares(access: Access, limit: int, target: Shared | None = None) -> l
 
     ``target``: only the links to that object; those of a run include the links to its trajectories.
     """
-    found = access.limit(_links())
+    links = access.limit(_links())
     if isinstance(target, Run):
-        found = found.filter(Q(run=target) | Q(trajectory__run=target))
+        links = links.filter(Q(run=target) | Q(trajectory__run=target))
     elif isinstance(target, StoredTrajectory):
-        found = found.filter(Q(trajectory=target) | Q(run_id=target.run_id))
+        links = links.filter(Q(trajectory=target) | Q(run_id=target.run_id))
     elif target is not None:
-        found = found.filter(check_result=target)
-    return list(found.order_by("-pk")[:limit])
+        links = links.filter(check_result=target)
+    return list(links.order_by("-pk")[:limit])
 
 
 def find_share(**column: Any) -> ShareLink | None:
@@ -67,13 +74,55 @@ def shares_of(target: Shared, keys: Iterable[int]) -> list[ShareLink]:
     return list(_with_makers(ShareLink.objects.filter(match, pk__in=list(keys), row_index=None)))
 
 
-def newest_api_keys(access: Access, user: Any, limit: int) -> list[ApiToken]:
-    """The API keys of a user, and those of the projects in which the user is an admin, newest first."""
-    found = ApiToken.objects.select_related("created_by", "project")
-    administered = access.limit(ApiToken.objects.all(), least=Role.ADMIN)
-    return list(found.filter(Q(created_by=user) | Q(pk__in=administered.values("pk"))).order_by("-pk")[:limit])
+def token_hash(token: str) -> str:
+    """The hash that a link is found by."""
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
-def api_key_by_pk(pk: int) -> ApiToken | None:
-    """The API key with that key, with its owner and its project."""
-    return ApiToken.objects.select_related("created_by", "project").filter(pk=pk).first()
+def create_share(
+    user: Any,
+    target: models.Run | models.StoredTrajectory | models.TemplateCheck,
+    query: str = "",
+    note: str = "",
+    days: float = 30,
+    window: tuple[int, int, int] | None = None,
+) -> tuple[models.ShareLink, str]:
+    """Make a link to a run (with its trajectories), a trajectory or a check. Returns the link and its token.
+
+    ``window``: the index of a row of the trajectory, and the tokens ``[start, stop)`` of it that alone are shown.
+    """
+    columns = {models.Run: "run", models.StoredTrajectory: "trajectory", models.TemplateCheck: "check_result"}
+    column = columns[type(target)]
+    token = secrets.token_urlsafe(24)
+    project = (target.run if isinstance(target, models.StoredTrajectory) else target).project
+    row_index, start, stop = window or (None, None, None)
+    link = models.ShareLink.objects.create(
+        row_index=row_index,
+        start=start,
+        stop=stop,
+        token_sha256=token_hash(token),
+        hint=token[:6],
+        query=query[:500],
+        note=note[:500],
+        created_by=user,
+        project=project,
+        expires_at=timezone.now() + timedelta(days=days),
+        **{column: target},
+    )
+    return link, token
+
+
+def count_opening(link: models.ShareLink) -> None:
+    """Count that a link was opened, and when."""
+    now = timezone.now()
+    models.ShareLink.objects.filter(pk=link.pk).update(n_opened=F("n_opened") + 1, opened_at=now)
+
+
+def revoke(record: models.ShareLink | models.ApiToken) -> None:
+    """From now on the link opens nothing, or the token is refused. Revoking twice keeps the first time."""
+    n = type(record).objects.filter(pk=record.pk, revoked_at=None).update(revoked_at=timezone.now())
+    record.refresh_from_db()
+    if n and isinstance(record, models.ApiToken):
+        activity_log.record(Action.TOKEN_REVOKED, record, detail=record.name)
+    elif n:
+        activity_log.record(Action.SHARE_REVOKED, record)

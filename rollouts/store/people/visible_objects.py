@@ -24,8 +24,8 @@ SUBJECTS = (
 def find_visible_run(access: Access, code: str) -> Run | None:
     """A run with its project, tokenizer, chat templates and maker. One query."""
     related = ("project", "tokenizer", "chat_template", "rows_chat_template", "created_by")
-    found = Run.objects.select_related(*related).defer("chat_template__text", "rows_chat_template__text")
-    return _one(access.limit(found), code)
+    runs = Run.objects.select_related(*related).defer("chat_template__text", "rows_chat_template__text")
+    return _one(access.limit(runs), code)
 
 
 def find_visible_trajectory(access: Access, code: str) -> StoredTrajectory | None:
@@ -60,8 +60,8 @@ def visible_jobs(access: Access, columns: dict[str, str], cursor: str, limit: in
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
-    found = access.limit(_jobs(), *SUBJECTS).filter(**{name: value for name, value in columns.items() if value})
-    return _newest("jobs", found, cursor, limit)
+    jobs = access.limit(_jobs(), *SUBJECTS).filter(**{name: value for name, value in columns.items() if value})
+    return _newest("jobs", jobs, cursor, limit)
 
 
 def visible_checks(access: Access, cursor: str, limit: int) -> CursorPart[TemplateCheck]:
@@ -70,8 +70,8 @@ def visible_checks(access: Access, cursor: str, limit: int) -> CursorPart[Templa
     Raises ``ValueError`` for a cursor that cannot be read.
     """
     related = ("tokenizer", "chat_template", "job", "project")
-    found = TemplateCheck.objects.select_related(*related).defer("chat_template__text", "report", "question")
-    return _newest("checks", access.limit(found), cursor, limit)
+    checks = TemplateCheck.objects.select_related(*related).defer("chat_template__text", "report", "question")
+    return _newest("checks", access.limit(checks), cursor, limit)
 
 
 def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> CursorPart[StoredTrajectory]:
@@ -79,9 +79,9 @@ def visible_trajectories(access: Access, text: str, cursor: str, limit: int) -> 
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
-    named = Q(external_id__icontains=text) | Q(code=text) | Q(group=text)
-    found = access.limit(StoredTrajectory.objects.select_related("run"), "run__project").filter(named)
-    return _newest("trajectories", found, cursor, limit)
+    matches = Q(external_id__icontains=text) | Q(code=text) | Q(group=text)
+    trajectories = access.limit(StoredTrajectory.objects.select_related("run"), "run__project").filter(matches)
+    return _newest("trajectories", trajectories, cursor, limit)
 
 
 def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) -> CursorPart[StoredFinding]:
@@ -89,14 +89,14 @@ def findings_of_run(run: Run, columns: dict[str, str], cursor: str, limit: int) 
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
-    found = run.findings.select_related("trajectory").defer("expected_ids", "actual_ids")
-    found = found.filter(**{name: value for name, value in columns.items() if value})
+    findings = run.findings.select_related("trajectory").defer("expected_ids", "actual_ids")
+    findings = findings.filter(**{name: value for name, value in columns.items() if value})
     if last := read_cursor(cursor, "findings", int):
-        found = found.filter(pk__gt=last[0])
-    return cut_part("findings", list(found.order_by("pk")[: limit + 1]), limit, lambda finding: (finding.pk,))
+        findings = findings.filter(pk__gt=last[0])
+    return cut_part("findings", list(findings.order_by("pk")[: limit + 1]), limit, lambda finding: (finding.pk,))
 
 
-def _newest(name: str, found: QuerySet[Any], cursor: str, limit: int) -> CursorPart[Any]:
+def _newest(name: str, records: QuerySet[Any], cursor: str, limit: int) -> CursorPart[Any]:
     if last := read_cursor(cursor, name, int):
-        found = found.filter(pk__lt=last[0])
-    return cut_part(name, list(found.order_by("-pk")[: limit + 1]), limit, lambda item: (item.pk,))
+        records = records.filter(pk__lt=last[0])
+    return cut_part(name, list(records.order_by("-pk")[: limit + 1]), limit, lambda item: (item.pk,))

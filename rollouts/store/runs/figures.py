@@ -14,7 +14,7 @@ from django.db.models.functions import Cast, Floor
 
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store.models import Run, RunFigures, StoredFinding, StoredTrajectory
-from rollouts.store.runs.runs import NOT_INFO, RunSummary, run_summary, summary_from
+from rollouts.store.runs.run_summary import NOT_INFO, RunSummary, run_summary, summary_from
 
 VERSION = 5
 """Goes up when the rules of counting change."""
@@ -50,18 +50,6 @@ class KindCost:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The places of the findings, of one kind or of all kinds."""
-
-    by_step: list[tuple[int, int]]
-    """(step, trajectories with a finding at it), for the first steps."""
-    steps_beyond: int
-    """The number of later steps with findings, which are left out."""
-    along: list[int]
-    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
-
-
-@dataclass(frozen=True)
 class TrainedTotals:
     """What the rows of a run train, counted over trajectories that have steps. No token counts twice."""
 
@@ -83,8 +71,13 @@ class RunCost:
     """What the findings of a run cost."""
 
     kinds: list[KindCost]
-    spread: Spread
     totals: TrainedTotals
+    by_step: list[tuple[int, int]]
+    """(step, trajectories with a finding at it), for the first steps."""
+    steps_beyond: int
+    """The number of later steps with findings, which are left out."""
+    along: list[int]
+    """Trajectories with a finding in each of :data:`SLICES` equal stretches of the run."""
 
 
 def is_large(run: Run) -> bool:
@@ -103,9 +96,9 @@ def state_of(run: Run) -> str:
 def count(run: Run) -> dict[str, Any]:
     """All figures, as a JSON object."""
     kinds = run_kinds(run)
-    spreads = {kind: asdict(run_spread(run, kind)) for kind in ("", *(one.kind for one in kinds))}
+    spreads = {kind: run_spread(run, kind) for kind in ("", *(cost.kind for cost in kinds))}
     body = {
-        "summary": asdict(run_summary(run)), "kinds": [asdict(one) for one in kinds], "spreads": spreads,
+        "summary": asdict(run_summary(run)), "kinds": [asdict(cost) for cost in kinds], "spreads": spreads,
         "totals": asdict(run_totals(run)),
     }
     return dict(json.loads(json.dumps(body)))
@@ -113,8 +106,8 @@ def count(run: Run) -> dict[str, Any]:
 
 def stored_figures(run: Run) -> dict[str, Any] | None:
     """The figures that were counted at the end of a large run; None for a small run, or when the run has changed."""
-    held = RunFigures.objects.filter(run=run).first() if is_large(run) else None
-    return held.body if held is not None and held.state == state_of(run) else None
+    figures = RunFigures.objects.filter(run=run).first() if is_large(run) else None
+    return figures.body if figures is not None and figures.state == state_of(run) else None
 
 
 def summary_in(body: dict[str, Any]) -> RunSummary:
@@ -130,34 +123,36 @@ def severities_of(runs: Sequence[Run]) -> dict[int, dict[str, int]]:
     counts: dict[int, dict[str, int]] = {}
     large = {run.pk: run for run in diagnosed if is_large(run)}
     if large:
-        for found in RunFigures.objects.filter(run__in=large):
-            if found.state == state_of(large[found.run_id]):
-                counts[found.run_id] = summary_in(found.body).severities
+        for figures in RunFigures.objects.filter(run__in=large):
+            if figures.state == state_of(large[figures.run_id]):
+                counts[figures.run_id] = summary_in(figures.body).severities
     small = [run.pk for run in diagnosed if run.pk not in large]
     if small:
-        held = StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity="")
-        for run, severity, n in held.values_list("run", "worst_severity").annotate(n=Count("pk")):
+        trajectories = StoredTrajectory.objects.filter(run__in=small).exclude(worst_severity="")
+        for run, severity, n in trajectories.values_list("run", "worst_severity").annotate(n=Count("pk")):
             counts.setdefault(run, {})[severity] = n
     return {
-        run: {one.value: held[one] for one in Severity if held.get(one)} for run, held in counts.items() if any(held)
+        run: {severity.value: of_run[severity] for severity in Severity if of_run.get(severity)}
+        for run, of_run in counts.items()
+        if any(of_run)
     }
 
 
 def cost_in(body: dict[str, Any], kind: str) -> RunCost:
-    held = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
-    spread = Spread([(step, n) for step, n in held["by_step"]], held["steps_beyond"], held["along"])
-    return RunCost([KindCost(**one) for one in body["kinds"]], spread, TrainedTotals(**body["totals"]))
+    place = body["spreads"].get(kind) or {"by_step": [], "steps_beyond": 0, "along": [0] * SLICES}
+    place = {**place, "by_step": [(step, n) for step, n in place["by_step"]]}
+    return RunCost([KindCost(**cost) for cost in body["kinds"]], TrainedTotals(**body["totals"]), **place)
 
 
 def run_cost(run: Run, kind: str = "") -> RunCost:
     """The cost of all kinds, and the places of the findings of one kind (empty = of all). Five queries."""
-    return RunCost(run_kinds(run), run_spread(run, kind), run_totals(run))
+    return RunCost(run_kinds(run), run_totals(run), **run_spread(run, kind))
 
 
 def run_totals(run: Run) -> TrainedTotals:
     """What the rows of the ended trajectories train. One query."""
-    found = StoredTrajectory.objects.filter(run=run, n_rows__gt=0, n_steps__gt=0)
-    sums = found.aggregate(
+    trajectories = StoredTrajectory.objects.filter(run=run, n_rows__gt=0, n_steps__gt=0)
+    sums = trajectories.aggregate(
         sampled=Sum("n_sampled", default=0), trained=Sum("n_trained", default=0), lost=Sum("n_lost", default=0),
         unknown=Count("pk", filter=Q(n_lost=None)),
     )
@@ -185,18 +180,18 @@ def run_kinds(run: Run) -> list[KindCost]:
     several = StoredFinding.objects.filter(NOT_INFO, run=run, rows__gt=1)
     for kind, _, n in several.values_list("kind", "trajectory").annotate(n=Max("rows")).order_by():
         more[kind] += n - 1
-    found = []
+    costs = []
     for row in rows:
-        held: dict[str, Any] = dict(row)
+        columns: dict[str, Any] = dict(row)
         for name in _UNSURE:
-            total, unknown = held.pop(f"sum_{name}"), held.pop(f"unknown_{name}")
-            held[name] = None if unknown else total
-        counts = {severity.value: held.pop(severity.value) for severity in Severity}
+            total, unknown = columns.pop(f"sum_{name}"), columns.pop(f"unknown_{name}")
+            columns[name] = None if unknown else total
+        counts = {severity.value: columns.pop(severity.value) for severity in Severity}
         worst = next(severity for severity, n in counts.items() if n)
-        found.append(KindCost(**held, rows_more=more[held["kind"]], severity=worst))
+        costs.append(KindCost(**columns, rows_more=more[columns["kind"]], severity=worst))
     order = [severity.value for severity in Severity]
     return sorted(
-        found, key=lambda one: (-one.tokens, -one.lost_in_one_row, order.index(one.severity), -one.trajectories)
+        costs, key=lambda one: (-one.tokens, -one.lost_in_one_row, order.index(one.severity), -one.trajectories)
     )
 
 
@@ -204,27 +199,31 @@ def worst_severities(run: Run) -> dict[str, str]:
     """Kind -> the worst severity of its findings in a run. One query. A large run has none until it is counted."""
     if is_large(run):
         body = stored_figures(run)
-        return {one["kind"]: one["severity"] for one in body["kinds"]} if body else {}
-    held = set(StoredFinding.objects.filter(run=run).order_by().values_list("kind", "severity").distinct())
-    return {kind: severity.value for severity in reversed(Severity) for kind, found in held if found == severity}
+        return {cost["kind"]: cost["severity"] for cost in body["kinds"]} if body else {}
+    pairs = set(StoredFinding.objects.filter(run=run).order_by().values_list("kind", "severity").distinct())
+    return {kind: severity.value for severity in reversed(Severity) for kind, worst in pairs if worst == severity}
 
 
 _UNSURE = ("trained_tokens_lost", "trained_tokens_wrong")
 """Costs that are not known of every finding."""
 
 
-def run_spread(run: Run, kind: str = "") -> Spread:
-    """The places of the findings of a kind (empty = of all kinds). Two queries."""
-    found = StoredFinding.objects.filter(run=run)
+def run_spread(run: Run, kind: str = "") -> dict[str, Any]:
+    """The places of the findings of a kind (empty = of all kinds), by the names of :class:`RunCost`. Two queries."""
+    findings = StoredFinding.objects.filter(run=run)
     if kind:
-        found = found.filter(kind=kind)
+        findings = findings.filter(kind=kind)
     rows = list(
-        found.filter(step_index__isnull=False)
+        findings.filter(step_index__isnull=False)
         .values_list("step_index")
         .annotate(n=Count("trajectory", distinct=True))
         .order_by("step_index")
     )
-    return Spread(rows[:MAX_STEPS], max(len(rows) - MAX_STEPS, 0), _along(found, run.n_trajectories))
+    return {
+        "by_step": rows[:MAX_STEPS],
+        "steps_beyond": max(len(rows) - MAX_STEPS, 0),
+        "along": _along(findings, run.n_trajectories),
+    }
 
 
 def slice_size(total: int) -> int:

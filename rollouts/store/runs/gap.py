@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from rollouts.store.models import Job, Run
+from django.db.models import Sum
+
+from rollouts.store.models import Job, Run, StoredTrajectory
+from rollouts.store.trajectories.trajectories import finished_trajectories
 
 
 class NamedCause(NamedTuple):
@@ -42,8 +45,29 @@ def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
     A report of two other columns than the recorded ones does not speak of sampler and trainer, and is left out.
     """
     done = Job.objects.filter(run__in=[run.pk for run in runs], kind="gap", status=Job.Status.DONE)
-    found: dict[int, list[NamedCause]] = {}
+    by_run: dict[int, list[NamedCause]] = {}
     for key, causes, compared in done.order_by("pk").values_list("run_id", "report__causes", "report__compared"):
         if key is not None and causes is not None and not (compared or ["", ""])[1]:
-            found[key] = [NamedCause(one["cause"], one["from_step"]) for one in causes]
-    return found
+            by_run[key] = [NamedCause(cause["cause"], cause["from_step"]) for cause in causes]
+    return by_run
+
+
+def has_gap(run: Run, recent: int | None = None) -> bool:
+    """Whether a trajectory of a run has a gap. ``recent``: one of so many last ones, which is cheap in a large run."""
+    if recent is None:
+        return run.trajectories.exclude(gap=None).exists()
+    last = run.trajectories.order_by("-index").values("pk")[:recent]
+    return StoredTrajectory.objects.filter(pk__in=last).exclude(gap=None).exists()
+
+
+def trajectories_with_gap(run: Run, recorded: bool) -> tuple[list[tuple[int, int]], int, int]:
+    """Key and tokens of the finished trajectories; the tokens that they train; how many were left out. Three queries.
+
+    ``recorded``: those without a recorded gap are left out.
+    """
+    finished, n_without = finished_trajectories(run), 0
+    if recorded:
+        n_without = finished.filter(gap__isnull=True).count()
+        finished = finished.exclude(gap=None)
+    trained: int = finished.order_by().aggregate(n=Sum("n_trained", default=0))["n"]
+    return list(finished.values_list("pk", "n_tokens")), trained, n_without

@@ -12,10 +12,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from rollouts.store.models import PushedFigures, Run
-from rollouts.store.runs.policy_version_writes import take_policy_versions
-from rollouts.store.runs.policy_versions import first_place_of, versions_of
-from rollouts.store.runs.training_step_writes import take_training_steps
-from rollouts.store.runs.training_steps import stored_after
+from rollouts.store.runs.policy_versions import first_place_of, take_policy_versions, versions_of
+from rollouts.store.runs.training_steps import stored_after, take_training_steps
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
 COUNT_SECONDS = 5.0
@@ -32,9 +30,9 @@ def note_uncounted(run: Run, counted_to: int) -> None:
     ``counted_to``: the key of the last trajectory that was diagnosed before, for a run that was never pushed to.
     """
     now = timezone.now()
-    held, is_new = PushedFigures.objects.get_or_create(run=run, defaults={"counted_to": counted_to, "due_at": now})
-    if not is_new and held.due_at is None:
-        PushedFigures.objects.filter(run=run, due_at=None).update(due_at=max(now, _next(held)))
+    figures, is_new = PushedFigures.objects.get_or_create(run=run, defaults={"counted_to": counted_to, "due_at": now})
+    if not is_new and figures.due_at is None:
+        PushedFigures.objects.filter(run=run, due_at=None).update(due_at=max(now, _next(figures)))
 
 
 def _next(held: PushedFigures) -> datetime:
@@ -46,7 +44,7 @@ def _next(held: PushedFigures) -> datetime:
 def count_due(run: Run | None = None) -> int:
     """Count what was pushed to a run, or to any, and is due. Returns the number of runs that were counted."""
     due = PushedFigures.objects.filter(due_at__lte=timezone.now()).select_related("run")
-    return sum(_count(held) for held in (due if run is None else due.filter(run=run)))
+    return sum(_count(figures) for figures in (due if run is None else due.filter(run=run)))
 
 
 def _count(held: PushedFigures) -> bool:
@@ -57,8 +55,8 @@ def _count(held: PushedFigures) -> bool:
     run = Run.objects.get(pk=held.run_id)
     to = int(run.settings.get(DIAGNOSED_TO, 0))
     new = stored_after(run, held.counted_to).filter(pk__lte=to).values_list("pk", "index", "training_step")
-    keys, places, found = zip(*new, strict=True) if new else ((), (), ())
-    if steps := {step for step in found if step is not None}:
+    keys, places, training_steps = zip(*new, strict=True) if new else ((), (), ())
+    if steps := {step for step in training_steps if step is not None}:
         take_training_steps(run, steps)
     if versions := versions_of(run, keys):
         counted = first_place_of(run, versions)

@@ -24,6 +24,13 @@ def add_rejections(run: models.Run, file: str, rejected: Sequence[Rejected]) -> 
         models.Run.objects.filter(pk=run.pk).update(n_rejected=F("n_rejected") + len(rejected))
         room = max(MAX_REJECTIONS - models.Rejection.objects.filter(run=run).count(), 0)
         models.Rejection.objects.bulk_create(
-            models.Rejection(run=run, file=storable_text(file[:500]), line=one.line, reason=storable_text(one.reason))
-            for one in rejected[:room]
+            models.Rejection(
+                run=run, file=storable_text(file[:500]), line=rejection.line, reason=storable_text(rejection.reason)
+            )
+            for rejection in rejected[:room]
         )
+
+
+def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
+    """The first rejected lines of a run's files. One query, or none when every line was read."""
+    return list(run.rejections.order_by("pk")[:limit]) if run.n_rejected else []

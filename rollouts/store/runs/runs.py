@@ -1,83 +1,34 @@
-"""Lists and summaries. The number of queries does not depend on the number of trajectories."""
+"""Runs: made, found, listed, ended, deleted. No number of queries depends on the number of trajectories."""
 
 from __future__ import annotations
 
-import math
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Avg, Count, Exists, F, FloatField, Max, Min, OuterRef, Q, QuerySet, Sum, Value
-from django.db.models.functions import Cast, Floor, Least
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Sum
+from django.utils import timezone
 
-from rollout_inspector.diagnose.checks import CheckTotal, totals
-from rollout_inspector.diagnose.finding import Severity
 from rollouts.store import models
+from rollouts.store.jobs.activity import is_active, is_silent
+from rollouts.store.jobs.jobs import JobLost
 from rollouts.store.paging import CursorPart, cut_part, read_cursor
 from rollouts.store.people.access import Access
+from rollouts.store.people.projects import key_of
+from rollouts.store.runs import figures
+from rollouts.store.runs.policy_versions import take_policy_versions
+from rollouts.store.runs.training_steps import take_training_steps
+from rollouts.store.text import without_paths
+from rollouts.store.trajectories import contents
+from rollouts.store.trajectories.launched_trajectories import cancel_remaining
+from rollouts.store.trajectories.token_segments import delete_segments_of, delete_unused, segments_of
 
-N_BINS = 20
-
-
-@dataclass(frozen=True)
-class RewardBin:
-    """A bar of the histogram: rewards in ``[start, stop)``. The last bar includes ``stop``.
-
-    Where all rewards are one of two values, there is a bar for each: ``start`` and ``stop`` are the value.
-    """
-
-    start: float
-    """The least reward of the bar."""
-    stop: float
-    """Where the next bar begins."""
-    n: int
-    """Trajectories whose reward lies in it."""
-
-
-NOT_INFO = ~Q(severity=Severity.INFO)
-"""The findings that cost something."""
-COST_UNKNOWN = Q(trained_tokens_lost=None) | Q(trained_tokens_wrong=None)
-"""The findings of which nobody knows what they cost the stored rows."""
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """What the run page shows beside the list."""
-
-    by_status: dict[str, int]
-    """State -> trajectories."""
-    n_rewards: int
-    """Trajectories with a reward."""
-    reward_mean: float | None
-    """Of these rewards; None = there is none. So are the next three."""
-    reward_min: float | None
-    """The least reward."""
-    reward_max: float | None
-    """The greatest reward."""
-    reward_std: float | None
-    """The standard deviation of these rewards, which are taken for all there are."""
-    reward_bins: list[RewardBin]
-    """The histogram, the least rewards first; one bar when all are equal, none without rewards."""
-    stop_reasons: dict[str, int]
-    """Reason -> trajectories, the most frequent first. The empty reason counts trajectories without one."""
-    finding_counts: dict[str, int]
-    """Kind -> findings."""
-    finding_trajectories: dict[str, int] = field(default_factory=dict)
-    """Kind -> trajectories that have it."""
-    finding_severities: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Kind -> severity -> findings, without zeros. One kind can have findings of several severities."""
-    finding_tokens: dict[str, int | None] = field(default_factory=dict)
-    """Kind -> tokens that the rows lose or train wrongly; None = not known. Info findings count none."""
-    finding_one_row: dict[str, int] = field(default_factory=dict)
-    """Kind -> tokens that would be lost if a row went on over each break. Info findings count none."""
-    severities: dict[str, int] = field(default_factory=dict)
-    """Worst severity -> trajectories. The empty severity counts trajectories without findings."""
-    checks: list[CheckTotal] = field(default_factory=list)
-    """What each check of the diagnosis came to, over the trajectories that are done."""
-    checks_unknown: int = 0
-    """Trajectories that are done and whose checks are not known: an earlier version diagnosed them, or none yet."""
+DELETE_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -99,47 +50,33 @@ def visible_runs(access: Access, filters: RunFilters, cursor: str, limit: int) -
 
     Raises ``ValueError`` for a cursor that cannot be read.
     """
-    found = _filtered(access.limit(models.Run.objects.select_related("project")), filters)
+    runs = _filtered(access.limit(models.Run.objects.select_related("project")), filters)
     if last := read_cursor(cursor, "runs", datetime, int):
         at, key = last
-        found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
-    items = list(found.order_by("-created_at", "-id")[: limit + 1])
+        runs = runs.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=key))
+    items = list(runs.order_by("-created_at", "-id")[: limit + 1])
     return cut_part("runs", items, limit, lambda run: (run.created_at, run.pk))
 
 
 def runs_with_codes(access: Access, codes: Sequence[str]) -> list[models.Run]:
     """Of these codes the runs that may be seen, with their projects, newest first. One query."""
-    found = access.limit(models.Run.objects.select_related("project")).filter(code__in=list(codes))
-    return list(found.order_by("-created_at", "-id"))
+    runs = access.limit(models.Run.objects.select_related("project")).filter(code__in=list(codes))
+    return list(runs.order_by("-created_at", "-id"))
 
 
-def tags_of(runs: Sequence[models.Run]) -> dict[int, list[str]]:
-    """Key of a run -> its tags by name. One query."""
-    found: dict[int, list[str]] = {}
-    for run, name in models.RunTag.objects.filter(run__in=runs).order_by("name").values_list("run", "name"):
-        found.setdefault(run, []).append(name)
-    return found
-
-
-def known_tags(access: Access, limit: int) -> list[str]:
-    """The first tags by name of the runs that may be seen. One query."""
-    found = access.limit(models.RunTag.objects.all(), "run__project")
-    return list(found.order_by("name").values_list("name", flat=True).distinct()[:limit])
-
-
-def _filtered(found: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
+def _filtered(runs: QuerySet[models.Run], filters: RunFilters) -> QuerySet[models.Run]:
     """The runs of ``found`` that pass."""
     if filters.project:
-        found = found.filter(project__code=filters.project)
+        runs = runs.filter(project__code=filters.project)
     if text := filters.text:
-        found = found.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
+        runs = runs.filter(Q(name__icontains=text) | Q(model__icontains=text) | Q(code=text))
     if filters.tag:
-        found = found.filter(Exists(models.RunTag.objects.filter(run=OuterRef("pk"), name=filters.tag)))
+        runs = runs.filter(Exists(models.RunTag.objects.filter(run=OuterRef("pk"), name=filters.tag)))
     if filters.status in models.Run.Status.values:
-        found = found.filter(status=filters.status)
+        runs = runs.filter(status=filters.status)
     if filters.kind in models.Run.Kind.values:
-        found = found.filter(kind=filters.kind)
-    return found
+        runs = runs.filter(kind=filters.kind)
+    return runs
 
 
 @dataclass(frozen=True)
@@ -155,16 +92,16 @@ class RunTotals:
 
 def total_runs(access: Access, filters: RunFilters, most: int = 1000) -> RunTotals:
     """Over the runs that may be seen and pass, the newest ``most``. One query."""
-    found = _filtered(access.limit(models.Run.objects.all()), filters).order_by("-created_at", "-id")
-    held = list(found.values_list("n_trajectories", "n_tokens")[: most + 1])
-    counted = held[:most]
-    return RunTotals(len(counted), sum(n for n, _ in counted), sum(n for _, n in counted), len(held) <= most)
+    runs = _filtered(access.limit(models.Run.objects.all()), filters).order_by("-created_at", "-id")
+    sizes = list(runs.values_list("n_trajectories", "n_tokens")[: most + 1])
+    counted = sizes[:most]
+    return RunTotals(len(counted), sum(n for n, _ in counted), sum(n for _, n in counted), len(sizes) <= most)
 
 
 def unfinished_launches(access: Access, limit: int) -> list[models.Run]:
     """Launched runs that may be seen and are queued or running, the oldest first. One query."""
-    found = access.limit(models.Run.objects.all()).filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
-    return list(found.order_by("created_at", "pk")[:limit])
+    runs = access.limit(models.Run.objects.all()).filter(status__in=models.ACTIVE, kind=models.Run.Kind.LAUNCH)
+    return list(runs.order_by("created_at", "pk")[:limit])
 
 
 def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
@@ -172,15 +109,15 @@ def find_run(templates: bool = False, **columns: Any) -> models.Run | None:
 
     Who asks for a user decides whether the user may see it (``inspector.web.access``).
     """
-    found = models.Run.objects.filter(**columns)
+    runs = models.Run.objects.filter(**columns)
     if templates:
-        found = found.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
-    return found.first()
+        runs = runs.select_related("project", "tokenizer__chat_template", "chat_template", "rows_chat_template")
+    return runs.first()
 
 
-def find_trajectory(code: str) -> models.StoredTrajectory | None:
-    """A trajectory with its run and the run's tokenizer. One query."""
-    return models.StoredTrajectory.objects.select_related("run__tokenizer").filter(code=code).first()
+def get_run(pk: int) -> models.Run:
+    """The run with this key, with its tokenizer and chat templates. One query. Raises ``Run.DoesNotExist``."""
+    return models.Run.objects.select_related("tokenizer", "chat_template", "rows_chat_template").get(pk=pk)
 
 
 def count_running(run: models.Run) -> int:
@@ -196,165 +133,217 @@ def failure_reasons(run: models.Run, limit: int = 1000) -> dict[str, int]:
     return dict(Counter(failed.values_list("error", flat=True)[:limit]).most_common())
 
 
-def list_rejections(run: models.Run, limit: int) -> list[models.Rejection]:
-    """The first rejected lines of a run's files. One query, or none when every line was read."""
-    return list(run.rejections.order_by("pk")[:limit]) if run.n_rejected else []
+def create_run(
+    kind: str, name: str, user: Any = None, project: models.Project | None = None, **fields: Any
+) -> models.Run:
+    """A queued run. ``user`` may be anonymous or None. ``project``: None = the default one."""
+    owner = user if user is not None and getattr(user, "is_authenticated", False) else None
+    fields.setdefault("token_store", settings.INSPECTOR_TOKENS)
+    return models.Run.objects.create(kind=kind, name=name[:200], created_by=owner, project_id=key_of(project), **fields)
 
 
-def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredFinding | None:
-    """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
-    found = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
-    return found.only("kind", "evidence").order_by("pk").first()
+def start_run(run: models.Run) -> None:
+    """The work has begun."""
+    now = timezone.now()
+    run.status, run.started_at, run.heartbeat_at, run.error = models.Run.Status.RUNNING, run.started_at or now, now, ""
+    run.save(update_fields=["status", "started_at", "heartbeat_at", "error"])
 
 
-def summary_from(values: dict[str, Any]) -> RunSummary:
-    """The summary from the dict that ``dataclasses.asdict`` made of it."""
-    bins = [RewardBin(**one) for one in values["reward_bins"]]
-    checks = [CheckTotal(**one) for one in values["checks"]]
-    return RunSummary(**{**values, "reward_bins": bins, "checks": checks})
+def take_figures(run: models.Run) -> None:
+    """Count the figures of training steps and policy versions, and what the pages of a large run show.
 
-
-def check_totals(found: QuerySet[models.StoredTrajectory]) -> tuple[dict[str, int], list[CheckTotal], int]:
-    """Trajectories by status; of those that are done, what each check came to, and how many have no known outcome.
-
-    One query.
+    The pages of a small run are counted whenever they are looked at.
     """
-    rows = list(found.order_by().values_list("status", "checks").annotate(n=Count("pk")))
-    statuses: Counter[str] = Counter()
-    for status, _, n in rows:
-        statuses[status] += n
-    done = [(checks, n) for status, checks, n in rows if status == models.StoredTrajectory.Status.DONE]
-    return dict(sorted(statuses.items())), totals(done), sum(n for checks, n in done if checks is None)
+    take_training_steps(run)
+    take_policy_versions(run)
+    now = models.Run.objects.filter(pk=run.pk).first()  # the caller's totals may be of a while ago
+    if now is not None and figures.is_large(now):
+        models.RunFigures.objects.update_or_create(
+            run=now, defaults={"state": figures.state_of(now), "body": figures.count(now)}
+        )
 
 
-def run_summary(run: models.Run) -> RunSummary:
-    """Counts, reward histogram, findings by kind, stop reasons, checks. Six queries."""
-    found = models.StoredTrajectory.objects.filter(run=run)
-    statuses, checks, unknown = check_totals(found)
-    reward = found.aggregate(
-        n=Count("reward"),
-        mean=Avg("reward"),
-        low=Min("reward"),
-        high=Max("reward"),
-        square=Avg(F("reward") * F("reward")),
+def end_run(run: models.Run, status: str, error: str = "") -> None:
+    """The work is over, one way or another."""
+    run.status, run.error, run.finished_at = status, without_paths(error), timezone.now()
+    run.save(update_fields=["status", "error", "finished_at"])
+    take_figures(run)
+
+
+def end_active_run(run: models.Run, status: str, error: str = "") -> None:
+    """End a run; nothing changes if it has ended already."""
+    active = models.Run.objects.filter(pk=run.pk, status__in=models.ACTIVE)
+    if active.update(status=status, error=without_paths(error), finished_at=timezone.now()):
+        take_figures(run)
+
+
+def fail_run(run: models.Run, error: str) -> None:
+    """End a launched run with a reason; trajectories that were not made fail for the same reason."""
+    failed = run.trajectories.filter(status__in=models.ACTIVE).update(
+        status=models.StoredTrajectory.Status.FAILED, error=without_paths(error), finished_at=timezone.now(),
+        lease_until=None,
     )
-    # Not Django's StdDev, which raises an error on SQLite when no trajectory has a reward.
-    spread = None if reward["mean"] is None else math.sqrt(max(reward["square"] - reward["mean"] * reward["mean"], 0.0))
-    stops = dict(found.values_list("stop_reason").annotate(n=Count("pk")).order_by("-n", "stop_reason"))
-    severities = dict(found.values_list("worst_severity").annotate(n=Count("pk")).order_by("worst_severity"))
-    kinds = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(
-        n=Count("pk"),
-        trajectories=Count("trajectory", distinct=True),
-        tokens=Sum(F("trained_tokens_lost") + F("trained_tokens_wrong"), filter=NOT_INFO, default=0),
-        unknown=Count("pk", filter=NOT_INFO & COST_UNKNOWN),
-        one_row=Sum("lost_in_one_row", filter=NOT_INFO, default=0),
-        **{severity.value: Count("pk", filter=Q(severity=severity)) for severity in Severity},
-    ).order_by("-n", "kind")
-    rows = list(kinds)
-    costs = {kind: (None if unknown else tokens, one_row) for kind, _, _, tokens, unknown, one_row, *_ in rows}
-    return RunSummary(
-        by_status=statuses,
-        n_rewards=reward["n"],
-        reward_mean=reward["mean"],
-        reward_min=reward["low"],
-        reward_max=reward["high"],
-        reward_std=spread,
-        reward_bins=_histogram(found, reward["low"], reward["high"], reward["n"]),
-        stop_reasons=stops,
-        finding_counts={kind: n for kind, n, *_ in rows},
-        finding_trajectories={kind: n for kind, _, n, *_ in rows},
-        finding_severities={
-            kind: {severity.value: n for severity, n in zip(Severity, counts, strict=True) if n}
-            for kind, _, _, _, _, _, *counts in rows
-        },
-        finding_tokens={kind: tokens for kind, (tokens, _) in costs.items()},
-        finding_one_row={kind: one_row for kind, (_, one_row) in costs.items()},
-        severities=severities,
-        checks=checks,
-        checks_unknown=unknown,
+    models.Run.objects.filter(pk=run.pk).update(n_failed=F("n_failed") + failed)
+    end_active_run(run, models.Run.Status.FAILED, error)
+
+
+def reopen_run(run: models.Run) -> None:
+    """A run that failed is queued again."""
+    run.status, run.error, run.finished_at, run.cancel_requested = models.Run.Status.QUEUED, "", None, False
+    run.save(update_fields=["status", "error", "finished_at", "cancel_requested"])
+
+
+def beat(run: models.Run, **fields: Any) -> bool:
+    """Write the heartbeat and the progress of a run. Returns True if somebody asked the run to stop."""
+    models.Run.objects.filter(pk=run.pk).update(heartbeat_at=timezone.now(), **fields)
+    return is_cancelled(run)
+
+
+def is_cancelled(run: models.Run) -> bool:
+    """Whether somebody asked a run to stop, or deleted it."""
+    stops = models.Run.objects.filter(pk=run.pk).values_list("cancel_requested", flat=True).first()
+    return stops is None or stops
+
+
+def cancel_run(run: models.Run) -> None:
+    """Ask a run to stop. One that nobody has begun, or whose worker is lost, stops at once.
+
+    Workers see the flag within two seconds. The job of an import ends its run, so here an import is only asked.
+    """
+    Status = models.Run.Status
+    with transaction.atomic():
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        if is_active(locked):
+            locked.cancel_requested = True
+            imports = locked.jobs.filter(kind="import", status__in=models.ACTIVE)
+            if (locked.status == Status.QUEUED or is_silent(locked)) and not imports.exists():
+                locked.status, locked.finished_at = Status.CANCELLED, timezone.now()
+                cancel_remaining(locked)
+            locked.save(update_fields=["cancel_requested", "status", "finished_at"])
+    run.refresh_from_db()
+
+
+def choose_tokenizer(run: models.Run, tokenizer: models.Tokenizer) -> None:
+    """Set the tokenizer of a run, and the tokenizer's chat template if the run has none."""
+    run.tokenizer = tokenizer
+    run.chat_template_id = run.chat_template_id or tokenizer.chat_template_id
+    run.save(update_fields=["tokenizer", "chat_template"])
+
+
+def delete_run(run: models.Run) -> None:
+    """Remove a run and everything that only it refers to."""
+    for_run = models.StoredTrajectory.objects.filter(run=run)
+    for attempt in range(DELETE_ATTEMPTS):
+        try:
+            while keys := list(for_run.values_list("pk", flat=True)[:200]):
+                delete_trajectories(keys)
+            models.Run.objects.get(pk=run.pk).delete()
+            delete_segments_of(run.code)
+            return
+        except models.Run.DoesNotExist:  # somebody else deleted it at the same time
+            return
+        except IntegrityError:  # a worker stored something in the same moment
+            if attempt == DELETE_ATTEMPTS - 1:
+                raise
+            time.sleep(0.5)
+
+
+def delete_trajectories(keys: list[int]) -> None:
+    """Remove trajectories and what belongs to them, table by table, without loading them. Totals stay as they are."""
+    with transaction.atomic():
+        bodies, segments = contents.keys_of(keys), segments_of(keys)
+        in_steps = {"step__trajectory__in": keys}
+        in_rows = {"row__trajectory__in": keys}
+        querysets: list[Any] = [
+            models.ShareLink.objects.filter(trajectory__in=keys),
+            models.Comment.objects.filter(trajectory__in=keys),
+            models.Seen.objects.filter(trajectory__in=keys),
+            models.StoredFinding.objects.filter(trajectory__in=keys),
+            models.Retokenized.objects.filter(trajectory__in=keys),
+            models.RowScores.objects.filter(trajectory__in=keys),
+            models.ReplayRows.objects.filter(replay__trajectory__in=keys),
+            models.Job.objects.filter(replay__trajectory__in=keys),
+            models.Replay.objects.filter(trajectory__in=keys),
+            models.Job.objects.filter(parser_audit__trajectory__in=keys),
+            models.ParserAudit.objects.filter(trajectory__in=keys),
+            models.RowColumn.objects.filter(**in_rows),
+            models.RowTokens.objects.filter(**in_rows),
+            models.StoredRow.objects.filter(trajectory__in=keys),
+            models.StepTokens.objects.filter(**in_steps),
+            models.StoredStep.objects.filter(trajectory__in=keys),
+            models.StoredTrajectory.objects.filter(pk__in=keys),
+        ]
+        for queryset in querysets:
+            queryset._raw_delete(queryset.db)
+        contents.delete_unused(bodies)
+        delete_unused(segments)
+
+
+def recount(run: models.Run) -> None:
+    """Count the totals of a run again, after trajectories were removed."""
+    with transaction.atomic():
+        # What another worker stores meanwhile is counted here, or is added after this.
+        models.Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
+        values = _totals(run)
+        models.Run.objects.filter(pk=run.pk).update(**values)
+    for name, value in values.items():
+        setattr(run, name, value)
+
+
+def _totals(run: models.Run) -> dict[str, Any]:
+    Status = models.StoredTrajectory.Status
+    totals: dict[str, Any] = run.trajectories.aggregate(
+        n_trajectories=Count("pk"),
+        n_finished=Count("pk", filter=Q(status=Status.DONE)),
+        n_failed=Count("pk", filter=Q(status=Status.FAILED)),
+        n_steps=Sum("n_steps"),
+        n_rows=Sum("n_rows"),
+        n_tokens=Sum("n_tokens"),
+        n_sampled=Sum("n_sampled"),
+        n_rewards=Count("reward"),
+        reward_sum=Sum("reward"),
     )
+    values = {name: value or 0 for name, value in totals.items()}
+    counts = models.StoredFinding.objects.filter(run=run).values_list("kind").annotate(n=Count("pk")).order_by("kind")
+    values["finding_counts"] = dict(counts)
+    return values
 
 
-def _histogram(
-    found: QuerySet[models.StoredTrajectory], low: float | None, high: float | None, n: int
-) -> list[RewardBin]:
-    """Bars of equal width from the least to the greatest reward; one bar when all are equal."""
-    if low is None or high is None or not n:
-        return []
-    width = (high - low) / N_BINS
-    if width <= 0 or not math.isfinite(width):
-        return [RewardBin(low, high, n)]
-    # The database counts, because a run may have a million trajectories.
-    position = Floor((F("reward") - Value(low)) / Value(width), output_field=FloatField())
-    bins = found.filter(reward__isnull=False).annotate(bin=Least(Cast(position, FloatField()), Value(N_BINS - 1.0)))
-    held = bins.values_list("bin").annotate(n=Count("pk"), low=Min("reward"), high=Max("reward"))
-    counts, ends = {}, set()
-    for number, count, least, most in held:
-        counts[int(number)] = count
-        ends |= {least, most}
-    if ends == {low, high}:
-        return [RewardBin(low, low, counts[0]), RewardBin(high, high, counts[N_BINS - 1])]
-    return [RewardBin(low + i * width, low + (i + 1) * width, counts.get(i, 0)) for i in range(N_BINS)]
+def run_of_job(job: models.Job) -> models.Run:
+    """The run of a job or shard, with its tokenizer and chat templates. One query. Raises :class:`JobLost`."""
+    run = find_run(templates=True, jobs=job.whole_id or job.pk)
+    if run is None:
+        raise JobLost
+    return run
 
 
-@dataclass(frozen=True)
-class SharedQuestion:
-    """A trajectory of each of several runs, all called alike: with one seed, they answer the same question."""
+def run_and_trajectories(code: str) -> tuple[models.Run, QuerySet[models.StoredTrajectory]] | None:
+    """The run with a code and its trajectories in order; or a trajectory with the code, and its run.
 
-    external_id: str
-    sides: list[models.StoredTrajectory]
-    """In the order of the runs."""
-
-
-def shared_questions(runs: Sequence[models.Run], limit: int) -> list[SharedQuestion]:
-    """The first trajectories that all runs have, those with an error before the others. Three queries."""
-    of_any = models.StoredTrajectory.objects.filter(run__in=runs).order_by("index", "pk")
-    wrong = of_any.filter(worst_severity=Severity.ERROR).values_list("external_id", flat=True)[: len(runs) * limit]
-    others = of_any.filter(run=runs[0]).values_list("external_id", flat=True)[:limit]
-    names = list(dict.fromkeys([*wrong, *others]))
-    held = {(one.run_id, one.external_id): one for one in of_any.filter(external_id__in=names)}
-    found = []
-    for name in names:
-        sides = [held[run.pk, name] for run in runs if (run.pk, name) in held]
-        if len(sides) == len(runs):
-            found.append(SharedQuestion(name, sides))
-    return found[:limit]
+    None = there is neither. At most two queries, and the one for the trajectories.
+    """
+    run = find_run(templates=True, code=code)
+    if run is not None:
+        return run, run.trajectories.order_by("index")
+    run = find_run(templates=True, trajectories__code=code)
+    return None if run is None else (run, run.trajectories.filter(code=code))
 
 
-@dataclass(frozen=True)
-class GroupStats:
-    """The trajectories of one prompt."""
-
-    n: int
-    n_rewards: int
-    mean: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def has_no_signal(self) -> bool:
-        """All rewards are equal, so each group-relative advantage is zero."""
-        return self.n_rewards > 1 and self.low == self.high
+def lock_run(run: models.Run) -> None:
+    """Let others that lock the run wait until the transaction ends."""
+    models.Run.objects.select_for_update().get(pk=run.pk)
 
 
-def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:
-    """Key of a trajectory -> kind of its findings -> the worst severity of the kind, the worst first. One query."""
-    keys = [one.pk for one in trajectories if one.n_findings]
-    found: dict[int, dict[str, str]] = {}
-    if keys:
-        rows = models.StoredFinding.objects.filter(trajectory__in=keys).order_by().distinct()
-        pairs = set(rows.values_list("trajectory", "severity", "kind"))
-        worst_first = {severity.value: place for place, severity in enumerate(Severity)}
-        for trajectory, severity, kind in sorted(pairs, key=lambda pair: (worst_first[pair[1]], pair[2])):
-            found.setdefault(trajectory, {}).setdefault(kind, severity)
-    return found
+def ask_to_stop(run: models.Run, stops: bool = True) -> None:
+    """Set the flag by which those that work on a run see that they are to stop, or take it back."""
+    models.Run.objects.filter(pk=run.pk).update(cancel_requested=stops)
 
 
-def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
-    """The rewards of some groups of a run. One query."""
-    rows = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
-        "group"
-    ).annotate(
-        n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")
-    )
-    return {group: GroupStats(*values) for group, *values in rows}
+def note_error(run: models.Run, sentence: str) -> None:
+    """Say on the page of a run what is wrong; the run goes on."""
+    models.Run.objects.filter(pk=run.pk).update(error=sentence)
+
+
+def count_active(run: models.Run) -> int:
+    """Trajectories of a run that have not ended. One query."""
+    return run.trajectories.filter(status__in=models.ACTIVE).count()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rollout_inspector.refusal import Refusal
+from rollouts.store import models
 from rollouts.store.models import Run, RunTag
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.text import storable_text
 
@@ -38,9 +40,9 @@ def rename_run(run: Run, name: str) -> None:
 
 def add_tags(run: Run, names: Sequence[str]) -> None:
     """Add tags to a run. Raises :class:`Refusal` when it would have too many."""
-    held = set(run.tags.values_list("name", flat=True))
-    new = [name for name in names if name not in held]
-    if len(held) + len(new) > MAX_TAGS:
+    present = set(run.tags.values_list("name", flat=True))
+    new = [name for name in names if name not in present]
+    if len(present) + len(new) > MAX_TAGS:
         raise Refusal(f"The run “{run.name}” would have more than {MAX_TAGS} tags. Remove some first.")
     RunTag.objects.bulk_create([RunTag(run=run, name=name) for name in new], ignore_conflicts=True)
     if new:
@@ -52,3 +54,17 @@ def remove_tags(run: Run, names: Sequence[str]) -> None:
     gone = [name for name in names if run.tags.filter(name=name).delete()[0]]
     if gone:
         record(Action.TAGGED, run, detail=f"removed: {', '.join(gone)}")
+
+
+def tags_of(runs: Sequence[models.Run]) -> dict[int, list[str]]:
+    """Key of a run -> its tags by name. One query."""
+    names: dict[int, list[str]] = {}
+    for run, name in models.RunTag.objects.filter(run__in=runs).order_by("name").values_list("run", "name"):
+        names.setdefault(run, []).append(name)
+    return names
+
+
+def known_tags(access: Access, limit: int) -> list[str]:
+    """The first tags by name of the runs that may be seen. One query."""
+    tags = access.limit(models.RunTag.objects.all(), "run__project")
+    return list(tags.order_by("name").values_list("name", flat=True).distinct()[:limit])

@@ -1,4 +1,4 @@
-"""Figures of a run by training step: counted from the tables, and as they are stored."""
+"""Figures of a run by training step: counted from the tables, stored, and read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import transaction
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
 
 from rollout_inspector.diagnose.finding import Severity
@@ -15,7 +16,8 @@ from rollout_inspector.formats.training_step import MAX_STEP
 from rollout_inspector.streams.batches import batched
 from rollouts.store.models import Run, StoredFinding, StoredStep, StoredTrajectory, TrainingStepFigures
 from rollouts.store.models.training_steps import CountedFigures
-from rollouts.store.runs.runs import NOT_INFO
+from rollouts.store.runs.alarms import take_alarms
+from rollouts.store.runs.run_summary import NOT_INFO
 
 PARAMETERS = 500
 """Training steps that one query names."""
@@ -35,9 +37,9 @@ def count_training_steps(run: Run, steps: Collection[int] | None = None) -> list
 
 
 def _counted(run: Run, steps: Sequence[int] | None) -> Iterator[TrainingStepFigures]:
-    held = StoredTrajectory.objects.filter(run=run, **_of(steps)).order_by()
+    trajectories = StoredTrajectory.objects.filter(run=run, **_of(steps)).order_by()
     of_kinds, repaid = _findings(run, steps)
-    for step, fields in figures_by(held, "training_step", of_kinds, repaid, _truncated(run, steps)):
+    for step, fields in figures_by(trajectories, "training_step", of_kinds, repaid, _truncated(run, steps)):
         yield TrainingStepFigures(run=run, training_step=step, **fields)
 
 
@@ -83,13 +85,13 @@ def _of(steps: Sequence[int] | None, prefix: str = "") -> dict[str, Any]:
 def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str, int]], dict[int, int]]:
     """Step -> kind -> trajectories that have it; and step -> prompt tokens that were computed again."""
     if steps is None:
-        found = StoredFinding.objects.filter(run=run, trajectory__training_step__isnull=False).order_by()
+        findings = StoredFinding.objects.filter(run=run, trajectory__training_step__isnull=False).order_by()
     else:  # by the keys of the few trajectories: else a database reads all findings of the run
-        held = StoredTrajectory.objects.filter(run=run, training_step__in=steps)
-        found = StoredFinding.objects.filter(trajectory__in=held.values("pk")).order_by()
+        trajectories = StoredTrajectory.objects.filter(run=run, training_step__in=steps)
+        findings = StoredFinding.objects.filter(trajectory__in=trajectories.values("pk")).order_by()
     kinds: dict[int, dict[str, int]] = defaultdict(dict)
     repaid: dict[int, int] = defaultdict(int)
-    lines = found.values_list("trajectory__training_step", "kind").annotate(
+    lines = findings.values_list("trajectory__training_step", "kind").annotate(
         n=Count("trajectory", distinct=True), again=Sum("prompt_tokens_repaid", filter=NOT_INFO, default=0)
     )
     for step, kind, n, again in lines:
@@ -100,35 +102,35 @@ def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str
 
 def _truncated(run: Run, steps: Sequence[int] | None) -> dict[int, int]:
     """Step -> trajectories with a completion that was cut by its length. A step without finish reasons is left out."""
-    told = StoredStep.objects.filter(trajectory__run=run, **_of(steps, "trajectory__")).exclude(finish_reason="")
+    with_reason = StoredStep.objects.filter(trajectory__run=run, **_of(steps, "trajectory__")).exclude(finish_reason="")
     cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
-    return dict(told.order_by().values_list("trajectory__training_step").annotate(n=cut))
+    return dict(with_reason.order_by().values_list("trajectory__training_step").annotate(n=cut))
 
 
 def _groups(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, tuple[int, int]]:
     """Value of a column -> groups with at least two rewards, and those of them whose rewards are all equal."""
     scored: Any = held.exclude(group="").filter(reward__isnull=False).values_list(axis, "group", "reward")
-    seen: dict[tuple[Any, str], tuple[int, bool, float]] = {}
+    rewards: dict[tuple[Any, str], tuple[int, bool, float]] = {}
     for key, group, reward in scored.iterator(10_000):
-        n, same, first = seen.get((key, group), (0, True, reward))
-        seen[key, group] = n + 1, same and reward == first, first
-    found: dict[Any, tuple[int, int]] = {}
-    for (key, _), (n, same, _) in seen.items():
-        groups, equal = found.get(key, (0, 0))
+        n, same, first = rewards.get((key, group), (0, True, reward))
+        rewards[key, group] = n + 1, same and reward == first, first
+    counts: dict[Any, tuple[int, int]] = {}
+    for (key, _), (n, same, _) in rewards.items():
+        groups, equal = counts.get(key, (0, 0))
         if n > 1:
-            found[key] = groups + 1, equal + same
-    return found
+            counts[key] = groups + 1, equal + same
+    return counts
 
 
 def _gaps(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, GapFigures]:
     """Value of a column -> the gap over its trajectories."""
-    found: dict[Any, list[GapFigures]] = defaultdict(list)
+    gaps: dict[Any, list[GapFigures]] = defaultdict(list)
     values: Any = held.exclude(gap=None).values_list(axis, "gap")
     for key, value in values.iterator(2_000):
-        found[key].append(GapFigures.from_json(value))
-        if len(found[key]) == 200:
-            found[key] = [added(found[key])]
-    return {key: added(figures) for key, figures in found.items()}
+        gaps[key].append(GapFigures.from_json(value))
+        if len(gaps[key]) == 200:
+            gaps[key] = [added(gaps[key])]
+    return {key: added(figures) for key, figures in gaps.items()}
 
 
 def gap_value(gap: GapFigures) -> dict[str, float | int | None]:
@@ -164,8 +166,8 @@ def stored_after(run: Run, key: int) -> QuerySet[StoredTrajectory]:
     Keys and positions of a pushed run grow together, and an index leads to positions. One query, and one later.
     """
     last = StoredTrajectory.objects.filter(pk=key, run=run).values_list("index", flat=True).first() if key else None
-    found = StoredTrajectory.objects.filter(run=run, pk__gt=key).order_by("index")
-    return found if last is None else found.filter(index__gt=last)
+    trajectories = StoredTrajectory.objects.filter(run=run, pk__gt=key).order_by("index")
+    return trajectories if last is None else trajectories.filter(index__gt=last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +254,7 @@ def over_training(run: Run, least: int | None = None, most: int | None = None) -
     """The stored figures of a run by training step. ``began`` looks at all steps, whatever part is asked for."""
     stored = list(TrainingStepFigures.objects.filter(run=run).order_by("training_step"))
     low, high = -1 if least is None else least, MAX_STEP if most is None else most
-    lines = [TrainingStepLine.of(one) for one in stored if low <= one.training_step <= high]
+    lines = [TrainingStepLine.of(figures) for figures in stored if low <= figures.training_step <= high]
     return OverTraining(lines, began(stored))
 
 
@@ -261,18 +263,37 @@ def training_steps_of(
 ) -> dict[int, list[TrainingStepLine]]:
     """Key of a run -> its stored figures by training step, in order. One query."""
     low, high = -1 if least is None else least, MAX_STEP if most is None else most
-    held = TrainingStepFigures.objects.filter(run__in=runs, training_step__gte=low, training_step__lte=high)
-    found: dict[int, list[TrainingStepLine]] = {run.pk: [] for run in runs}
-    for one in held.order_by("run", "training_step"):
-        found[one.run_id].append(TrainingStepLine.of(one))
-    return found
+    stored = TrainingStepFigures.objects.filter(run__in=runs, training_step__gte=low, training_step__lte=high)
+    lines: dict[int, list[TrainingStepLine]] = {run.pk: [] for run in runs}
+    for figures in stored.order_by("run", "training_step"):
+        lines[figures.run_id].append(TrainingStepLine.of(figures))
+    return lines
 
 
 def began(figures: Sequence[TrainingStepFigures]) -> dict[str, int]:
     """Kind of a finding -> the first training step that has it."""
     first: dict[str, int] = {}
-    for one in figures:
-        for kind, n in one.finding_counts.items():
+    for step in figures:
+        for kind, n in step.finding_counts.items():
             if n:
-                first.setdefault(kind, one.training_step)
+                first.setdefault(kind, step.training_step)
     return dict(sorted(first.items(), key=lambda item: (item[1], item[0])))
+
+
+def take_training_steps(run: Run, steps: Collection[int] | None = None) -> None:
+    """Count the figures of these training steps of a run again; None = of all. Counting is read, so it may be repeated.
+
+    The alarms of the run are checked by the new figures.
+
+    Two workers may count the same step at once. Each replaces whole figures, and the last to be asked counts last.
+    """
+    stored = TrainingStepFigures.objects.filter(run=run)
+    is_any = steps is not None or has_training_steps(run)
+    if not is_any and not stored.exists():
+        return
+    figures = count_training_steps(run, steps) if is_any else []
+    with transaction.atomic():
+        Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
+        (stored if steps is None else stored.filter(training_step__in=steps)).delete()
+        TrainingStepFigures.objects.bulk_create(figures, batch_size=200)
+        take_alarms(run)

@@ -95,18 +95,18 @@ class _SegmentReader:
             self._raw.close()
 
     def footer(self) -> _Footer:
-        found = _known((self.key,))
-        if found is None:
-            found = _remember((self.key,), _Footer(self._opened(None).metadata))
-        assert isinstance(found, _Footer)
-        return found
+        footer = _known((self.key,))
+        if footer is None:
+            footer = _remember((self.key,), _Footer(self._opened(None).metadata))
+        assert isinstance(footer, _Footer)
+        return footer
 
     def column(self, group: int, name: str) -> Any:
         place = (self.key, group, name)
-        found: Any = _known(place)
-        if found is None:
-            found = _remember(place, read_column(self._opened(self.footer().metadata), group, name))
-        return found
+        column: Any = _known(place)
+        if column is None:
+            column = _remember(place, read_column(self._opened(self.footer().metadata), group, name))
+        return column
 
     def _opened(self, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
         if self._file is None:

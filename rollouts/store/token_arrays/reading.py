@@ -7,7 +7,7 @@ arrays may be moved meanwhile. A segment stays readable for a while after its ar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.db.models import FilteredRelation, Q, QuerySet
@@ -34,43 +34,43 @@ def attach_steps(steps: Iterable[StoredStep], names: Collection[str] = tuple(STE
 
     An array that is not among ``names`` is None there.
     """
-    found = list(steps)
-    placed = [step for step in found if step.segment_id is not None]
+    result = list(steps)
+    placed = [step for step in result if step.segment_id is not None]
     for step, arrays in zip(placed, read_places([_where(step) for step in placed], names), strict=True):
         values: dict[str, Any] = {**dict.fromkeys(STEP_ARRAYS), **arrays}
         step.tokens = StepTokens(step_id=step.pk, **values)
-    return found
+    return result
 
 
 def rows_with_tokens(rows: QuerySet[StoredRow]) -> list[StoredRow]:
     """The rows of a query that have arrays of their own; each has them as ``tokens``. One query."""
-    found = list(rows.select_related("tokens", "segment"))
-    placed = [row for row in found if row.segment_id is not None]
+    loaded = list(rows.select_related("tokens", "segment"))
+    placed = [row for row in loaded if row.segment_id is not None]
     for row, arrays in zip(placed, read_places([_where(row) for row in placed], tuple(ROW_ARRAYS)), strict=True):
         values: dict[str, Any] = dict(arrays)
         row.tokens = RowTokens(row_id=row.pk, **values)
-    return found
+    return loaded
 
 
 def columns_of_rows(rows: QuerySet[StoredRow], names: Collection[str] | None = None) -> dict[int, dict[str, Any]]:
     """The trainer's columns of the rows of a query, by the row's key and by name; ``names``: only these. One query."""
-    held = "columns"
+    relation = "columns"
     if names is not None:
         rows = rows.annotate(wanted=FilteredRelation("columns", condition=Q(columns__name__in=list(names))))
-        held = "wanted"
-    found: dict[int, dict[str, Any]] = defaultdict(dict)
+        relation = "wanted"
+    columns: dict[int, dict[str, Any]] = defaultdict(dict)
     placed: dict[int, Where] = {}
-    values = rows.order_by("pk", f"{held}__name").values_list(
-        "pk", "segment__key", "segment_offset", f"{held}__name", f"{held}__values"
+    values = rows.order_by("pk", f"{relation}__name").values_list(
+        "pk", "segment__key", "segment_offset", f"{relation}__name", f"{relation}__values"
     )
     for row, key, offset, name, array in values:
         if key is not None:
             placed[row] = key, offset
         elif name is not None:
-            found[row][name] = array
+            columns[row][name] = array
     for row, arrays in zip(placed, read_places(list(placed.values()), [COLUMNS]), strict=True):
-        found[row] = {name: one for name, one in arrays[COLUMNS].items() if names is None or name in names}
-    return found
+        columns[row] = {name: column for name, column in arrays[COLUMNS].items() if names is None or name in names}
+    return columns
 
 
 def read_places(places: Sequence[Where], names: Collection[str]) -> list[Mapping[str, Any]]:
@@ -83,13 +83,32 @@ def read_places(places: Sequence[Where], names: Collection[str]) -> list[Mapping
     by_key: dict[str, list[int]] = defaultdict(list)
     for n, (key, _) in enumerate(places):
         by_key[key].append(n)
-    found: list[Any] = [None] * len(places)
+    arrays_at: list[Any] = [None] * len(places)
     for key, numbers in by_key.items():
         for n, arrays in zip(numbers, read_arrays(key, [places[n][1] for n in numbers], list(names)), strict=True):
-            found[n] = arrays
-    return found
+            arrays_at[n] = arrays
+    return arrays_at
 
 
 def _where(one: StoredStep | StoredRow) -> Where:
     assert one.segment is not None and one.segment_offset is not None
     return one.segment.key, one.segment_offset
+
+
+def values_with_arrays(
+    model: type[StoredStep] | type[StoredRow],
+    trajectories: Collection[int],
+    columns: Sequence[str],
+    names: Sequence[str],
+) -> Iterator[tuple[Any, ...]]:
+    """Columns, then arrays, of each step or row of trajectories, in order; no objects are made of them. One query."""
+    records = model._default_manager.filter(trajectory__in=trajectories).order_by("trajectory_id", "index")
+    n, arrays = len(columns), [f"tokens__{name}" for name in names]
+    lines = list(records.values_list(*columns, "segment__key", "segment_offset", *arrays))
+    placed = iter(read_places([line[n : n + 2] for line in lines if line[n] is not None], names))
+    for line in lines:
+        if line[n] is None:
+            yield (*line[:n], *line[n + 2 :])
+        else:
+            there = next(placed)
+            yield (*line[:n], *(there[name] for name in names))

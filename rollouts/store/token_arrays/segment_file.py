@@ -58,13 +58,13 @@ def write_items(items: Sequence[TokenItem], file: IO[bytes]) -> None:
 
 
 def _groups(items: Sequence[TokenItem]) -> Iterator[Sequence[TokenItem]]:
-    first, held = 0, 0
+    first, size = 0, 0
     for n, item in enumerate(items):
         n_tokens = item.n_tokens
-        if n > first and held + n_tokens > GROUP_TOKENS:
+        if n > first and size + n_tokens > GROUP_TOKENS:
             yield items[first:n]
-            first, held = n, 0
-        held += n_tokens
+            first, size = n, 0
+        size += n_tokens
     if first < len(items):
         yield items[first:]
 
@@ -73,10 +73,10 @@ def _table(items: Sequence[TokenItem]) -> pa.Table:
     data: list[Any] = [[item.trajectory for item in items], [item.step for item in items], [item.row for item in items]]
     data += [_lists([item.arrays.get(name) for item in items], field) for name, field in ARRAYS.items()]
     columns = [list((item.columns or {}).items()) for item in items]
-    pairs = [pair for held in columns for pair in held]
+    pairs = [pair for row_columns in columns for pair in row_columns]
     data.append(
         pa.MapArray.from_arrays(
-            _offsets([len(held) for held in columns]),
+            _offsets([len(row_columns) for row_columns in columns]),
             pa.array([name for name, _ in pairs], pa.string()),
             _lists([values for _, values in pairs], FloatsField()),
         )
@@ -86,8 +86,8 @@ def _table(items: Sequence[TokenItem]) -> pa.Table:
 
 def _lists(arrays: Sequence[NDArray[Any] | None], field: ArrayField) -> pa.ListArray:
     """The arrays as one column; None is null."""
-    held = [values for values in arrays if values is not None]
-    whole = np.concatenate(held).astype(field.dtype, copy=False) if held else np.zeros(0, field.dtype)
+    present = [values for values in arrays if values is not None]
+    whole = np.concatenate(present).astype(field.dtype, copy=False) if present else np.zeros(0, field.dtype)
     return pa.ListArray.from_arrays(
         _offsets([0 if values is None else len(values) for values in arrays]),
         pa.array(whole),
@@ -107,17 +107,17 @@ class ListColumn:
     """``[n + 1]``: where each list begins in ``values``."""
     values: NDArray[Any]
     """All lists, one after the other. Read-only."""
-    known: NDArray[np.bool_]
+    is_present: NDArray[np.bool_]
     """``[n]``: False = null."""
 
     def at(self, n: int) -> NDArray[Any] | None:
         """The list of a row; None = null."""
-        return self.values[self.offsets[n] : self.offsets[n + 1]] if self.known[n] else None
+        return self.values[self.offsets[n] : self.offsets[n + 1]] if self.is_present[n] else None
 
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        return self.offsets.nbytes + self.values.nbytes + self.known.nbytes
+        return self.offsets.nbytes + self.values.nbytes + self.is_present.nbytes
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,12 +71,12 @@ def _lock_stored(keys: list[str]) -> set[str]:
 def keys_of(trajectories: Collection[int]) -> set[str]:
     """The keys of the bodies that trajectories name."""
     of_trajectories = {"trajectory__in": trajectories}
-    found = (
+    columns = (
         StoredStep.objects.filter(**of_trajectories).values_list(*BODY_COLUMNS),
         StoredRow.objects.filter(**of_trajectories).values_list("extra_id"),
         StoredTrajectory.objects.filter(pk__in=trajectories).values_list("extra_id", "task_id"),
     )
-    return {key for rows in found for row in rows for key in row if key}
+    return {key for rows in columns for row in rows for key in row if key}
 
 
 def delete_unused(keys: Collection[str], waits: bool = False) -> None:
@@ -88,9 +88,9 @@ def delete_unused(keys: Collection[str], waits: bool = False) -> None:
     busy: set[str] = set()
     for batch in batched(sorted(keys), 500):
         with transaction.atomic(savepoint=False):
-            held = Content.objects.filter(pk__in=batch).order_by("pk").values_list("pk", flat=True)
-            skips = connections[held.db].features.has_select_for_update_skip_locked and not waits
-            locked = set(held.select_for_update(skip_locked=skips))
+            bodies = Content.objects.filter(pk__in=batch).order_by("pk").values_list("pk", flat=True)
+            skips = connections[bodies.db].features.has_select_for_update_skip_locked and not waits
+            locked = set(bodies.select_for_update(skip_locked=skips))
             busy.update(set(batch) - locked)
             unused = Content.objects.filter(pk__in=locked)
             for model, column in _REFERENCES:

@@ -5,8 +5,7 @@ Columns belong to rows that follow from their steps. Alternatives are told of ea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -32,18 +31,18 @@ def names_beside(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -> di
 
     ``rows`` and ``steps``: all of the trajectory. A row without such columns is left out.
     """
-    told = {step.index: step for step in steps if step.has_entropy or step.n_alternatives}
-    found = {}
-    for row in rows if told else ():
-        own = [told[index] for index in row.steps if index in told] if row.follows_steps else []
+    with_values = {step.index: step for step in steps if step.has_entropy or step.n_alternatives}
+    names = {}
+    for row in rows if with_values else ():
+        own = [with_values[index] for index in row.steps if index in with_values] if row.follows_steps else []
         has = {
             ENTROPY: any(step.has_entropy for step in own),
             AT_LEAST: any(step.n_alternatives and not step.has_entropy for step in own),
             BEHIND: any(step.n_alternatives for step in own),
         }
         if any(has.values()):
-            found[row.index] = [name for name, there in has.items() if there]
-    return found
+            names[row.index] = [name for name, there in has.items() if there]
+    return names
 
 
 def columns_beside(
@@ -53,7 +52,7 @@ def columns_beside(
 
     NaN where a token was not sampled, or nothing was told.
     """
-    found: dict[str, Floats] = {name: np.full(stop - start, np.nan, dtype=np.float32) for name in names}
+    columns: dict[str, Floats] = {name: np.full(stop - start, np.nan, dtype=np.float32) for name in names}
     here = [step for step in _sampled(row, steps, start, stop) if step.has_entropy or step.n_alternatives]
     read = _read(here, (ENTROPY,) if set(names) <= {ENTROPY} else _ALL)
     for step in here:
@@ -61,39 +60,31 @@ def columns_beside(
         a, b = max(first, start), min(first + step.completion_length, stop)
         for name, column in _columns(step, read[step.pk], names).items():
             part = column[a - first : b - first]
-            found[name][a - start : a - start + len(part)] = part
-    return found
+            columns[name][a - start : a - start + len(part)] = part
+    return columns
 
 
 def _columns(step: StepSummary, tokens: models.StepTokens, names: Collection[str]) -> dict[str, Floats]:
     """The columns ``names`` of a completion, each ``[C]``; those that it lacks are left out."""
-    found = {ENTROPY: tokens.entropy} if ENTROPY in names else {}
-    told = _told(step, tokens) if BEHIND in names or AT_LEAST in names else None
-    if told is not None and BEHIND in names and tokens.logprobs is not None:
-        found[BEHIND] = alternatives.behind_likeliest(told, tokens.logprobs)
-    if told is not None and AT_LEAST in names and not step.has_entropy:
-        found[AT_LEAST] = alternatives.entropy_at_least(told)
-    return {name: column for name, column in found.items() if column is not None}
+    columns = {ENTROPY: tokens.entropy} if ENTROPY in names else {}
+    alternatives_of_step = _told(step, tokens) if BEHIND in names or AT_LEAST in names else None
+    if alternatives_of_step is not None and BEHIND in names and tokens.logprobs is not None:
+        columns[BEHIND] = alternatives.behind_likeliest(alternatives_of_step, tokens.logprobs)
+    if alternatives_of_step is not None and AT_LEAST in names and not step.has_entropy:
+        columns[AT_LEAST] = alternatives.entropy_at_least(alternatives_of_step)
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _told(step: StepSummary, tokens: models.StepTokens) -> Alternatives | None:
     return alternatives.unpacked(tokens.alternative_ids, tokens.alternative_logprobs, step.completion_length)
 
 
-@dataclass(frozen=True)
-class SampledPart:
-    """Tokens of a row that stand as a step with alternatives sampled them."""
-
-    step: StepSummary
-    start: int
-    """Row offset of the first."""
-    first: int
-    """Its offset in the completion."""
-    length: int
-
-
 MAX_ALIGNED = 3_000_000
 """The most tokens of prompts and completions that are read to find sampled tokens in a row with tokens of its own."""
+
+
+SampledPart = tuple[StepSummary, int, int, int]
+"""Tokens of a row as a step sampled them: the step, the row offset of the first, its offset in the completion, n."""
 
 
 def parts_with_alternatives(
@@ -101,55 +92,51 @@ def parts_with_alternatives(
 ) -> list[SampledPart]:
     """The tokens of a row that have alternatives. No query, except for a row with tokens of its own whose steps have
     some: it is aligned with what they sampled, or has none where that is too long."""
-    told = {step.index: step for step in steps if step.n_alternatives and step.index in row.steps}
+    with_alternatives = {step.index: step for step in steps if step.n_alternatives and step.index in row.steps}
     if row.follows_steps:
-        return [SampledPart(step, step.prompt_length, 0, step.completion_length) for step in told.values()]
-    if not told or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
+        return [(step, step.prompt_length, 0, step.completion_length) for step in with_alternatives.values()]
+    if not with_alternatives or sum(step.prompt_length + step.completion_length for step in steps) > MAX_ALIGNED:
         return []
     (value,) = load_trajectories([trajectory])
     place = trajectory.rows.filter(last_step=None, index__lt=row.index).count()
-    found = sampled_in_row(value.steps, value.rows[place])
-    return [SampledPart(told[step], start, first, n) for start, step, first, n in found if step in told]
-
-
-def spans_with_alternatives(found: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
-    """Start, stop and number of alternatives of each stretch of ``[start, stop)`` whose tokens have some. No query."""
+    places = sampled_in_row(value.steps, value.rows[place])
     return [
-        (max(part.start, start), min(part.start + part.length, stop), part.step.n_alternatives or 0)
-        for part in found
-        if part.start < stop and part.start + part.length > start
+        (with_alternatives[step], start, first, n)
+        for start, step, first, n in places
+        if step in with_alternatives
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class TokenBeside:
-    """What an engine told beside one token."""
-
-    logprob: float | None
-    """The log-probability that the step recorded for the token itself."""
-    ids: Ids
-    """``[K]``: the likeliest ids at its place, likeliest first."""
-    logprobs: Floats
-    """``[K]``, above minus infinity."""
-    columns: Mapping[str, float]
-    """The columns of the row at the token; a value that is not known is left out."""
+def spans_with_alternatives(parts: Iterable[SampledPart], start: int, stop: int) -> list[tuple[int, int, int]]:
+    """Start, stop and number of alternatives of each stretch of ``[start, stop)`` whose tokens have some. No query."""
+    return [
+        (max(begin, start), min(begin + n, stop), step.n_alternatives or 0)
+        for step, begin, _, n in parts
+        if begin < stop and begin + n > start
+    ]
 
 
-def beside_token(found: Iterable[SampledPart], offset: int) -> TokenBeside | None:
-    """What was told beside the token ``offset`` of a row; None = it has no alternatives. At most one query."""
-    part = next((part for part in found if part.start <= offset < part.start + part.length), None)
-    if part is None:
+def beside_token(
+    parts: Iterable[SampledPart], offset: int
+) -> tuple[float | None, Ids, Floats, dict[str, float]] | None:
+    """What an engine told beside the token ``offset`` of a row; None = it has no alternatives. At most one query.
+
+    It is the log-probability that the step recorded for the token itself, then the likeliest ids ``[K]`` at its place,
+    likeliest first, with their log-probabilities. Last are the columns of the row at the token that are known.
+    """
+    places = ((step, first + offset - start) for step, start, first, n in parts if start <= offset < start + n)
+    step, at = next(places, (None, 0))
+    if step is None:
         return None
-    step, at = part.step, part.first + offset - part.start
     tokens = _read([step], _ALL)[step.pk]
-    told = _told(step, tokens)
-    if told is None:
+    of_step = _told(step, tokens)
+    if of_step is None:
         return None
     columns = _columns(step, tokens, (ENTROPY, AT_LEAST, BEHIND))
-    known = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
+    values = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
     own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
-    is_there = np.isfinite(told[1][at])
-    return TokenBeside(own, told[0][at][is_there], told[1][at][is_there], known)
+    is_there = np.isfinite(of_step[1][at])
+    return own, of_step[0][at][is_there], of_step[1][at][is_there], values
 
 
 _ALL = ("logprobs", "entropy", "alternative_ids", "alternative_logprobs")
@@ -170,5 +157,5 @@ def _read(steps: Sequence[StepSummary], names: Collection[str]) -> dict[int, mod
     """The arrays ``names`` of steps, by the key of the step."""
     if not steps:
         return {}
-    held = models.StoredStep.objects.filter(pk__in=[step.pk for step in steps])
-    return {one.pk: one.tokens for one in steps_with_tokens(held, names)}
+    stored = models.StoredStep.objects.filter(pk__in=[step.pk for step in steps])
+    return {stored_step.pk: stored_step.tokens for stored_step in steps_with_tokens(stored, names)}

@@ -1,14 +1,15 @@
-"""Writing findings."""
+"""Findings: stored, replaced, and read."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from rollout_inspector.diagnose import VERSION
-from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollouts.store import models
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.text import storable_text
@@ -79,9 +80,9 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
     The outcomes of the checks are those that ``checks`` of each trajectory holds, and the gap is its ``gap``.
     """
     with transaction.atomic():
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
         old = models.StoredFinding.objects.filter(trajectory__in=[trajectory.pk for trajectory, _ in found])
-        counts = Counter(held.finding_counts)
+        counts = Counter(locked.finding_counts)
         counts.subtract(Counter(old.values_list("kind", flat=True)))
         old.delete()
         counts.update(add_findings(run, found))
@@ -92,3 +93,59 @@ def replace_findings(run: models.Run, found: Sequence[tuple[models.StoredTraject
         )
         run.finding_counts = {kind: n for kind, n in counts.items() if n > 0}
         models.Run.objects.filter(pk=run.pk).update(finding_counts=run.finding_counts)
+
+
+def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredFinding | None:
+    """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
+    findings = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
+    return findings.only("kind", "evidence").order_by("pk").first()
+
+
+def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:
+    """Key of a trajectory -> kind of its findings -> the worst severity of the kind, the worst first. One query."""
+    keys = [record.pk for record in trajectories if record.n_findings]
+    kinds: dict[int, dict[str, str]] = {}
+    if keys:
+        rows = models.StoredFinding.objects.filter(trajectory__in=keys).order_by().distinct()
+        pairs = set(rows.values_list("trajectory", "severity", "kind"))
+        worst_first = {severity.value: place for place, severity in enumerate(Severity)}
+        for trajectory, severity, kind in sorted(pairs, key=lambda pair: (worst_first[pair[1]], pair[2])):
+            kinds.setdefault(trajectory, {}).setdefault(kind, severity)
+    return kinds
+
+
+def list_findings(trajectories: QuerySet[models.StoredTrajectory], kind: str = "") -> Iterator[models.StoredFinding]:
+    """The findings of a query's trajectories, of one kind or of all, each with its trajectory, in order. One query."""
+    chosen = {"kind": kind} if kind else {}
+    findings = models.StoredFinding.objects.filter(trajectory__in=trajectories.order_by().values("pk"), **chosen)
+    in_order = findings.select_related("trajectory").order_by("trajectory__index", "step_index", "start", "pk")
+    return in_order.iterator(500)
+
+
+def places_of_findings(
+    trajectories: Sequence[models.StoredTrajectory], without_kind: str
+) -> dict[int, list[models.StoredFinding]]:
+    """Key of a trajectory -> its findings, as far as they say where they are and how grave. One query."""
+    findings = models.StoredFinding.objects.filter(trajectory__in=[record.pk for record in trajectories])
+    columns = ("trajectory_id", "kind", "severity", "row_index", "step_index", "start", "stop", "places")
+    by_trajectory: dict[int, list[models.StoredFinding]] = defaultdict(list)
+    for finding in findings.exclude(kind=without_kind).order_by("pk").only(*columns):
+        by_trajectory[finding.trajectory_id].append(finding)
+    return by_trajectory
+
+
+def kinds_by_row(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[int, set[str]]]:
+    """Key of a trajectory -> index of a row -> the kinds of its findings. One query."""
+    kinds: dict[int, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    keys = [record.pk for record in trajectories]
+    of_rows = models.StoredFinding.objects.filter(trajectory__in=keys, row_index__isnull=False).order_by()
+    for key, row, kind in of_rows.values_list("trajectory", "row_index", "kind"):
+        assert row is not None
+        kinds[key][row].add(kind)
+    return kinds
+
+
+def first_finding_of_stream(run: models.Run, external_id: str) -> models.StoredFinding | None:
+    """The first finding of a trajectory's stream that costs something. One query."""
+    of_stream = models.StoredFinding.objects.filter(run=run, trajectory__external_id=external_id, axis=Axis.STREAM)
+    return of_stream.exclude(severity=Severity.INFO).order_by("step_index", "start").first()

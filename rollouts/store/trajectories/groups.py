@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from django.db.models import Avg, Count, Max, Min
 
+from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollouts.store import models
 from rollouts.store.models import Run, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.reading import attach_steps, columns_of_rows, rows_with_tokens
 
@@ -25,8 +29,8 @@ def trajectories_of_group(run: Run, group: str, limit: int) -> list[StoredTrajec
 
     ``limit``: the first of them in run order.
     """
-    found = list(run.trajectories.filter(group=group).order_by("index")[:limit])
-    return sorted(found, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
+    trajectories = list(run.trajectories.filter(group=group).order_by("index")[:limit])
+    return sorted(trajectories, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
 
 
 def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
@@ -34,12 +38,12 @@ def group_advantages(rewards: Sequence[float | None]) -> list[float | None]:
 
     As in TRL and verl, but without their small number in the divisor. Equal rewards make 0; None stays None.
     """
-    known = [reward for reward in rewards if reward is not None]
-    if len(known) < 2:
+    present = [reward for reward in rewards if reward is not None]
+    if len(present) < 2:
         return [None] * len(rewards)
-    mean = math.fsum(known) / len(known)
-    spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in known) / (len(known) - 1))
-    flat = min(known) == max(known) or not spread
+    mean = math.fsum(present) / len(present)
+    spread = math.sqrt(math.fsum((reward - mean) ** 2 for reward in present) / (len(present) - 1))
+    flat = min(present) == max(present) or not spread
     return [None if reward is None else 0.0 if flat else (reward - mean) / spread for reward in rewards]
 
 
@@ -53,11 +57,11 @@ def advantages_of_groups(run: Run) -> dict[int, float]:
     for key, step, group, reward in scored.values_list("pk", "training_step", "group", "reward").iterator(10_000):
         assert reward is not None
         groups[step, group].append((key, reward))
-    found: dict[int, float] = {}
-    for held in groups.values():
-        values = group_advantages([reward for _, reward in held])
-        found.update({key: value for (key, _), value in zip(held, values, strict=True) if value is not None})
-    return found
+    advantages: dict[int, float] = {}
+    for members in groups.values():
+        values = group_advantages([reward for _, reward in members])
+        advantages.update({key: value for (key, _), value in zip(members, values, strict=True) if value is not None})
+    return advantages
 
 
 def advantage_in_group(trajectory: StoredTrajectory) -> float | None:
@@ -78,18 +82,18 @@ def sampled_tokens(trajectories: Sequence[StoredTrajectory]) -> tuple[dict[int, 
     Of a trajectory without steps the trained tokens of its rows count as sampled. The last value is False when the
     group is so large that only the first completion of each was read; of such rows nothing is read. Three queries.
     """
-    keys = [one.pk for one in trajectories]
-    whole = sum(one.n_sampled for one in trajectories) <= MAX_READ_TOKENS
+    keys = [record.pk for record in trajectories]
+    whole = sum(record.n_sampled for record in trajectories) <= MAX_READ_TOKENS
     steps = StoredStep.objects.filter(trajectory__in=keys, **({} if whole else {"index": 0}))
     steps = steps.select_related("tokens", "segment").order_by("trajectory_id", "index")
-    held: dict[int, list[Ids]] = defaultdict(list)
+    sampled: dict[int, list[Ids]] = defaultdict(list)
     narrow = steps.only(
         "trajectory_id", "index", "segment_offset", "segment__key", "tokens__step", "tokens__completion_ids"
     )
     for step in attach_steps(narrow, ("completion_ids",)):
-        held[step.trajectory_id].append(step.tokens.completion_ids)
+        sampled[step.trajectory_id].append(step.tokens.completion_ids)
     advantages: dict[int, float] = {}
-    if sum(one.n_tokens for one in trajectories if one.n_steps == 0 or one.n_rows) <= MAX_READ_TOKENS:
+    if sum(record.n_tokens for record in trajectories if record.n_steps == 0 or record.n_rows) <= MAX_READ_TOKENS:
         own = StoredRow.objects.filter(trajectory__in=keys, last_step=None)
         rows = rows_with_tokens(own.order_by("trajectory_id", "index"))
         columns = columns_of_rows(own, [ADVANTAGES]) if rows else {}
@@ -102,9 +106,9 @@ def sampled_tokens(trajectories: Sequence[StoredTrajectory]) -> tuple[dict[int, 
             if values is not None and row.trajectory_id not in advantages and len(values) == n and mask.any():
                 advantages[row.trajectory_id] = float(np.mean(values[mask], dtype=np.float64))
         for key, parts in trained.items():
-            if key not in held:
-                held[key] = parts
-    streams = {key: np.concatenate(parts) if parts else NO_IDS for key, parts in held.items()}
+            if key not in sampled:
+                sampled[key] = parts
+    streams = {key: np.concatenate(parts) if parts else NO_IDS for key, parts in sampled.items()}
     return streams, {key: value for key, value in advantages.items() if math.isfinite(value)}, whole
 
 
@@ -113,3 +117,48 @@ def shared_length(left: Ids, right: Ids) -> int:
     n = min(len(left), len(right))
     differ = np.flatnonzero(left[:n] != right[:n])
     return int(differ[0]) if len(differ) else n
+
+
+def shared_questions(runs: Sequence[models.Run], limit: int) -> list[list[models.StoredTrajectory]]:
+    """The first trajectories that all runs have, those with an error before the others. Three queries.
+
+    Each is a trajectory of every run, in the order of the runs, all called alike: with one seed, they answer the same
+    question.
+    """
+    of_any = models.StoredTrajectory.objects.filter(run__in=runs).order_by("index", "pk")
+    wrong = of_any.filter(worst_severity=Severity.ERROR).values_list("external_id", flat=True)[: len(runs) * limit]
+    others = of_any.filter(run=runs[0]).values_list("external_id", flat=True)[:limit]
+    names = list(dict.fromkeys([*wrong, *others]))
+    by_name = {(record.run_id, record.external_id): record for record in of_any.filter(external_id__in=names)}
+    questions = []
+    for name in names:
+        sides = [by_name[run.pk, name] for run in runs if (run.pk, name) in by_name]
+        if len(sides) == len(runs):
+            questions.append(sides)
+    return questions[:limit]
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """The trajectories of one prompt."""
+
+    n: int
+    n_rewards: int
+    mean: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def has_no_signal(self) -> bool:
+        """All rewards are equal, so each group-relative advantage is zero."""
+        return self.n_rewards > 1 and self.low == self.high
+
+
+def group_stats(run: models.Run, groups: Sequence[str]) -> dict[str, GroupStats]:
+    """The rewards of some groups of a run. One query."""
+    rows = models.StoredTrajectory.objects.filter(run=run, group__in=[group for group in groups if group]).values_list(
+        "group"
+    ).annotate(
+        n=Count("pk"), n_rewards=Count("reward"), mean=Avg("reward"), low=Min("reward"), high=Max("reward")
+    )
+    return {group: GroupStats(*values) for group, *values in rows}

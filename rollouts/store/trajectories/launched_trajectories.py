@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import connection, transaction
@@ -21,47 +20,30 @@ from rollouts.store.text import without_paths
 from rollouts.store.trajectories.contents import Contents
 from rollouts.store.trajectories.findings import add_findings, set_findings, worst_severity
 from rollouts.store.trajectories.previews import stored_preview
-from rollouts.store.trajectories.streams import stored_steps
-from rollouts.store.trajectories.trajectory_writes import bump_run, reward_totals
-from rollouts.store.trajectories.write_steps import StepWriter, count_tokens
+from rollouts.store.trajectories.save_trajectories import bump_run, reward_totals
+from rollouts.store.trajectories.step_writer import StepWriter, count_tokens
+from rollouts.store.trajectories.stored_steps import stored_steps
 
 Status = models.StoredTrajectory.Status
 
 
-@dataclass(frozen=True)
-class NewTrajectory:
-    """A trajectory that a launch will make."""
+def add_queued_trajectories(
+    run: models.Run, new: Sequence[tuple[models.StoredTrajectory, JSON]]
+) -> list[models.StoredTrajectory]:
+    """Queue new trajectories of a launch, each with its task; the run expects that many more.
 
-    external_id: str
-    group: str = ""
-    task: JSON = None
-    """Any JSON value: what the environment needs to begin."""
-    seed: int | None = None
-    training_step: int | None = None
-
-
-def add_queued_trajectories(run: models.Run, wanted: Sequence[NewTrajectory]) -> list[models.StoredTrajectory]:
-    """Queue trajectories of a launch; the run expects that many more."""
+    A task is any JSON value: what the environment needs to begin.
+    """
     with transaction.atomic():
         contents = Contents()
         first = run.trajectories.count()
-        records = [
-            models.StoredTrajectory(
-                run=run,
-                index=first + n,
-                external_id=one.external_id,
-                group=one.group,
-                status=Status.QUEUED,
-                task_id=None if one.task is None else contents.add(one.task),
-                seed=one.seed,
-                training_step=one.training_step,
-            )
-            for n, one in enumerate(wanted)
-        ]
+        for index, (record, task) in enumerate(new, first):
+            record.run, record.index, record.status = run, index, Status.QUEUED
+            record.task_id = None if task is None else contents.add(task)
         contents.save()
-        created = models.StoredTrajectory.objects.bulk_create(records)
+        created = models.StoredTrajectory.objects.bulk_create(record for record, _ in new)
         models.Run.objects.filter(pk=run.pk).update(
-            n_expected=F("n_expected") + len(records), n_trajectories=F("n_trajectories") + len(records)
+            n_expected=F("n_expected") + len(new), n_trajectories=F("n_trajectories") + len(new)
         )
     run.refresh_from_db(fields=["n_expected", "n_trajectories"])
     return created
@@ -79,20 +61,20 @@ def lease_trajectories(run: models.Run, n: int, seconds: float) -> list[models.S
         # Where rows are locked one by one another worker skips them; SQLite lets one writer in at a time.
         skips = connection.features.has_select_for_update_skip_locked
         candidates = run.trajectories.select_for_update(of=("self",), skip_locked=skips).filter(free)
-        taken = list(candidates.select_related("task").order_by("index")[:n])
-        models.StoredTrajectory.objects.filter(pk__in=[record.pk for record in taken]).update(
+        leased = list(candidates.select_related("task").order_by("index")[:n])
+        models.StoredTrajectory.objects.filter(pk__in=[record.pk for record in leased]).update(
             attempt=F("attempt") + 1, lease_until=until, status=Status.RUNNING, error=""
         )
-    for record in taken:
+    for record in leased:
         record.attempt += 1
         record.lease_until, record.status, record.error = until, Status.RUNNING, ""
-    return taken
+    return leased
 
 
 def renew_lease(records: Sequence[models.StoredTrajectory], seconds: float) -> set[int]:
     """Renew leases. Returns the keys of the trajectories that are still leased by this worker."""
     until = timezone.now() + timedelta(seconds=seconds)
-    kept: set[int] = set()
+    leased: set[int] = set()
     by_attempt: dict[int, list[int]] = {}
     for record in records:
         by_attempt.setdefault(record.attempt, []).append(record.pk)
@@ -100,8 +82,8 @@ def renew_lease(records: Sequence[models.StoredTrajectory], seconds: float) -> s
         for attempt, keys in by_attempt.items():
             ours = models.StoredTrajectory.objects.filter(pk__in=keys, attempt=attempt, status=Status.RUNNING)
             ours.update(lease_until=until)
-            kept.update(ours.values_list("pk", flat=True))
-    return kept
+            leased.update(ours.values_list("pk", flat=True))
+    return leased
 
 
 def release_trajectories(records: Sequence[models.StoredTrajectory]) -> None:
@@ -154,8 +136,8 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
     if not ends:
         return set()
     with transaction.atomic():
-        held = models.StoredTrajectory.objects.select_for_update(of=("self",)).select_related("run")
-        records = held.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
+        locked = models.StoredTrajectory.objects.select_for_update(of=("self",)).select_related("run")
+        records = locked.filter(pk__in=[end.key for end in ends], status=Status.RUNNING).order_by("pk").in_bulk()
         ours: dict[int, TrajectoryEnd] = {}
         for end in ends:
             if end.key in records and records[end.key].attempt == end.attempt:
@@ -166,7 +148,7 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
             steps[step.trajectory_id].append(step)
         writer = StepWriter(0)
         added: dict[int, Counter[str]] = defaultdict(Counter)
-        found: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = defaultdict(list)
+        findings_of_run: dict[int, list[tuple[models.StoredTrajectory, Sequence[Finding]]]] = defaultdict(list)
         for key, end in ours.items():
             record = records[key]
             before = record.n_steps, record.n_tokens, record.n_sampled
@@ -183,11 +165,11 @@ def finish_trajectories(ends: Sequence[TrajectoryEnd]) -> set[int]:
             totals.update(reward_totals([end.reward]))
             for name, old in zip(("n_steps", "n_tokens", "n_sampled"), before, strict=True):
                 totals[name] += getattr(record, name) - old
-            found[record.run_id].append((record, end.findings))
+            findings_of_run[record.run_id].append((record, end.findings))
         writer.save()
         ended = [(*(getattr(records[key], name) for name in _ENDED), key) for key in ours]
         change_whole(models.StoredTrajectory, _ENDED, ended)
-        for run_key, findings in found.items():
+        for run_key, findings in findings_of_run.items():
             run = findings[0][0].run
             bump_run(run, add_findings(run, findings), **added[run_key])
     return set(ours)
@@ -203,8 +185,8 @@ _ENDED = (
 def fail_trajectory(end: TrajectoryEnd) -> bool:
     """End a launched trajectory with an error; its steps stay. False when this attempt no longer holds it."""
     with transaction.atomic():
-        held = models.StoredTrajectory.objects.filter(pk=end.key, attempt=end.attempt, status=Status.RUNNING)
-        lost = held.update(
+        leased = models.StoredTrajectory.objects.filter(pk=end.key, attempt=end.attempt, status=Status.RUNNING)
+        lost = leased.update(
             status=Status.FAILED, error=without_paths(end.error), finished_at=timezone.now(), lease_until=None,
             n_findings=len(end.findings), worst_severity=worst_severity(finding.severity for finding in end.findings),
         )
@@ -228,10 +210,10 @@ def resume_run(run: models.Run) -> int:
     Raises :class:`Refusal` where there is nothing to go on with.
     """
     with transaction.atomic():
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        if held.kind != models.Run.Kind.LAUNCH:
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        if locked.kind != models.Run.Kind.LAUNCH:
             raise Refusal("Only a launched run can be resumed; an import is begun again from its files.")
-        unfinished = held.trajectories.exclude(status=Status.DONE)
+        unfinished = locked.trajectories.exclude(status=Status.DONE)
         failed = unfinished.filter(status=Status.FAILED)
         kinds: Counter[str] = Counter(
             models.StoredFinding.objects.filter(trajectory__in=failed).order_by().values_list("kind", flat=True)
@@ -245,12 +227,12 @@ def resume_run(run: models.Run) -> int:
         if not n:
             raise Refusal("Every trajectory of this run is done, so there is nothing to resume.")
         # The clock goes on where it stopped: a pause is not part of the run's pace.
-        stopped = held.finished_at or held.heartbeat_at
-        paused = timezone.now() - stopped if held.started_at and stopped else timedelta()
-        models.Run.objects.filter(pk=held.pk).update(
+        stopped = locked.finished_at or locked.heartbeat_at
+        paused = timezone.now() - stopped if locked.started_at and stopped else timedelta()
+        models.Run.objects.filter(pk=locked.pk).update(
             status=models.Run.Status.QUEUED, error="", finished_at=None, heartbeat_at=None, cancel_requested=False,
             n_failed=F("n_failed") - n_failed, started_at=F("started_at") + paused,
         )
-        bump_run(held, {kind: -count for kind, count in kinds.items()})
+        bump_run(locked, {kind: -count for kind, count in kinds.items()})
     run.refresh_from_db()
     return n

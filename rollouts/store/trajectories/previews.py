@@ -11,7 +11,7 @@ from rollout_inspector.streams.preview import MAX_LINE, Pieces, Preview, preview
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
-from rollouts.store.people.tokenizers import byte_table_of
+from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.text import storable_text
 from rollouts.store.trajectories.trajectories import load_trajectories
 
@@ -21,8 +21,8 @@ BATCH = 20
 
 def stored_preview(steps: Sequence[Step], rows: Sequence[Row] = (), table: ByteTable | None = None) -> Preview:
     """The lines as the columns ``prompt_line`` and ``answer_line`` hold them."""
-    found = preview_of(steps, rows, None if table is None else pieces_of(table))
-    return Preview(*(storable_text(line)[:MAX_LINE] for line in found))
+    preview = preview_of(steps, rows, None if table is None else pieces_of(table))
+    return Preview(*(storable_text(line)[:MAX_LINE] for line in preview))
 
 
 def pieces_of(table: ByteTable) -> Pieces:
@@ -30,8 +30,8 @@ def pieces_of(table: ByteTable) -> Pieces:
 
     def pieces(ids: Ids) -> list[str]:
         whole, ends = table.joined(ids)
-        known = (ids >= 0) & (ids < table.vocab_size)
-        control = np.flatnonzero(np.asarray(table.special).take(np.where(known, ids, 0)) & known)
+        is_token = (ids >= 0) & (ids < table.vocab_size)
+        control = np.flatnonzero(np.asarray(table.special).take(np.where(is_token, ids, 0)) & is_token)
         # The bytes between two control tokens, and those behind the last one.
         starts = [0, *ends[control].tolist()]
         stops = [*(ends[control - 1] * (control > 0)).tolist(), len(whole)]
@@ -49,8 +49,8 @@ def fill_previews(seconds: float, now: Callable[[], float] = time.monotonic) -> 
         if not records:
             break
         for record, value in zip(records, load_trajectories(records), strict=True):
-            found = stored_preview(value.steps, value.rows, byte_table_of(record.run))
-            record.prompt_line, record.answer_line = found
+            preview = stored_preview(value.steps, value.rows, byte_table_of(record.run))
+            record.prompt_line, record.answer_line = preview
         models.StoredTrajectory.objects.bulk_update(records, ["prompt_line", "answer_line"])
         n += len(records)
     return n

@@ -15,9 +15,9 @@ from rollouts.store import models
 from rollouts.store.bulk import reserve_keys
 from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.previews import stored_preview
-from rollouts.store.trajectories.streams import stored_steps
-from rollouts.store.trajectories.trajectory_writes import bump_run, next_index, reward_totals
-from rollouts.store.trajectories.write_steps import StepWriter
+from rollouts.store.trajectories.save_trajectories import bump_run, next_index, reward_totals
+from rollouts.store.trajectories.step_writer import StepWriter
+from rollouts.store.trajectories.stored_steps import stored_steps
 
 Status = models.StoredTrajectory.Status
 _TOTALS = ("n_steps", "n_rows", "n_tokens", "n_sampled")
@@ -31,7 +31,7 @@ def append_steps(
     One transaction. A trajectory that was settled is under way again.
     """
     with transaction.atomic():
-        records, begun, reopened = _records(run, calls)
+        records, n_new, reopened = _records(run, calls)
         before = {record.pk: [getattr(record, name) for name in _TOTALS] for record in records.values()}
         values = stored_steps(before.keys())
         steps: dict[int, list[models.StoredStep]] = defaultdict(list)
@@ -40,9 +40,9 @@ def append_steps(
         writer = StepWriter(sum(len(new) for new in calls.values()), token_table)
         for name, new in calls.items():
             record = records[name]
-            held = steps[record.pk]
-            held += [writer.add_step(record.pk, values[record.pk], step) for step in new]
-            writer.add_rows(record, held, values[record.pk], None)
+            own_steps = steps[record.pk]
+            own_steps += [writer.add_step(record.pk, values[record.pk], step) for step in new]
+            writer.add_rows(record, own_steps, values[record.pk], None)
             record.prompt_line, record.answer_line = stored_preview(values[record.pk].steps, (), token_table)
         models.StoredRow.objects.filter(trajectory__in=before).delete()
         writer.save()
@@ -52,27 +52,27 @@ def append_steps(
             total: sum(getattr(record, total) - before[record.pk][n] for record in records.values())
             for n, total in enumerate(_TOTALS)
         }
-        bump_run(run, {}, n_trajectories=begun, n_finished=-reopened, **grown)
+        bump_run(run, {}, n_trajectories=n_new, n_finished=-reopened, **grown)
     return records
 
 
 def _records(run: models.Run, names: Mapping[str, object]) -> tuple[dict[str, models.StoredTrajectory], int, int]:
     """The trajectories by external id, how many of them are new, and how many had been settled."""
     models.Run.objects.select_for_update().get(pk=run.pk)
-    found = {record.external_id: record for record in run.trajectories.filter(external_id__in=list(names))}
+    stored = {record.external_id: record for record in run.trajectories.filter(external_id__in=list(names))}
     first = next_index(run)
-    missing = [name for name in names if name not in found]
+    missing = [name for name in names if name not in stored]
     keys = reserve_keys(models.StoredTrajectory, len(missing))
-    begun = [
+    created = [
         models.StoredTrajectory(pk=next(keys), run=run, external_id=name, index=first + n, status=Status.RUNNING)
         for n, name in enumerate(missing)
     ]
-    models.StoredTrajectory.objects.bulk_create(begun)
+    models.StoredTrajectory.objects.bulk_create(created)
     reopened = 0
-    for record in found.values():
+    for record in stored.values():
         reopened += record.status == Status.DONE
         record.status, record.finished_at = Status.RUNNING, None
-    return {**found, **{record.external_id: record for record in begun}}, len(begun), reopened
+    return {**stored, **{record.external_id: record for record in created}}, len(created), reopened
 
 
 def settle_trajectory(run: models.Run, end: TrajectoryEnd) -> None:

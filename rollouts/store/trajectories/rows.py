@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from django.db.models import Count, QuerySet, Sum
 
 from rollout_inspector.streams.coding import StepExtent, stream_pieces
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins
 from rollouts.store import models
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
-from rollouts.store.trajectories.streams import step_extents
+from rollouts.store.trajectories.stored_steps import step_extents
 from rollouts.store.trajectories.trajectory_parts import StepSummary
 
 
@@ -25,26 +26,54 @@ class Span:
     step_index: int | None
     """The step that read it (prompt, delta) or sampled it (completion); None for a row without steps."""
     part: str
-    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays."""
+    """``prompt``, ``delta``, ``completion``, or ``row`` for a row that has its own arrays.
+
+    When role headers divide such a row, it is ``prompt`` before the first header, ``reply`` after a header of the
+    assistant, and ``message`` after any other header.
+    """
+    roles: tuple[str, ...] = ()
+    """The roles that the headers name, where they divide the row."""
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
-    """Tokens ``[start, stop)`` of a row; all arrays ``[stop - start]``."""
+class Tokens:
+    """A stretch of one row. Arrays are all ``[n]``; ``start`` is the row offset of the first."""
 
     start: int
-    stop: int
-    n_tokens: int
-    """Tokens of the whole row."""
     ids: Ids
     origin: Origins
     loss_mask: Mask
-    logprobs: Floats | None
+    logprobs: Floats | None = None
     """NaN for a token that was not sampled, or beyond the end of the recorded values; None: nothing was recorded."""
-    step_index: np.ndarray
+    step_index: np.ndarray | None = None
     """int32; -1 when the step is not known."""
+    n_tokens: int = 0
+    """Tokens of the whole row."""
     origin_known: bool = True
     """False: nobody recorded the origins, and ``origin`` is guessed from the loss mask, only for colours."""
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    @property
+    def stop(self) -> int:
+        """The row offset behind the last token."""
+        return self.start + len(self)
+
+    def slice(self, start: int, stop: int) -> Tokens:
+        """The tokens with row offsets ``[start, stop)``."""
+        part = slice(max(start - self.start, 0), max(stop - self.start, 0))
+        logprobs = None if self.logprobs is None else self.logprobs[part]
+        return replace(
+            self, start=self.start + part.start, ids=self.ids[part], origin=self.origin[part],
+            loss_mask=self.loss_mask[part], logprobs=logprobs, step_index=None,
+        )
+
+
+def plain_tokens(ids: Ids, start: int = 0, mask: Mask | None = None) -> Tokens:
+    """Ids of which only the loss mask may be known; the first stands at offset ``start``."""
+    n = len(ids)
+    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_) if mask is None else mask)
 
 
 def get_row(trajectory: models.StoredTrajectory, row: int | models.StoredRow) -> models.StoredRow:
@@ -78,7 +107,7 @@ def row_window(
     start: int,
     stop: int,
     steps: Sequence[StepSummary] | None = None,
-) -> Window:
+) -> Tokens:
     """The tokens ``[start, stop)``, clipped to the row. Reads only arrays that overlap.
 
     ``steps``: all steps of the trajectory, where they are known. One query then for a row that is known; else 3.
@@ -110,8 +139,8 @@ def row_window(
     here = chain[first : bisect_left(ends, stop) + 1]
     # A branch that starts alike: a step of the chain owns no piece of the window, but owns logprobs in it.
     needed |= {index for index in here if extents[index].prompt_length < stop}
-    held = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
-    tokens = {step.index: step.tokens for step in steps_with_tokens(held)}
+    steps_read = models.StoredStep.objects.filter(pk__in=[keys[index] for index in needed])
+    tokens = {step.index: step.tokens for step in steps_with_tokens(steps_read)}
     for piece in pieces:
         array = getattr(tokens[piece.step_index], piece.array)
         a, b = max(piece.start, start), min(piece.stop, stop)
@@ -140,14 +169,14 @@ def row_window(
             if sampled is not None:
                 part = sampled[a - prompt_length : b - prompt_length]
                 logprobs[a - start : a - start + len(part)] = part
-    known = any(held.logprobs is not None for held in tokens.values())
-    return Window(start, stop, record.n_tokens, ids, origin, loss_mask, logprobs if known else None, step_index)
+    has_logprobs = any(steps_read.logprobs is not None for steps_read in tokens.values())
+    return Tokens(start, ids, origin, loss_mask, logprobs if has_logprobs else None, step_index, record.n_tokens)
 
 
-def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
+def _stored_window(record: models.StoredRow, start: int, stop: int) -> Tokens:
     """The window of a row that has its own arrays. Short arrays are padded; the diagnosis reports them."""
-    (held,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
-    tokens = held.tokens
+    (stored,) = rows_with_tokens(models.StoredRow.objects.filter(pk=record.pk))
+    tokens = stored.tokens
 
     def padded(values: np.ndarray, fill: float) -> np.ndarray:
         whole, part = np.full(stop - start, fill, dtype=values.dtype), values[start:stop]
@@ -164,11 +193,18 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Window:
         origin[max(first - start, 0) :] = Origin.OBSERVATION
         origin[mask] = Origin.SAMPLED
     steps = np.full(stop - start, -1, dtype=np.int32)
-    ids, known = tokens.ids[start:stop], tokens.origin is not None
-    return Window(start, stop, record.n_tokens, ids, origin, mask, logprobs, steps, known)
+    ids, has_origin = tokens.ids[start:stop], tokens.origin is not None
+    return Tokens(start, ids, origin, mask, logprobs, steps, record.n_tokens, has_origin)
 
 
 def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
     """Name -> values ``[start, stop)`` of each trainer's column. A column may be shorter than the row."""
     columns = columns_of_rows(models.StoredRow.objects.filter(pk=record.pk))
     return {name: values[start:stop] for name, values in columns.get(record.pk, {}).items()}
+
+
+def row_totals(trajectories: QuerySet[models.StoredTrajectory]) -> dict[str, int]:
+    """``rows``, ``tokens`` and ``trained`` tokens of the rows of a query's trajectories. One query."""
+    rows = models.StoredRow.objects.filter(trajectory__in=trajectories.order_by().values("pk"))
+    sums = {"tokens": Sum("n_tokens", default=0), "trained": Sum("n_trained", default=0)}
+    return dict(rows.aggregate(rows=Count("pk"), **sums))

@@ -19,7 +19,7 @@ from rollouts.store.bulk import bare
 from rollouts.store.token_arrays import Place, TokenItem, store_of
 from rollouts.store.token_arrays.items import row_item, step_item
 from rollouts.store.trajectories.previews import stored_preview
-from rollouts.store.trajectories.streams import StoredSteps
+from rollouts.store.trajectories.stored_steps import StoredSteps
 from rollouts.store.trajectories.token_segments import delete_files
 
 
@@ -66,35 +66,39 @@ def encode_trajectories(
     ``put_for``: put their arrays into the store of this run, which is slow, so that no transaction may be open. With a
     ``token_table`` the origin of the tokens between completions is found where no strategy wrote it.
     """
-    found = [_encoded(trajectory, token_table) for trajectory in trajectories]
+    coded = [_encoded(trajectory, token_table) for trajectory in trajectories]
     if token_table is not None:
         later = [
-            (one.tokens, step, one.coded.messages_shared)
-            for encoded, trajectory in zip(found, trajectories, strict=True)
-            for one, step in zip(encoded.steps, trajectory.steps, strict=True)
-            if one.coded.link.parent is not None
+            (entry.tokens, step, entry.coded.messages_shared)
+            for encoded, trajectory in zip(coded, trajectories, strict=True)
+            for entry, step in zip(encoded.steps, trajectory.steps, strict=True)
+            if entry.coded.link.parent is not None
         ]
         derive_origins(later, token_table)
     if put_for is None:
-        return found
-    items = [item for one, trajectory in zip(found, trajectories, strict=True) for item in _items(one, trajectory)]
+        return coded
+    items = [item for entry, trajectory in zip(coded, trajectories, strict=True) for item in _items(entry, trajectory)]
     store = store_of(put_for)
     if not store.min_tokens or sum(item.n_tokens for item in items) < store.min_tokens:
-        return found
+        return coded
     places = iter(store.put(put_for, items))
     return [
         replace(
-            one,
-            steps=[step._replace(place=next(places)) for step in one.steps],
+            entry,
+            steps=[step._replace(place=next(places)) for step in entry.steps],
             row_places=[next(places) for _ in trajectory.rows],
         )
-        for one, trajectory in zip(found, trajectories, strict=True)
+        for entry, trajectory in zip(coded, trajectories, strict=True)
     ]
 
 
 def drop_arrays(encoded: Iterable[EncodedTrajectory]) -> None:
     """Delete the segments of trajectories whose transaction was rolled back. What fails is left for the sweep."""
-    places = (place for one in encoded for place in (*(step.place for step in one.steps), *one.row_places))
+    places = (
+        place
+        for trajectory in encoded
+        for place in (*(step.place for step in trajectory.steps), *trajectory.row_places)
+    )
     delete_files({place.segment.key for place in places if place is not None})
 
 
@@ -121,19 +125,19 @@ def derive_origins(
     ``steps`` have a parent, each with how many of its messages the parent had. The bytes of all deltas are gathered
     at once. Returns the arrays that gained their origins.
     """
-    asked = [
+    unknown = [
         (tokens, step.request.messages[shared:] if step.request else ())
         for tokens, step, shared in steps
         if step.delta_origin is None and len(tokens.delta_ids)
     ]
-    if not asked:
+    if not unknown:
         return []
-    ids = np.concatenate([tokens.delta_ids for tokens, _ in asked])
+    ids = np.concatenate([tokens.delta_ids for tokens, _ in unknown])
     whole, ends = token_table.joined(ids)
     offsets = np.concatenate([[0], ends])
     special = np.asarray(token_table.special).take(ids, mode="clip") & (ids >= 0) & (ids < token_table.vocab_size)
-    stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in asked]).tolist()
-    origins = token_origins.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in asked])
-    for (tokens, _), start, stop in zip(asked, [0, *stops[:-1]], stops, strict=True):
+    stops = np.cumsum([len(tokens.delta_ids) for tokens, _ in unknown]).tolist()
+    origins = token_origins.origins_of_texts(whole, offsets, special, stops, [messages for _, messages in unknown])
+    for (tokens, _), start, stop in zip(unknown, [0, *stops[:-1]], stops, strict=True):
         tokens.delta_origin = origins[start:stop]
-    return [tokens for tokens, _ in asked]
+    return [tokens for tokens, _ in unknown]

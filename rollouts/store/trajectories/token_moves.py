@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
@@ -35,8 +36,8 @@ def move_arrays(run: models.Run, trajectories: Sequence[models.StoredTrajectory]
 
     Call it outside a transaction.
     """
-    found = _read(trajectories, Q(segment__isnull=store.slug == "segments"))
-    return _replace(trajectories, found, store.put(run, [one.item for one in found]))
+    arrays = _read(trajectories, Q(segment__isnull=store.slug == "segments"))
+    return _replace(trajectories, arrays, store.put(run, [entry.item for entry in arrays]))
 
 
 def fill_origins(
@@ -54,19 +55,27 @@ def fill_origins(
     }
     if not lacking:
         return 0
-    asked = models.StoredStep.objects.filter(trajectory__in=lacking, parent__isnull=False)
-    stored = steps_with_tokens(asked.order_by("trajectory_id", "index"))
+    steps = models.StoredStep.objects.filter(trajectory__in=lacking, parent__isnull=False)
+    stored = steps_with_tokens(steps.order_by("trajectory_id", "index"))
     filled = derive_origins(
-        [(one.tokens, lacking[one.trajectory_id].steps[one.index], one.messages_shared) for one in stored], token_table
+        [
+            (
+                stored_step.tokens,
+                lacking[stored_step.trajectory_id].steps[stored_step.index],
+                stored_step.messages_shared,
+            )
+            for stored_step in stored
+        ],
+        token_table,
     )
-    in_segments = {one.pk for one in stored if one.segment_id is not None}
+    in_segments = {stored_step.pk for stored_step in stored if stored_step.segment_id is not None}
     with transaction.atomic():
         _lock(models.StoredStep, lacking)
         inserted = [(tokens.delta_origin, tokens.pk) for tokens in filled if tokens.pk not in in_segments]
         change_whole(models.StepTokens, ("delta_origin",), inserted)
     if len(inserted) < len(filled):
         origins = {tokens.pk: tokens.delta_origin for tokens in filled}
-        _put_again([one for one in trajectories if one.pk in lacking], origins)
+        _put_again([stored_step for stored_step in trajectories if stored_step.pk in lacking], origins)
     return len(filled)
 
 
@@ -75,15 +84,15 @@ def _put_again(trajectories: Sequence[models.StoredTrajectory], origins: Mapping
 
     A small batch goes into the database, from where it is gathered with others.
     """
-    found = []
+    arrays = []
     for owner, item in _read(trajectories, Q(segment__isnull=False)):
         if item.step is not None and owner.pk in origins:
             item = item._replace(arrays={**item.arrays, "delta_origin": origins[owner.pk]})
-        found.append(_Arrays(owner, item))
-    segments, items = STORES["segments"], [one.item for one in found]
+        arrays.append(_Arrays(owner, item))
+    segments, items = STORES["segments"], [entry.item for entry in arrays]
     store = segments if sum(item.n_tokens for item in items) >= segments.min_tokens else STORES["database"]
     run = models.Run.objects.get(pk=trajectories[0].run_id)
-    _replace(trajectories, found, store.put(run, items))
+    _replace(trajectories, arrays, store.put(run, items))
 
 
 def _read(trajectories: Sequence[models.StoredTrajectory], where: Q) -> list[_Arrays]:
@@ -94,11 +103,12 @@ def _read(trajectories: Sequence[models.StoredTrajectory], where: Q) -> list[_Ar
     # Other rows are the streams of steps.
     rows = rows_with_tokens(models.StoredRow.objects.filter(chosen, last_step=None).order_by("trajectory_id", "index"))
     columns = columns_of_rows(models.StoredRow.objects.filter(chosen, last_step=None)) if rows else {}
-    found = [_Arrays(one, step_item(codes[one.trajectory_id], one.index, one.tokens)) for one in steps]
-    found += [
-        _Arrays(one, row_item(codes[one.trajectory_id], one.index, one.tokens, columns.get(one.pk, {}))) for one in rows
+    arrays = [_Arrays(stored, step_item(codes[stored.trajectory_id], stored.index, stored.tokens)) for stored in steps]
+    arrays += [
+        _Arrays(stored, row_item(codes[stored.trajectory_id], stored.index, stored.tokens, columns.get(stored.pk, {})))
+        for stored in rows
     ]
-    return sorted(found, key=lambda one: one.owner.trajectory_id)
+    return sorted(arrays, key=lambda one: one.owner.trajectory_id)
 
 
 def _replace(
@@ -116,27 +126,29 @@ def _replace(
             )
         )
         moved = [
-            (one, place)
-            for one, place in zip(found, places, strict=True)
-            if now[type(one.owner)].get(one.owner.pk) == (one.owner.segment_id, one.owner.segment_offset)
-            and not (one.owner.pk in filled and one.item.step is not None and one.item.arrays["delta_origin"] is None)
+            (entry, place)
+            for entry, place in zip(found, places, strict=True)
+            if now[type(entry.owner)].get(entry.owner.pk) == (entry.owner.segment_id, entry.owner.segment_offset)
+            and not (
+                entry.owner.pk in filled and entry.item.step is not None and entry.item.arrays["delta_origin"] is None
+            )
         ]
         if not moved:
             return 0
         segments = {place.segment.key: place.segment for _, place in moved if place is not None}
         for segment in segments.values():
             segment.save(force_insert=True)
-        _insert([one for one, place in moved if place is None])
+        _insert([entry for entry, place in moved if place is None])
         _point(moved)
         _delete_moved(keys)
-        mark_unused({one.owner.segment_id for one, _ in moved if one.owner.segment_id is not None})
+        mark_unused({entry.owner.segment_id for entry, _ in moved if entry.owner.segment_id is not None})
     return len(moved)
 
 
 def _lock(model: Any, trajectories: Any) -> dict[int, tuple[int | None, int | None]]:
     """Lock the steps or rows of trajectories. Returns where each one's arrays are."""
-    held = model.objects.filter(trajectory__in=list(trajectories)).select_for_update().order_by("pk")
-    return {pk: (segment, offset) for pk, segment, offset in held.values_list("pk", "segment_id", "segment_offset")}
+    records = model.objects.filter(trajectory__in=list(trajectories)).select_for_update().order_by("pk")
+    return {pk: (segment, offset) for pk, segment, offset in records.values_list("pk", "segment_id", "segment_offset")}
 
 
 def _insert(found: Sequence[_Arrays]) -> None:
@@ -174,3 +186,24 @@ def _delete_moved(keys: Sequence[int]) -> None:
         models.RowTokens.objects.filter(**in_rows),
     ):
         queryset._raw_delete(queryset.db)  # type: ignore[attr-defined]
+
+
+def set_token_store(run: models.Run, store: str) -> None:
+    """From now on the arrays of a run go into the store of this name."""
+    models.Run.objects.filter(pk=run.pk).update(token_store=store)
+
+
+def trajectories_to_move(run: models.Run, after: int, limit: int) -> list[models.StoredTrajectory]:
+    """The next ``limit`` trajectories of a run behind an index that have ended. One query."""
+    ended = run.trajectories.exclude(status__in=models.ACTIVE).filter(index__gt=after)
+    return list(ended.only("pk", "code", "index", "n_tokens", "run_id").order_by("index")[:limit])
+
+
+def runs_to_gather(kind: str) -> QuerySet[models.Run]:
+    """Runs of the store ``segments`` that have ended, or were diagnosed, since the last job of this kind began."""
+    jobs = models.Job.objects.filter(run=OuterRef("pk"))
+    diagnosed = jobs.filter(kind="diagnose", finished_at__gt=OuterRef("finished_at")).order_by("-finished_at")
+    later = jobs.filter(Q(status__in=models.ACTIVE) | Q(created_at__gte=OuterRef("settled_at")), kind=kind)
+    ended = models.Run.objects.filter(token_store="segments", finished_at__isnull=False)
+    settled_at = Coalesce(Subquery(diagnosed.values("finished_at")[:1]), "finished_at")
+    return ended.exclude(status__in=models.ACTIVE).annotate(settled_at=settled_at).filter(~Exists(later))

@@ -24,11 +24,11 @@ ORPHAN_AGE = timedelta(days=1)
 
 def segments_of(trajectories: Collection[int]) -> set[int]:
     """The keys of the segments that hold arrays of trajectories."""
-    found: set[int] = set()
+    keys: set[int] = set()
     for model in (models.StoredStep, models.StoredRow):
-        named = model.objects.filter(trajectory__in=trajectories, segment__isnull=False).order_by()
-        found.update(named.values_list("segment_id", flat=True).distinct())
-    return found
+        records = model.objects.filter(trajectory__in=trajectories, segment__isnull=False).order_by()
+        keys.update(records.values_list("segment_id", flat=True).distinct())
+    return keys
 
 
 def mark_unused(keys: Collection[int]) -> None:
@@ -45,11 +45,11 @@ def delete_unused(keys: Collection[int]) -> None:
 
 def _unnamed(keys: Collection[int]) -> QuerySet[models.TokenSegment]:
     """Those segments that no step and no row names. Locked, so that the last of two that leave a segment notices it."""
-    held = models.TokenSegment.objects.filter(pk__in=keys)
-    list(held.select_for_update().order_by("pk").values_list("pk"))
+    segments = models.TokenSegment.objects.filter(pk__in=keys)
+    list(segments.select_for_update().order_by("pk").values_list("pk"))
     for model in (models.StoredStep, models.StoredRow):
-        held = held.filter(~Exists(model.objects.filter(segment=OuterRef("pk"))))
-    return held
+        segments = segments.filter(~Exists(model.objects.filter(segment=OuterRef("pk"))))
+    return segments
 
 
 def delete_files(keys: Collection[str]) -> None:
@@ -85,6 +85,11 @@ def delete_orphans(now: datetime) -> None:
     if not models.TokenSegment.objects.exists():
         return
     for batch in batched(files.listed(SEGMENTS), 500):
-        old = [one.key for one in batch if one.changed_at is not None and one.changed_at < now - ORPHAN_AGE]
-        named = set(models.TokenSegment.objects.filter(key__in=old).values_list("key", flat=True))
-        delete_files([key for key in old if key not in named])
+        old = [file.key for file in batch if file.changed_at is not None and file.changed_at < now - ORPHAN_AGE]
+        known_keys = set(models.TokenSegment.objects.filter(key__in=old).values_list("key", flat=True))
+        delete_files([key for key in old if key not in known_keys])
+
+
+def segment_keys() -> set[str]:
+    """The keys of all segments that were not replaced. One query."""
+    return set(models.TokenSegment.objects.filter(replaced_at=None).values_list("key", flat=True))

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from django.db.models import Max, QuerySet
 
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.streams.batches import batched
@@ -24,7 +25,10 @@ from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, R
 from rollouts.store import models
 from rollouts.store.token_arrays.items import STEP_ARRAYS
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
-from rollouts.store.trajectories.streams import step_extents
+from rollouts.store.trajectories.stored_steps import step_extents
+
+LAST = 2**31 - 1
+"""No trajectory has a larger index."""
 
 
 def load_trajectory(trajectory: models.StoredTrajectory) -> Trajectory:
@@ -46,10 +50,10 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
     for row in rows_with_tokens(own.order_by("index")):
         rows[row.trajectory_id].append(row)
     columns = columns_of_rows(own) if any(rows.values()) else {}
-    wanted = {trajectory.extra_id for trajectory in trajectories}
-    wanted.update(body for held in steps.values() for step in held for body in _BODY_KEYS(step))
-    wanted.update(row.extra_id for held in rows.values() for row in held)
-    bodies = _Bodies(wanted)
+    body_keys = {trajectory.extra_id for trajectory in trajectories}
+    body_keys.update(body for records in steps.values() for step in records for body in _BODY_KEYS(step))
+    body_keys.update(row.extra_id for records in rows.values() for row in records)
+    bodies = _Bodies(body_keys)
     for trajectory in trajectories:
         yield Trajectory(
             external_id=trajectory.external_id,
@@ -84,7 +88,7 @@ class _Bodies:
         return self._values[key]
 
 
-BODY_COLUMNS = ("messages_new_id", *(one.column for one in (*BODIES, *REQUEST_FIELDS)))
+BODY_COLUMNS = ("messages_new_id", *(field.column for field in (*BODIES, *REQUEST_FIELDS)))
 """The columns of a stored step that hold keys of ``Content``."""
 _BODY_KEYS = attrgetter(*BODY_COLUMNS)
 
@@ -95,14 +99,14 @@ def _steps(stored: Sequence[models.StoredStep], bodies: _Bodies) -> list[Step]:
     for n, step in enumerate(stored):
         parent = positions[step.parent_id]
         positions[step.pk] = n
-        held, arrays = vars(step), vars(step.tokens)
+        columns, arrays = vars(step), vars(step.tokens)
         request = None
         if step.messages_new_id is not None:
             messages = codec.messages(parent, step.messages_shared, bodies[step.messages_new_id])
-            request = Request(messages, **_values(REQUEST_FIELDS, held, bodies))
-        fields = {name: held[name] for name in COLUMNS}
+            request = Request(messages, **_values(REQUEST_FIELDS, columns, bodies))
+        fields = {name: columns[name] for name in COLUMNS}
         fields |= {name: arrays[name] for name in ARRAYS}
-        fields |= _values(BODIES, held, bodies)
+        fields |= _values(BODIES, columns, bodies)
         prompt = codec.prompt_ids(parent, step.shared_length, arrays["delta_ids"])
         codec.steps.append(Step(prompt_ids=prompt, delta_origin=arrays["delta_origin"], request=request, **fields))
     return codec.steps
@@ -135,7 +139,65 @@ def load_step_prompt(step: models.StoredStep) -> Ids:
     """The prompt ids ``[P]`` of one step, with those of its parents. Two queries."""
     keys, extents = step_extents(step.trajectory_id)
     pieces = stream_pieces(extents, step.index, whole=False)
-    held = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
-    tokens = {one.index: one.tokens for one in steps_with_tokens(held)} if pieces else {}
-    found = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
-    return np.concatenate(found) if found else NO_IDS
+    stored = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
+    tokens = {stored_step.index: stored_step.tokens for stored_step in steps_with_tokens(stored)} if pieces else {}
+    parts = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
+    return np.concatenate(parts) if parts else NO_IDS
+
+
+def find_trajectory(code: str) -> models.StoredTrajectory | None:
+    """A trajectory with its run and the run's tokenizer. One query."""
+    return models.StoredTrajectory.objects.select_related("run__tokenizer").filter(code=code).first()
+
+
+def finished_trajectories(
+    run: models.Run, first: int = 0, last: int = LAST
+) -> QuerySet[models.StoredTrajectory]:
+    """The finished trajectories of a run in a range of indices, both inclusive, in order."""
+    done = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE, index__lte=last)
+    return (done.filter(index__gte=first) if first > 0 else done).order_by("index")
+
+
+def trajectories_by_key(keys: Sequence[int]) -> list[models.StoredTrajectory]:
+    """The trajectories with these keys, in their order; deleted ones are left out. One query."""
+    stored = models.StoredTrajectory.objects.in_bulk(keys)
+    return [stored[key] for key in keys if key in stored]
+
+
+def find_by_external_id(run: models.Run, external_id: str) -> models.StoredTrajectory | None:
+    """The trajectory that a source gave this id. One query."""
+    return run.trajectories.filter(external_id=external_id).first()
+
+
+def taken_ids(run: models.Run, external_ids: Sequence[str]) -> set[str]:
+    """Those of the ids that trajectories of a run have. One query."""
+    return set(run.trajectories.filter(external_id__in=external_ids).values_list("external_id", flat=True))
+
+
+def ids_and_codes(run: models.Run, limit: int | None = None) -> list[tuple[str, str]]:
+    """External id and code of the first ``limit`` trajectories of a run, in order; None = of all. One query."""
+    return list(run.trajectories.order_by("index").values_list("external_id", "code")[:limit])
+
+
+def rewards_of(run: models.Run) -> list[float]:
+    """The rewards of the finished trajectories of a run that have one. One query."""
+    done = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE).exclude(reward=None)
+    return [reward for reward in done.values_list("reward", flat=True) if reward is not None]
+
+
+def last_index(trajectories: QuerySet[models.StoredTrajectory]) -> int | None:
+    """The largest index of a query's trajectories; None = there are none. One query."""
+    largest: int | None = trajectories.aggregate(last=Max("index"))["last"]
+    return largest
+
+
+def only_finished(trajectories: QuerySet[models.StoredTrajectory]) -> QuerySet[models.StoredTrajectory]:
+    """The finished ones of a query's trajectories, in the order of their run."""
+    return trajectories.filter(status=models.StoredTrajectory.Status.DONE).order_by("index")
+
+
+def next_trajectories(
+    trajectories: QuerySet[models.StoredTrajectory], after: int, limit: int
+) -> list[models.StoredTrajectory]:
+    """Of a query in the order of a run, the next ``limit`` trajectories behind an index. One query."""
+    return list(trajectories.filter(index__gt=after)[:limit])

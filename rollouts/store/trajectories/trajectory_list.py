@@ -10,26 +10,17 @@ import json
 import math
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Q, QuerySet
 
 from rollouts.store import models
+from rollouts.store.paging import CursorPart
 from rollouts.store.parameters import SORTS
 from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
 MAX_COUNTED = 10_000
 """What passes a filter is counted so far: it bounds what a page of a large run costs."""
-
-
-@dataclass(frozen=True)
-class ListPart:
-    """Part of a list."""
-
-    items: list[models.StoredTrajectory]
-    next_cursor: str
-    """The value of ``after`` for the next part; empty on the last part."""
 
 
 def list_trajectories(
@@ -38,7 +29,7 @@ def list_trajectories(
     sort: str = "index",
     after: str = "",
     limit: int = 50,
-) -> ListPart:
+) -> CursorPart[models.StoredTrajectory]:
     """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
 
     Trajectories without a reward are last in both orders. One query for each stretch that the part touches: one in run
@@ -46,11 +37,11 @@ def list_trajectories(
     """
     if sort not in SORTS:
         sort = "index"
-    found = filter_trajectories(run, filters or TrajectoryFilters())
-    items = _take(found, _stretches(sort, _read_cursor(after, sort)), limit + 1)
+    passing_trajectories = filter_trajectories(run, filters or TrajectoryFilters())
+    items = _take(passing_trajectories, _stretches(sort, _read_cursor(after, sort)), limit + 1)
     more = len(items) > limit
     items = items[:limit]
-    return ListPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
+    return CursorPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
 
 
 def neighbours(
@@ -60,12 +51,12 @@ def neighbours(
 
     Two queries in run order, at most six in another one.
     """
-    found = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
+    passing_trajectories = filter_trajectories(trajectory.run, filters or TrajectoryFilters())
     if sort not in SORTS:
         sort = "index"
     place = getattr(trajectory, sort.removeprefix("-")), trajectory.index
-    before = _take(found, _stretches_before(sort, place), 1)
-    after = _take(found, _stretches(sort, place), 1)
+    before = _take(passing_trajectories, _stretches_before(sort, place), 1)
+    after = _take(passing_trajectories, _stretches(sort, place), 1)
     return before[0] if before else None, after[0] if after else None
 
 
@@ -86,10 +77,10 @@ def count_before(
     sort = sort if sort in SORTS else "index"
     if filters.pass_all and sort == "index":
         return trajectory.index
-    found = filter_trajectories(trajectory.run, filters)
+    passing_trajectories = filter_trajectories(trajectory.run, filters)
     n = 0
     for condition, _ in _stretches_before(sort, (getattr(trajectory, sort.removeprefix("-")), trajectory.index)):
-        n += _count(found.filter(condition), most - n) if n <= most else 0
+        n += _count(passing_trajectories.filter(condition), most - n) if n <= most else 0
     return n
 
 
@@ -118,12 +109,12 @@ def _stretches(sort: str, place: Place | None) -> list[Stretch]:
     value, index = place or (None, -1)
     if column == "index":
         return [(Q() if place is None else Q(**{f"index__{'lt' if descending else 'gt'}": index}), (sort,))]
-    is_null, known = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__isnull": False})
+    is_null, not_null = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__isnull": False})
     if place is not None and value is None:
         return [(is_null & Q(index__gt=index), ("index",))]
     none = [(is_null, ("index",))] if column == "reward" else []
     if place is None:
-        return [(known if none else Q(), (sort, "index")), *none]
+        return [(not_null if none else Q(), (sort, "index")), *none]
     further = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
     return [(Q(**{column: value}, index__gt=index), ("index",)), (further, (sort, "index")), *none]
 
@@ -136,8 +127,8 @@ def _stretches_before(sort: str, place: Place) -> list[Stretch]:
     if column == "index":
         return [(Q(**{f"index__{'gt' if descending else 'lt'}": index}), (back,))]
     if value is None:
-        known = Q(**{f"{column}__isnull": False})
-        return [(Q(**{f"{column}__isnull": True}, index__lt=index), ("-index",)), (known, (back, "-index"))]
+        not_null = Q(**{f"{column}__isnull": False})
+        return [(Q(**{f"{column}__isnull": True}, index__lt=index), ("-index",)), (not_null, (back, "-index"))]
     nearer = Q(**{f"{column}__{'gt' if descending else 'lt'}": value})
     return [(Q(**{column: value}, index__lt=index), ("-index",)), (nearer, (back, "-index"))]
 
@@ -172,3 +163,10 @@ def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
         return number, int(index)
     except (ValueError, TypeError, RecursionError, OverflowError):
         return None
+
+
+def passing(
+    trajectories: QuerySet[models.StoredTrajectory], run: models.Run, filters: TrajectoryFilters
+) -> QuerySet[models.StoredTrajectory]:
+    """Those of a query for trajectories of a run that pass."""
+    return trajectories.filter(pk__in=filter_trajectories(run, filters).values("pk"))

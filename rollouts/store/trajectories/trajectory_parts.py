@@ -14,8 +14,7 @@ from django.db.models.functions import Length, Substr
 
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.trajectory import Floats, Ids
-from rollouts.store.models import Content, StoredFinding, StoredRow, StoredStep
-from rollouts.store.models import StoredTrajectory as Stored
+from rollouts.store.models import Content, StoredFinding, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays import reading
 
 READING_ORDER = ("step_index", "row_index", "start", "id")
@@ -98,7 +97,7 @@ class StepWiseRows:
     """``forwarded / forwarded_merged``, two decimals."""
 
 
-def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSummary]]:
+def rows_and_steps(trajectory: StoredTrajectory) -> tuple[list[RowSummary], list[StepSummary]]:
     """All rows and steps of a trajectory. Two queries.
 
     A running or failed trajectory has steps and no stored rows. It gets the rows that its steps make so far.
@@ -106,15 +105,18 @@ def rows_and_steps(trajectory: Stored) -> tuple[list[RowSummary], list[StepSumma
     stored = trajectory.rows.order_by("index").values_list(
         "index", "n_tokens", "n_trained", "step_indices", "last_step_id", "pk"
     )
-    rows = [RowSummary(i, n, trained, frozenset(held or ()), last, key) for i, n, trained, held, last, key in stored]
-    held = trajectory.steps.order_by("index").values_list(
+    rows = [
+        RowSummary(i, n, trained, frozenset(step_indices or ()), last, key)
+        for i, n, trained, step_indices, last, key in stored
+    ]
+    step_indices = trajectory.steps.order_by("index").values_list(
         "pk", "index", "row_index", "parent_id", "shared_length", "parent_length", "prompt_length",
         "completion_length", "finish_reason", "has_entropy", "n_alternatives",
     )
-    by_key: dict[int | None, int] = {step[0]: step[1] for step in held}
+    by_key: dict[int | None, int] = {step[0]: step[1] for step in step_indices}
     steps = [
         StepSummary(pk, index, row, by_key.get(parent), shared, length, prompt, completion, reason, entropy, n)
-        for pk, index, row, parent, shared, length, prompt, completion, reason, entropy, n in held
+        for pk, index, row, parent, shared, length, prompt, completion, reason, entropy, n in step_indices
     ]
     return (rows, steps) if rows else _draft_rows(steps)
 
@@ -143,75 +145,75 @@ def _draft_rows(steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[St
     return rows, placed
 
 
-def new_messages(trajectory: Stored, steps: Collection[int]) -> list[tuple[int, int, str | None]]:
+def new_messages(trajectory: StoredTrajectory, steps: Collection[int]) -> list[tuple[int, int, str | None]]:
     """Of some steps: index, number of messages shared with the parent, and the new messages as JSON. One query."""
-    held = trajectory.steps.filter(index__in=steps, messages_new__isnull=False)
-    return list(held.values_list("index", "messages_shared", "messages_new__body"))
+    with_messages = trajectory.steps.filter(index__in=steps, messages_new__isnull=False)
+    return list(with_messages.values_list("index", "messages_shared", "messages_new__body"))
 
 
 def said_of_steps(
-    trajectory: Stored, steps: Collection[int], n_characters: int
+    trajectory: StoredTrajectory, steps: Collection[int], n_characters: int
 ) -> list[tuple[int, str | None, str | None]]:
     """Of some steps: index, the messages that its request adds to its parent's, and its reply, both as JSON. One query.
 
     Steps without messages, and steps with a text of more than ``n_characters``, are left out.
     """
-    held = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
-    sizes = held.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
+    with_messages = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
+    sizes = with_messages.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
     short = sizes.filter(Q(n_reply=None) | Q(n_reply__lte=n_characters), n_new__lte=n_characters)
     return list(short.values_list("index", "messages_new__body", "reply__body"))
 
 
-def steps_with_tokens(trajectory: Stored, indices: Collection[int | None]) -> dict[int, StoredStep]:
+def steps_with_tokens(trajectory: StoredTrajectory, indices: Collection[int | None]) -> dict[int, StoredStep]:
     """Some steps by index, with their arrays. One query."""
-    found = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
-    return {step.index: step for step in reading.steps_with_tokens(found)}
+    stored = trajectory.steps.filter(index__in=[index for index in indices if index is not None])
+    return {step.index: step for step in reading.steps_with_tokens(stored)}
 
 
-def continuing_steps(trajectory: Stored, first: int, limit: int) -> list[StoredStep]:
+def continuing_steps(trajectory: StoredTrajectory, first: int, limit: int) -> list[StoredStep]:
     """Steps with a parent, from index ``first`` on, with arrays, messages and tools. One query."""
-    found = trajectory.steps.filter(parent__isnull=False, index__gte=first)
+    stored = trajectory.steps.filter(parent__isnull=False, index__gte=first)
     related = ("parent", "messages_new", "tools", "template_kwargs")
-    return reading.steps_with_tokens(found.select_related(*related).order_by("index")[:limit])
+    return reading.steps_with_tokens(stored.select_related(*related).order_by("index")[:limit])
 
 
-def step_values(trajectory: Stored, names: Iterable[str], first: int, limit: int) -> list[dict[str, Any]]:
+def step_values(trajectory: StoredTrajectory, names: Iterable[str], first: int, limit: int) -> list[dict[str, Any]]:
     """The columns ``names`` of at most ``limit`` steps, from the step at position ``first`` on. One query."""
     return list(trajectory.steps.order_by("index").values(*names)[first : first + limit])
 
 
-def step_bodies(trajectory: Stored, index: int, names: Iterable[str]) -> list[str | None]:
+def step_bodies(trajectory: StoredTrajectory, index: int, names: Iterable[str]) -> list[str | None]:
     """Whole stored texts of one step, by the names of columns; empty when there is no such step. One query."""
     return list(trajectory.steps.filter(index=index).values_list(*names).first() or ())
 
 
-def row_extras(trajectory: Stored, limit: int) -> list[tuple[int, str]]:
+def row_extras(trajectory: StoredTrajectory, limit: int) -> list[tuple[int, str]]:
     """Index of each row that has fields of its source, and the key of their text. One query."""
-    held = trajectory.rows.exclude(extra=None).order_by("index")
-    return list(held.values_list("index", "extra_id")[:limit])
+    with_extra = trajectory.rows.exclude(extra=None).order_by("index")
+    return list(with_extra.values_list("index", "extra_id")[:limit])
 
 
 def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, int, str]]:
     """Key, whole length and first ``n_characters`` of stored texts. One query."""
-    held = Content.objects.filter(pk__in=list(keys))
-    cut = held.annotate(n=Length("body"), start=Substr("body", 1, n_characters))
+    contents = Content.objects.filter(pk__in=list(keys))
+    cut = contents.annotate(n=Length("body"), start=Substr("body", 1, n_characters))
     return list(cut.values_list("pk", "n", "start"))
 
 
-def findings_in_order(trajectory: Stored) -> QuerySet[StoredFinding]:
+def findings_in_order(trajectory: StoredTrajectory) -> QuerySet[StoredFinding]:
     """All findings in reading order, without their ids. One query."""
     return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
 
 
-def versions_of_findings(trajectory: Stored) -> list[int]:
+def versions_of_findings(trajectory: StoredTrajectory) -> list[int]:
     """The versions of the diagnosis that made the findings, the oldest first. One query."""
     return sorted(set(trajectory.findings.values_list("version", flat=True)))
 
 
-def ids_of_findings(trajectory: Stored, limit: int) -> list[tuple[Ids, Ids]]:
+def ids_of_findings(trajectory: StoredTrajectory, limit: int) -> list[tuple[Ids, Ids]]:
     """Expected and actual ids of the first findings, in reading order. One query."""
-    found = trajectory.findings.order_by(*READING_ORDER)
-    return list(found.values_list("expected_ids", "actual_ids")[:limit])
+    findings = trajectory.findings.order_by(*READING_ORDER)
+    return list(findings.values_list("expected_ids", "actual_ids")[:limit])
 
 
 def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
@@ -222,83 +224,87 @@ def places_of(finding: StoredFinding) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def steps_with_finding(trajectory: Stored, kind: str) -> list[int]:
+def steps_with_finding(trajectory: StoredTrajectory, kind: str) -> list[int]:
     """The steps that have a finding of a kind, in order. One query, none where the trajectory has no findings."""
     if not trajectory.n_findings:
         return []
-    found = trajectory.findings.filter(kind=kind, step_index__isnull=False)
-    return sorted({step for step in found.values_list("step_index", flat=True) if step is not None})
+    findings = trajectory.findings.filter(kind=kind, step_index__isnull=False)
+    return sorted({step for step in findings.values_list("step_index", flat=True) if step is not None})
 
 
-def numbered_finding(trajectory: Stored, number: int) -> StoredFinding | None:
+def numbered_finding(trajectory: StoredTrajectory, number: int) -> StoredFinding | None:
     """The finding with this number, counted from 1 in reading order. One query."""
     if not 0 < number <= trajectory.n_findings:  # the database takes no number of 25 digits
         return None
     return trajectory.findings.order_by(*READING_ORDER)[number - 1 : number].first()
 
 
-def drift_places(trajectory: Stored) -> list[tuple[int, int]]:
+def drift_places(trajectory: StoredTrajectory) -> list[tuple[int, int]]:
     """Step index and start of each finding of a step whose completion is not canonical. One query."""
-    found = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
-    return [(step or 0, start) for step, start in found.values_list("step_index", "start")]
+    findings = trajectory.findings.filter(kind="noncanonical_sampling", step_index__isnull=False)
+    return [(step or 0, start) for step, start in findings.values_list("step_index", "start")]
 
 
-def row_not_sampled(trajectory: Stored) -> int | None:
+def row_not_sampled(trajectory: StoredTrajectory) -> int | None:
     """The first row that holds trained tokens that were not sampled as they stand; None if none does. One query."""
-    found = trajectory.findings.filter(kind="row_not_sampled", row_index__isnull=False).order_by("row_index", "start")
-    return found.values_list("row_index", flat=True).first()
+    findings = trajectory.findings.filter(kind="row_not_sampled", row_index__isnull=False).order_by(
+        "row_index", "start"
+    )
+    return findings.values_list("row_index", flat=True).first()
 
 
 def row_finding_sentences(
-    trajectory: Stored, row: RowSummary, without: Collection[str], limit: int
+    trajectory: StoredTrajectory, row: RowSummary, without: Collection[str], limit: int
 ) -> list[tuple[str, str, str]]:
     """Kind, evidence and remedy of the findings of a row and of its steps. One query.
 
     Info findings and the kinds in ``without`` are left out.
     """
     of_row = Q(row_index=row.index, step_index=None) | Q(step_index__in=row.steps)
-    found = trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
-    return list(found.order_by("start", "id").values_list("kind", "evidence", "remedy")[:limit])
+    findings = (
+        trajectory.findings.filter(of_row, axis=Axis.ROW).exclude(severity=Severity.INFO).exclude(kind__in=without)
+    )
+    return list(findings.order_by("start", "id").values_list("kind", "evidence", "remedy")[:limit])
 
 
-def column_names(trajectory: Stored) -> dict[int, list[str]]:
+def column_names(trajectory: StoredTrajectory) -> dict[int, list[str]]:
     """Row index -> names of the columns that a trainer wrote for it. One query."""
-    found: dict[int, list[str]] = {}
+    names: dict[int, list[str]] = {}
     rows = StoredRow.objects.filter(trajectory=trajectory, last_step=None).order_by("index", "columns__name")
     for row, in_segment, name in rows.values_list("index", "column_names", "columns__name"):
         if in_segment:
-            found[row] = list(in_segment)
+            names[row] = list(in_segment)
         elif name is not None:
-            found.setdefault(row, []).append(name)
-    return found
+            names.setdefault(row, []).append(name)
+    return names
 
 
-def column_values(trajectory: Stored, row: int, names: Collection[str]) -> dict[str, Floats]:
+def column_values(trajectory: StoredTrajectory, row: int, names: Collection[str]) -> dict[str, Floats]:
     """Whole columns of a row by name, each float32 ``[n]``; a name that the row lacks is left out. One query."""
-    found = reading.columns_of_rows(StoredRow.objects.filter(trajectory=trajectory, index=row), names)
-    return next(iter(found.values()), {})
+    columns = reading.columns_of_rows(StoredRow.objects.filter(trajectory=trajectory, index=row), names)
+    return next(iter(columns.values()), {})
 
 
-def others_of_group(trajectory: Stored, limit: int) -> list[Stored]:
+def others_of_group(trajectory: StoredTrajectory, limit: int) -> list[StoredTrajectory]:
     """The other ended trajectories of the group that have rows, the best reward first. At most one query."""
     if not trajectory.group:
         return []
-    group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
-    ended = group.filter(status=Stored.Status.DONE).exclude(pk=trajectory.pk)
-    found = ended.order_by("index").only("code", "external_id", "index", "reward", "run_id", "status")[:limit]
-    return sorted(found, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
+    group = StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group, n_rows__gt=0)
+    ended = group.filter(status=StoredTrajectory.Status.DONE).exclude(pk=trajectory.pk)
+    others = ended.order_by("index").only("code", "external_id", "index", "reward", "run_id", "status")[:limit]
+    return sorted(others, key=lambda one: (one.reward is None, -(one.reward or 0.0), one.index))
 
 
-def step_wise_scopes(trajectory: Stored) -> list[StepWiseRows]:
+def step_wise_scopes(trajectory: StoredTrajectory) -> list[StepWiseRows]:
     """The cost of step-wise training, for this trajectory and for its group. At most three queries each."""
-    scopes = [_step_wise("this trajectory", Stored.objects.filter(pk=trajectory.pk))]
+    scopes = [_step_wise("this trajectory", StoredTrajectory.objects.filter(pk=trajectory.pk))]
     if trajectory.group:
-        group = Stored.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
+        group = StoredTrajectory.objects.filter(run_id=trajectory.run_id, group=trajectory.group)
         scopes.append(_step_wise(f"its group, {trajectory.group}", group))
     return [scope for scope in scopes if scope is not None]
 
 
-def _step_wise(scope: str, trajectories: QuerySet[Stored]) -> StepWiseRows | None:
+def _step_wise(scope: str, trajectories: QuerySet[StoredTrajectory]) -> StepWiseRows | None:
     size = trajectories.filter(n_steps__gt=0).aggregate(
         m=Count("pk"), low=Min("n_steps"), high=Max("n_steps"), steps=Sum("n_steps")
     )

@@ -72,13 +72,13 @@ def read_rows(model: type[models.Model], file: IO[bytes]) -> Iterator[list[list[
                 raise ValueError(f"It does not have the columns of {model._meta.db_table}.")
             defaults = {field.attname: field.get_default() for field in later}
             for batch in reader:
-                values = [
+                rows = [
                     [None if value is None else column.read(value) for value in batch.column(column.name).to_pylist()]
                     if column.name in written
                     else [defaults[column.name]] * batch.num_rows
                     for column in columns
                 ]
-                yield [list(row) for row in zip(*values, strict=True)]
+                yield [list(row) for row in zip(*rows, strict=True)]
     except pa.ArrowInvalid as error:
         raise ValueError(f"It is no file of a table: {error}") from error
 
@@ -147,7 +147,7 @@ def _column(field: Any) -> Column:
     for kinds, type in _SIMPLE:
         if isinstance(target, kinds):
             return Column(field.attname, type, _as_it_is, _as_it_is)
-    raise TypeError(f"Backups cannot write {type_name(target)}: add it to rollouts.jobs.storage.backup_tables.")
+    raise TypeError(f"Backups cannot write {type_name(target)}: add it to rollouts.store.backup_tables.")
 
 
 def type_name(field: Any) -> str:

@@ -18,7 +18,7 @@ from rollouts.store import models
 from rollouts.store.bulk import bare, change_whole, insert_whole, reserve_keys
 from rollouts.store.token_arrays import Place
 from rollouts.store.trajectories.contents import Contents
-from rollouts.store.trajectories.streams import StoredSteps
+from rollouts.store.trajectories.stored_steps import StoredSteps
 from rollouts.store.trajectories.token_encoding import EncodedStep, derive_origins, encode_step
 
 
@@ -110,11 +110,11 @@ class StepWriter:
         """
         if rows is None:
             chains = merge_steps(values.steps, values.links)
-            found = [_merged_row(record, index, [steps[n] for n in chain]) for index, chain in enumerate(chains)]
+            stored_rows = [_merged_row(record, index, [steps[n] for n in chain]) for index, chain in enumerate(chains)]
         else:
             chains = [row.step_indices for row in rows]
             at = places or [None] * len(rows)
-            found = [
+            stored_rows = [
                 self._stored_row(record, n, row, place) for n, (row, place) in enumerate(zip(rows, at, strict=True))
             ]
         row_of_step = {step: index for index, chain in enumerate(chains) for step in chain}
@@ -123,8 +123,8 @@ class StepWriter:
             if step.row_index != row_index and not step._state.adding:
                 self._moved.append(step)
             step.row_index = row_index
-        self._rows += found
-        _count(record, steps, found)
+        self._rows += stored_rows
+        _count(record, steps, stored_rows)
         record.n_lost = trained_tokens(values.steps, rows or ()).n_lost
 
     def save(self, trajectories: Sequence[models.StoredTrajectory] = ()) -> None:

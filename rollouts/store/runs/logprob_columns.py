@@ -11,20 +11,89 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
+from django.db import transaction
 from django.db.models import Count, QuerySet
+from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.columns import SAMPLER, SCORED, column_of, compared_row, recorded_columns, rows_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows
 from rollout_inspector.streams.batches import batched
-from rollout_inspector.streams.trajectory import Floats, Row, Trajectory
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
+from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import RowScores, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.trajectories.retokenized import checksum
 from rollouts.store.trajectories.trajectories import load_trajectories
 
+Scored = tuple[int, Sequence[Row], Sequence[Floats]]
+"""The primary key of a trajectory, its rows, and the scores ``[T]`` of each."""
 BATCH = 20
 """Trajectories that are loaded at once."""
 SAMPLED_TRAJECTORIES = 5
 """Trajectories of a run that are read to learn which columns its source recorded."""
+
+
+def begin_column(
+    run: Run, model: str, engine: str, engine_version: str, weights: str, user: Any = None, temperature: float = 1.0
+) -> ScoredColumn:
+    """The column of a run that this engine with these weights makes: the one that is there, or a new one."""
+    names = {"model": model, "engine": engine[:60], "engine_version": engine_version[:60], "weights": weights[:64]}
+    column, _ = ScoredColumn.objects.get_or_create(
+        run=run, **names, temperature=temperature, defaults={"created_by": user}
+    )
+    return column
+
+
+def keep_scores(column: ScoredColumn, found: Sequence[Scored]) -> None:
+    """Put the scores of these trajectories in place of older ones. A trajectory that was deleted is left out.
+
+    Raises ``ScoredColumn.DoesNotExist`` where somebody deleted the column.
+    """
+    keys = [key for key, _, _ in found]
+    with transaction.atomic():
+        # The job of a run is one at a time, but the column may have been deleted meanwhile.
+        ScoredColumn.objects.select_for_update().get(pk=column.pk)
+        RowScores.objects.filter(column=column, trajectory__in=keys).delete()
+        locked = column.run.trajectories.select_for_update(of=("self",)).filter(pk__in=keys).order_by("pk")
+        there = set(locked.values_list("pk", flat=True))
+        scored = [entry for entry in found if entry[0] in there]
+        own = reserve_keys(RowScores, len(scored))
+        insert_whole([_stored(next(own), column, *entry) for entry in scored])
+
+
+def _stored(key: int, column: ScoredColumn, trajectory: int, rows: Sequence[Row], values: Sequence[Floats]) -> Any:
+    gap = gap_of_rows(
+        [compared_row(row, row.logprobs, column_values) for row, column_values in zip(rows, values, strict=True)]
+    )
+    return bare(
+        RowScores,
+        id=key,
+        column_id=column.pk,
+        trajectory_id=trajectory,
+        rows=[number for row in rows for number in mark_of(row)],
+        values=np.concatenate([NO_IDS.astype(np.float32), *values]),
+        gap=None if gap is None else gap.to_json(),
+    )
+
+
+def end_column(column: ScoredColumn) -> None:
+    """Sum the figures of a column and offer it. It may be called again when trajectories were added."""
+    n, tokens, gaps = 0, 0, GapFigures()
+    for gap, rows in column.scores.order_by("pk").values_list("gap", "rows").iterator(500):
+        # Nothing stands before the first token of a row, so it has no score.
+        n, tokens = n + 1, tokens + int(np.maximum(rows[::2] - 1, 0).sum())
+        if gap is not None:
+            gaps = added([gaps, GapFigures.from_json(gap)])
+    column.n_trajectories, column.n_tokens, column.finished_at = n, tokens, timezone.now()
+    column.gap = gaps.to_json() if gaps.tokens else None
+    column.save(update_fields=["n_trajectories", "n_tokens", "finished_at", "gap"])
+
+
+def delete_column(column: ScoredColumn) -> None:
+    """Remove a column with its scores."""
+    with transaction.atomic():
+        scores = RowScores.objects.filter(column=column)
+        scores._raw_delete(scores.db)
+        column.delete()
 
 
 @dataclass(frozen=True)
@@ -55,8 +124,8 @@ def columns_of(run: Run) -> list[LogprobColumn]:
     """
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     rows = [row for value in load_trajectories(list(done[:SAMPLED_TRAJECTORIES])) for row in rows_of(value)]
-    found = [LogprobColumn(name, _title(name)) for name in recorded_columns(rows)]
-    return found + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
+    columns = [LogprobColumn(name, _title(name)) for name in recorded_columns(rows)]
+    return columns + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
 
 
 def _title(name: str) -> str:
@@ -92,13 +161,13 @@ def load_compared(
     So :func:`gap_of_rows` compares any two. The rows of a trajectory that has steps alone
     follow from them. A fixed number of queries for all of them; an unknown name compares nothing.
     """
-    named = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
-    scores = _scores(trajectories, list(named))
+    names = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
+    scores = _scores(trajectories, list(names))
     for record, value in zip(trajectories, load_trajectories(trajectories), strict=True):
         rows = rows_of(value)
-        held = {name: _values(scores.get((record.pk, code)), rows) for code, name in named.items()}
+        values_of = {name: _values(scores.get((record.pk, code)), rows) for code, name in names.items()}
 
-        def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = held) -> Floats | None:
+        def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = values_of) -> Floats | None:
             return held[name][index] if name in held else column_of(row, name)
 
         yield replace(
@@ -120,18 +189,18 @@ def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     total = GapFigures()
     for batch in batched(done.iterator(BATCH), BATCH):
-        found = (gap_of_rows(value.rows) for value in load_compared(batch, sampler, trainer))
-        total = added([total, *(one for one in found if one is not None)])
+        gaps = (gap_of_rows(value.rows) for value in load_compared(batch, sampler, trainer))
+        total = added([total, *(gap for gap in gaps if gap is not None)])
     return total
 
 
 def _scores(trajectories: Sequence[StoredTrajectory], codes: Sequence[str]) -> dict[tuple[int, str], RowScores]:
     if not codes:
         return {}
-    held = RowScores.objects.filter(
-        trajectory__in=[one.pk for one in trajectories], column__code__in=codes, column__finished_at__isnull=False
+    scores = RowScores.objects.filter(
+        trajectory__in=[row.pk for row in trajectories], column__code__in=codes, column__finished_at__isnull=False
     ).select_related("column")
-    return {(one.trajectory_id, one.column.code): one for one in held}
+    return {(row.trajectory_id, row.column.code): row for row in scores}
 
 
 def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
@@ -139,13 +208,13 @@ def _values(held: RowScores | None, rows: Sequence[Row]) -> list[Floats | None]:
     if held is None:
         return [None] * len(rows)
     marks = [tuple(pair) for pair in held.rows.reshape(-1, 2).tolist()]
-    found: list[Floats | None] = [None] * len(rows)
+    values: list[Floats | None] = [None] * len(rows)
     start = 0
     for n, (length, mark) in enumerate(marks):
         if n < len(rows) and (length, mark) == mark_of(rows[n]):
-            found[n] = held.values[start : start + length]
+            values[n] = held.values[start : start + length]
         start += length
-    return found
+    return values
 
 
 def mark_of(row: Row) -> tuple[int, int]:

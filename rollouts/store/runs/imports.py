@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from itertools import islice
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Max, Sum
+from django.db.models import Max, QuerySet, Sum
 from django.utils import timezone
 
 from rollout_inspector.formats import Rejected
 from rollouts.store import models
+from rollouts.store.bulk import change_whole
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import JobLost, end_job
 from rollouts.store.runs.rejections import MAX_REJECTIONS, add_rejections
-from rollouts.store.runs.run_writes import beat, delete_trajectories, recount, take_figures
+from rollouts.store.runs.runs import beat, delete_trajectories, recount, take_figures
 from rollouts.store.text import without_paths
+from rollouts.store.trajectories.trajectories import last_index
 
 IMPORTED = "imported"
 """In the run's settings: what is complete, so that an import that was killed goes on at the file it was at."""
 _NOTHING: dict[str, Any] = {"files": 0, "next_index": 0, "formats": [], "n_rejected": 0, "last_rejection": 0}
-
 Alive = Callable[[], object]
 """Called in each transaction of an import. It raises :class:`JobLost` when the import is another worker's."""
 
@@ -52,13 +54,13 @@ def note_imported(run: models.Run, done: Mapping[str, Any], bytes_done: int, ali
     """Remember what is complete: ``done`` has the keys ``files``, ``next_index`` and ``formats``."""
     with transaction.atomic():
         alive()
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        last = held.rejections.aggregate(last=Max("pk"))["last"] or 0
-        held.settings[IMPORTED] = {**done, "n_rejected": held.n_rejected, "last_rejection": last}
-        held.format = ", ".join(done["formats"])[:200]
-        held.bytes_done = bytes_done
-        held.save(update_fields=["settings", "format", "bytes_done"])
-    run.settings, run.format, run.bytes_done = held.settings, held.format, held.bytes_done
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        last = locked.rejections.aggregate(last=Max("pk"))["last"] or 0
+        locked.settings[IMPORTED] = {**done, "n_rejected": locked.n_rejected, "last_rejection": last}
+        locked.format = ", ".join(done["formats"])[:200]
+        locked.bytes_done = bytes_done
+        locked.save(update_fields=["settings", "format", "bytes_done"])
+    run.settings, run.format, run.bytes_done = locked.settings, locked.format, locked.bytes_done
 
 
 def drop_incomplete(run: models.Run, alive: Alive = lambda: None) -> None:
@@ -93,11 +95,11 @@ def drop_all(run: models.Run, job: models.Job, alive: Alive) -> None:
     """Remove all that an import in shards has stored, and its shards: the next try reads every file again."""
     with transaction.atomic():
         alive()
-        held = models.Run.objects.select_for_update().get(pk=run.pk)
-        held.settings.pop(IMPORTED, None)
-        held.save(update_fields=["settings"])
+        locked = models.Run.objects.select_for_update().get(pk=run.pk)
+        locked.settings.pop(IMPORTED, None)
+        locked.save(update_fields=["settings"])
         job.shards.all().delete()
-    run.settings = held.settings
+    run.settings = locked.settings
     drop_incomplete(run, alive)
 
 
@@ -113,8 +115,8 @@ def drop_range(run: models.Run, first: int, stop: int, alive: Alive) -> None:
     while True:
         with transaction.atomic():
             alive()
-            found = run.trajectories.filter(index__gte=first, index__lt=stop)
-            keys = list(found.order_by("index").values_list("pk", flat=True)[:200])
+            trajectories = run.trajectories.filter(index__gte=first, index__lt=stop)
+            keys = list(trajectories.order_by("index").values_list("pk", flat=True)[:200])
             if not keys:
                 break
             delete_trajectories(keys)
@@ -143,7 +145,7 @@ def move_range(run: models.Run, first: int, stop: int, to: int) -> int:
 
 def next_final_index(run: models.Run) -> int:
     """The index behind the trajectories that have their final place."""
-    last = run.trajectories.filter(index__lt=PROVISIONAL).aggregate(last=Max("index"))["last"]
+    last = last_index(run.trajectories.filter(index__lt=PROVISIONAL))
     return 0 if last is None else last + 1
 
 
@@ -176,3 +178,32 @@ def end_import(run: models.Run, job: models.Job, status: str, error: str = "") -
         run.status, run.error, run.finished_at = status, without_paths(error), timezone.now()
         run.save(update_fields=["status", "error", "finished_at"])
     take_figures(run)
+
+
+def set_bytes_total(run: models.Run, n: int) -> None:
+    """Remember how many bytes the files of an import have."""
+    run.bytes_total = n
+    run.save(update_fields=["bytes_total"])
+
+
+def failed_import_of(run: models.Run) -> models.Job | None:
+    """The last job that was to read files into a run and failed. One query."""
+    return run.jobs.filter(kind="import", status=models.Job.Status.FAILED).order_by("-pk").first()
+
+
+def names_at(run: models.Run, indices: Iterable[int]) -> list[tuple[int, int, str, str]]:
+    """Key, index, external id and group of the trajectories at these indices. One query."""
+    columns = ("pk", "index", "external_id", "group")
+    return list(run.trajectories.filter(index__in=list(indices)).values_list(*columns))
+
+
+def rename_trajectories(named: Sequence[tuple[str, str, int]]) -> None:
+    """Give trajectories other names, each as external id, group and key."""
+    change_whole(models.StoredTrajectory, ("external_id", "group"), named)
+
+
+def never_sent_imports(before: datetime) -> QuerySet[models.Run]:
+    """Older runs whose request was killed between keeping the files and sending them to a worker."""
+    Run = models.Run
+    waiting = Run.objects.filter(kind=Run.Kind.IMPORT, status=Run.Status.QUEUED, created_at__lt=before, jobs=None)
+    return waiting.exclude(engine="recorder")

@@ -1,4 +1,7 @@
-"""Registering tokenizers and chat templates."""
+"""Registered tokenizers.
+
+A run and a check use tokenizers of their own project alone, so most functions ask in one project.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.text import tokenizers
@@ -20,10 +24,12 @@ from rollout_inspector.text.tokenizers.files import WANTED
 from rollout_inspector.text.tokenizers.table_cache import FORMAT, TABLE_FILES
 from rollout_inspector.text.tokenizers.validate import check_file
 from rollouts.store import files, models
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.models import Project, Tokenizer
 from rollouts.store.people import activity_log
+from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action
 from rollouts.store.people.projects import key_of
-from rollouts.store.people.registered_tokenizers import tokenizers_of
 
 
 def load_tokenizer(files_sha256: str) -> LoadedTokenizer:
@@ -71,24 +77,6 @@ def _table_prefix(files_sha256: str) -> str:
     return f"byte_tables/{files_sha256}-{FORMAT}/"
 
 
-def register_chat_template(text: str, label: str = "", project: models.Project | None = None) -> models.ChatTemplate:
-    """Keep a chat template under the hash of its bytes, and the name that a project has for it.
-
-    One that the project knows keeps its name unless it had none. ``project``: None = the default one.
-    """
-    if "\0" in text:
-        raise Refusal("A chat template cannot hold the character U+0000.")
-    key = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
-    template, _ = models.ChatTemplate.objects.get_or_create(sha256=key, defaults={"text": text})
-    known, created = models.ProjectTemplate.objects.get_or_create(
-        project_id=key_of(project), chat_template=template, defaults={"label": label[:200]}
-    )
-    if label and not created and not known.label:
-        known.label = label[:200]
-        known.save(update_fields=["label"])
-    return template
-
-
 def register_tokenizer(
     path: str | Path,
     name: str | None = None,
@@ -115,21 +103,21 @@ def register_tokenizer(
         loaded.close()  # the process of the copy is started when somebody asks for it
     if not files.exists(_table_prefix(files_sha256) + TABLE_FILES[-1]):
         _keep_table(files_sha256, loaded.table)
-    named = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
-    label = name or (named.stem if named.is_file() else named.name)
+    place = (path.parent if path.name == "tokenizer.json" and path.is_file() else path).resolve()
+    label = name or (place.stem if place.is_file() else place.name)
     template = register_chat_template(loaded.chat_template, label, project) if loaded.chat_template else None
     of_project = {"project_id": key_of(project)}
     fields = {
         "sha256": loaded.sha256,
         "files_sha256": files_sha256,
-        "source": (source or named.name)[:500],
+        "source": (source or place.name)[:500],
         "revision": revision[:100],
         "vocab_size": loaded.vocab_size,
         "encoder": loaded.encoder,
         "chat_template": template,
     }
-    wanted = (name or named.name).strip()[:180] or "tokenizer"
-    for candidate in (wanted, f"{wanted} ({files_sha256[:8]})"):
+    own_name = (name or place.name).strip()[:180] or "tokenizer"
+    for candidate in (own_name, f"{own_name} ({files_sha256[:8]})"):
         try:
             with transaction.atomic():
                 record, created = models.Tokenizer.objects.get_or_create(name=candidate, **of_project, defaults=fields)
@@ -141,7 +129,7 @@ def register_tokenizer(
             return record
         if name is not None:
             raise Refusal(f"Another tokenizer is registered as {name!r} already. Choose another name.")
-    raise Refusal(f"Another tokenizer is registered as {wanted!r} already. Choose a name.")
+    raise Refusal(f"Another tokenizer is registered as {own_name!r} already. Choose a name.")
 
 
 def find_tokenizer(named: str, project: models.Project | None = None) -> models.Tokenizer:
@@ -150,8 +138,8 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
     What is not registered in the project yet is. For commands alone: who calls one may read any folder of this machine.
     ``project``: None = the default one. Raises :class:`Refusal`.
     """
-    known = tokenizers_of(key_of(project))
-    registered = known.filter(name=named).first()
+    of_project = tokenizers_of(key_of(project))
+    registered = of_project.filter(name=named).first()
     if registered is not None:
         return registered
     if Path(named).expanduser().exists():
@@ -159,7 +147,7 @@ def find_tokenizer(named: str, project: models.Project | None = None) -> models.
     hub_id, _, revision = named.partition("@")
     if hub_id.count("/") == 1 and not named.startswith((".", "/", "~")) and settings.HUB_ALLOWED:
         return hub_tokenizer(hub_id, revision or "main", project)
-    names = ", ".join(known.values_list("name", flat=True)[:10]) or "none yet"
+    names = ", ".join(of_project.values_list("name", flat=True)[:10]) or "none yet"
     raise Refusal(
         f"There is no tokenizer {named!r}. Name a registered one ({names}), or a folder that holds a tokenizer.json."
     )
@@ -217,3 +205,42 @@ def _keep_table(files_sha256: str, table: ByteTable) -> None:
         tokenizers.write_table(table, Path(scratch))
         for name in TABLE_FILES:
             files.put(_table_prefix(files_sha256) + name, Path(scratch, name))
+
+
+def list_tokenizers(access: Access, project_code: str = "") -> QuerySet[Tokenizer]:
+    """The tokenizers that may be seen, by name, each with its project; with a code only those of that project."""
+    tokenizers_of_all = access.limit(Tokenizer.objects.order_by("name", "pk")).select_related("project")
+    return tokenizers_of_all.filter(project__code=project_code) if project_code else tokenizers_of_all
+
+
+def tokenizers_of(project: Project | int | None, templates: bool = False) -> QuerySet[Tokenizer]:
+    """The tokenizers of a project by name; ``templates``: each with its chat template.
+
+    The query runs when the result is read, so a form can use it as choices.
+    """
+    of_project = Tokenizer.objects.filter(project=project).order_by("name")
+    return of_project.select_related("chat_template") if templates else of_project
+
+
+def tokenizer_names(project: Project | int | None, limit: int | None = None) -> list[str]:
+    """The names of the first ``limit`` tokenizers of a project; None = of all."""
+    return list(tokenizers_of(project).values_list("name", flat=True)[:limit])
+
+
+def tokenizer_named(project: Project | int | None, name: str) -> Tokenizer | None:
+    """The tokenizer of that name in a project, with its chat template."""
+    return tokenizers_of(project, templates=True).filter(name=name).first()
+
+
+def registered_from(source: str, project: Project | int | None = None) -> Tokenizer | None:
+    """The tokenizer that was registered last from a source; with a project the last one there."""
+    from_source = (
+        Tokenizer.objects.filter(source=source) if project is None else tokenizers_of(project).filter(source=source)
+    )
+    return from_source.order_by("-pk").first()
+
+
+def tokenizers_with_template(registered: QuerySet[Tokenizer], texts: bool = False) -> list[Tokenizer]:
+    """Those of ``found`` that have their own chat template. ``texts``: also load the templates."""
+    registered = registered.exclude(chat_template=None)
+    return list(registered.select_related("chat_template") if texts else registered)

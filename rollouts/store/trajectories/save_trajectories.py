@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Max
 from django.utils import timezone
 
 from rollout_inspector.diagnose.finding import Finding
@@ -16,8 +15,9 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.bulk import bare, reserve_keys
 from rollouts.store.trajectories.findings import add_findings, set_findings
+from rollouts.store.trajectories.step_writer import StepWriter
 from rollouts.store.trajectories.token_encoding import EncodedTrajectory, encode_trajectories
-from rollouts.store.trajectories.write_steps import StepWriter
+from rollouts.store.trajectories.trajectories import last_index
 
 
 def save_trajectories(
@@ -49,11 +49,11 @@ def save_trajectories(
         records = []
         now = timezone.now()
         for n, trajectory in enumerate(trajectories):
-            one = encoded[n]
+            coded_trajectory = encoded[n]
             record = bare(
                 models.StoredTrajectory,
                 id=next(keys),
-                code=one.code,
+                code=coded_trajectory.code,
                 run_id=run.pk,
                 index=base_index + n,
                 external_id=trajectory.external_id,
@@ -68,21 +68,26 @@ def save_trajectories(
                 finished_at=now,
                 checks=None if checks is None else checks[n],
                 gap=None if gaps is None else gaps[n],
-                prompt_line=one.preview.prompt,
-                answer_line=one.preview.answer,
+                prompt_line=coded_trajectory.preview.prompt,
+                answer_line=coded_trajectory.preview.answer,
             )
             steps = [
-                writer.add_step(record.pk, one.values, step, coded)
-                for step, coded in zip(trajectory.steps, one.steps, strict=True)
+                writer.add_step(record.pk, coded_trajectory.values, step, coded)
+                for step, coded in zip(trajectory.steps, coded_trajectory.steps, strict=True)
             ]
-            writer.add_rows(record, steps, one.values, trajectory.rows or None, one.row_places)
+            writer.add_rows(
+                record, steps, coded_trajectory.values, trajectory.rows or None, coded_trajectory.row_places
+            )
             if findings is not None:
                 set_findings(record, findings[n])
             records.append(record)
         writer.save(records)
         counts: Counter[str] = Counter()
         if findings is not None:
-            counts = add_findings(run, [one for one in zip(records, findings, strict=True) if one[1]])
+            counts = add_findings(
+                run,
+                [coded_trajectory for coded_trajectory in zip(records, findings, strict=True) if coded_trajectory[1]],
+            )
         if connection.vendor == "postgresql":
             connection.check_constraints()  # at the commit other workers would wait for the row of the run meanwhile
         bump_run(
@@ -101,22 +106,22 @@ def save_trajectories(
 
 def next_index(run: models.Run) -> int:
     """The position behind the last trajectory of a run."""
-    last = run.trajectories.aggregate(last=Max("index"))["last"]
+    last = last_index(run.trajectories.all())
     return 0 if last is None else last + 1
 
 
 def reward_totals(rewards: Iterable[float | None]) -> dict[str, float]:
     """What scored trajectories add to the totals of their run."""
-    known = [reward for reward in rewards if reward is not None]
-    return {"n_rewards": len(known), "reward_sum": sum(known)}
+    scored = [reward for reward in rewards if reward is not None]
+    return {"n_rewards": len(scored), "reward_sum": sum(scored)}
 
 
 def bump_run(run: models.Run, counts: Mapping[str, int], **added: float) -> None:
     """Add to the run's totals. The row is locked, because the counts of findings are read and written back."""
-    held = models.Run.objects.select_for_update(no_key=True).get(pk=run.pk)
-    kinds = Counter(held.finding_counts)
+    locked = models.Run.objects.select_for_update(no_key=True).get(pk=run.pk)
+    kinds = Counter(locked.finding_counts)
     kinds.update(counts)
-    values: dict[str, Any] = {name: getattr(held, name) + value for name, value in added.items()}
+    values: dict[str, Any] = {name: getattr(locked, name) + value for name, value in added.items()}
     values["finding_counts"] = {kind: n for kind, n in kinds.items() if n > 0}
     models.Run.objects.filter(pk=run.pk).update(**values)
     for name, value in values.items():

@@ -17,9 +17,9 @@ TRAINING_KEY = "training_run"
 
 def find_gallery(version: str, of: Project | Access) -> Run | None:
     """The newest run of a project, or of those that may be seen, that was made from this version. One query."""
-    found = Run.objects.filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
-    found = found.filter(project=of) if isinstance(of, Project) else of.limit(found)
-    return found.order_by("-created_at", "-pk").first()
+    galleries = Run.objects.filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
+    galleries = galleries.filter(project=of) if isinstance(of, Project) else of.limit(galleries)
+    return galleries.order_by("-created_at", "-pk").first()
 
 
 def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
@@ -32,6 +32,12 @@ def gallery_evidence(run: Run, others: Collection[str]) -> dict[str, str]:
 
     ``others``: names of trajectories that are called after no kind; of these all findings count.
     """
-    shown = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
-    found = StoredFinding.objects.filter(shown, run=run).order_by("-severity", "-pk")
-    return dict(found.values_list("trajectory__external_id", "evidence"))
+    of_its_kind = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
+    findings = StoredFinding.objects.filter(of_its_kind, run=run).order_by("-severity", "-pk")
+    return dict(findings.values_list("trajectory__external_id", "evidence"))
+
+
+def find_training_run(digest: str, project: Project) -> Run | None:
+    """The run of a project that holds the bundled run of training with this hash, unless it failed. One query."""
+    runs = Run.objects.filter(project=project, **{f"settings__{TRAINING_KEY}": digest})
+    return runs.exclude(status__in=(Run.Status.FAILED, Run.Status.CANCELLED)).first()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any
 
 from django.db.models import QuerySet
 
-from rollouts.store.models import Run, StoredStep, StoredTrajectory, TemplateCheck
+from rollouts.store.chat_templates.chat_templates import chat_template_labels
+from rollouts.store.models import ChatTemplate, Job, Project, Run, StoredStep, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import Access
 from rollouts.store.runs.runs import find_run
 
@@ -18,14 +19,14 @@ def _checks() -> QuerySet[TemplateCheck]:
 
 def find_check(code: str, report: bool = True) -> TemplateCheck | None:
     """A check with its tokenizer and template. ``report``: also read that long column. One query."""
-    found = _checks().filter(code=code)
-    return (found if report else found.defer("report")).first()
+    checks = _checks().filter(code=code)
+    return (checks if report else checks.defer("report")).first()
 
 
 def find_checks(codes: Iterable[str], report: bool = False) -> dict[str, TemplateCheck]:
     """Code -> check, for each code that exists, without tokenizer and template. One query."""
-    found = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
-    return {check.code: check for check in (found if report else found.defer("report", "question"))}
+    checks = TemplateCheck.objects.select_related("job").filter(code__in=list(codes))
+    return {check.code: check for check in (checks if report else checks.defer("report", "question"))}
 
 
 def recent_checks(access: Access, limit: int, project_code: str = "") -> list[TemplateCheck]:
@@ -33,26 +34,19 @@ def recent_checks(access: Access, limit: int, project_code: str = "") -> list[Te
 
     One query.
     """
-    found = access.limit(_checks())
+    checks = access.limit(_checks())
     if project_code:
-        found = found.filter(project__code=project_code)
-    return list(found.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
+        checks = checks.filter(project__code=project_code)
+    return list(checks.defer("chat_template__text", "report").order_by("-created_at", "-pk")[:limit])
 
 
-@dataclass(frozen=True)
-class StoredRequest:
-    """The stored parts of one request of a run."""
-
-    run: Run
-    """With its project, its tokenizer and both chat templates."""
-    step: StoredStep | None
-    """With tools and template kwargs; None when the trajectory has no step at that index."""
-
-
-def find_request(access: Access, trajectory_code: str, run_code: str, index: int) -> StoredRequest | None:
+def find_request(
+    access: Access, trajectory_code: str, run_code: str, index: int
+) -> tuple[Run, StoredStep | None] | None:
     """Step ``index`` of a trajectory; without such a trajectory, of the first trajectory of the run. Three queries.
 
-    None when the run does not exist either, or may not be seen.
+    The run has its project, tokenizer and chat templates, the step its tools and template kwargs; it is None when the
+    trajectory has no step at that index. None when the run does not exist either, or may not be seen.
     """
     visible = access.limit(StoredTrajectory.objects.all(), "run__project")
     trajectory = visible.filter(code=trajectory_code).first() if trajectory_code else None
@@ -62,4 +56,16 @@ def find_request(access: Access, trajectory_code: str, run_code: str, index: int
     trajectory = trajectory or StoredTrajectory.objects.filter(run=run).order_by("index").first()
     steps = StoredStep.objects.select_related("tools", "template_kwargs")
     step = steps.filter(trajectory=trajectory, index=index).first() if trajectory else None
-    return StoredRequest(run, step)
+    return run, step
+
+
+def check_of(code: str, project: Project, chat_template: ChatTemplate, **columns: Any) -> tuple[TemplateCheck, bool]:
+    """The check with a code, and whether it is new; a new one has these columns and the project's template label."""
+    label = chat_template_labels(project, [chat_template.pk]).get(chat_template.pk, "")
+    columns |= {"project": project, "chat_template": chat_template, "label": label}
+    return TemplateCheck.objects.get_or_create(code=code, defaults=columns)
+
+
+def check_of_job(job: Job) -> TemplateCheck:
+    """The check that a job answers, with its tokenizer and template. One query."""
+    return TemplateCheck.objects.select_related("tokenizer", "chat_template").get(job=job)

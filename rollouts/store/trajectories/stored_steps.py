@@ -24,28 +24,28 @@ class StoredSteps(StepCodec):
 
 def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -> dict[int, StoredSteps]:
     """The steps of some trajectories with ids and messages; other fields are empty. One query."""
-    found: dict[int, StoredSteps] = {key: StoredSteps() for key in trajectory_keys}
+    by_trajectory: dict[int, StoredSteps] = {key: StoredSteps() for key in trajectory_keys}
     positions: dict[int | None, int | None] = {None: None}
     columns = (
         "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "segment__key", "segment_offset",
         "tokens__delta_ids", "tokens__completion_ids", "messages_shared",
     )
     rows = models.StoredStep.objects.filter(trajectory__in=trajectory_keys).order_by("trajectory_id", "index")
-    held = list(rows.values_list(*columns, *(["messages_new__body"] if with_messages else [])))
-    in_segments = iter(read_places([row[5:7] for row in held if row[5] is not None], ("delta_ids", "completion_ids")))
-    for key, trajectory, parent_key, shared, parent_length, segment, _, delta, completion, *said in held:
+    lines = list(rows.values_list(*columns, *(["messages_new__body"] if with_messages else [])))
+    in_segments = iter(read_places([row[5:7] for row in lines if row[5] is not None], ("delta_ids", "completion_ids")))
+    for key, trajectory, parent_key, shared, parent_length, segment, _, delta, completion, *messages in lines:
         if segment is not None:
             arrays = next(in_segments)
             delta, completion = arrays["delta_ids"], arrays["completion_ids"]
-        steps, parent = found[trajectory], positions[parent_key]
+        steps, parent = by_trajectory[trajectory], positions[parent_key]
         positions[key] = len(steps.keys)
-        n_shared, body = said if with_messages else (0, None)
+        n_shared, body = messages if with_messages else (0, None)
         request = None if body is None else Request(steps.messages(parent, n_shared, json.loads(body)))
         prompt = steps.prompt_ids(parent, shared, delta)
         steps.steps.append(Step(prompt_ids=prompt, completion_ids=completion, request=request))
         steps.links.append(Link(parent, shared, parent_length))
         steps.keys.append(key)
-    return found
+    return by_trajectory
 
 
 def step_extents(trajectory_key: int) -> tuple[list[int], list[StepExtent]]:

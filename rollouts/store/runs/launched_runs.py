@@ -10,11 +10,10 @@ from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
 from rollouts.store.models import ACTIVE, Run, StoredTrajectory
-from rollouts.store.runs.run_writes import end_active_run, fail_run
+from rollouts.store.runs.runs import end_active_run, fail_run
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining, release_trajectories
 
 log = logging.getLogger(__name__)
-
 QUIET_SECONDS = 10.0
 """After three missed heartbeats the worker of a run is probably lost, and another worker may take the run."""
 LOST_SECONDS = 15.0
@@ -88,3 +87,15 @@ def adopt_orphans(models: Collection[str]) -> list[Run]:
             log.warning("run taken over run=%s status=%s last_heartbeat=%s", run.code, run.status, run.heartbeat_at)
             adopted.append(run)
     return adopted
+
+
+def running_launches(models: Collection[str], without: Collection[int]) -> list[Run]:
+    """The running launches of these models that nobody asked to stop, the oldest first. One query."""
+    runs = Run.objects.filter(kind=Run.Kind.LAUNCH, status=Run.Status.RUNNING, model__in=models, cancel_requested=False)
+    return list(runs.exclude(pk__in=without).order_by("created_at"))
+
+
+def count_queued(run: Run, limit: int) -> int:
+    """The number of queued trajectories of a run, or ``limit`` where there are more. One query."""
+    queued = run.trajectories.filter(status=StoredTrajectory.Status.QUEUED)
+    return len(queued.values_list("pk")[:limit])
