@@ -14,7 +14,7 @@ from inspector.html.inspector_tags import plural
 from inspector.runs.filters import ListQuery
 from inspector.server.health import PATIENCE_SECONDS, has_worker
 from rollout_inspector.streams.figures import percent_of
-from rollouts.jobs.sending import engine_queue
+from rollouts.jobs.broker import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run
