@@ -91,8 +91,8 @@ def import_by(n: int, data: bytes, tokenizer: Path, folder: Path) -> tuple[Run, 
         pids.append(pid)
     while not all(one.exists() for one in ready):
         time.sleep(0.01)
-    with mock.patch("rollouts.jobs.imports.imports.send", lambda job: ""):
-        imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", data)], "auto", True)
+    with mock.patch("rollouts.jobs.imports.imports.send_job", lambda job: ""):
+        imports.send_import(run, imports.ask_for_uploads(run, [SimpleUploadedFile("a.jsonl", data)], "auto", True))
     began = time.monotonic()
     while Job.objects.filter(run=run, status__in=("queued", "running")).exists():
         time.sleep(0.02)

@@ -23,8 +23,8 @@ from django.db import connection
 
 from benchmarks.engine_calls import bare, computed, forget, is_busy, waited_for_a_core
 from benchmarks.processes import family, processor_seconds, sums
-from rollouts.jobs.engine_owners import engine_of, live_trajectories
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
+from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.store.models import Run, StoredFinding, StoredTrajectory
 from rollouts.store.runs.runs import cancel_run
 from rollouts.store.trajectories.trajectories import load_trajectories

@@ -32,8 +32,8 @@ from django.test import Client
 
 from benchmarks.engine_calls import computed, forget, waited_for_a_core
 from benchmarks.processes import family, processor_seconds, sums
-from rollouts.jobs.engine_owners import engine_of
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
+from rollouts.jobs.warm_engines import engine_of
 from rollouts.store.models import Run
 from rollouts.worker import run_rollouts
 from tests.conftest import ROOT, wait_until

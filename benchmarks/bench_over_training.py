@@ -31,7 +31,7 @@ from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.formats.containers.source import Source
 from rollouts.jobs.diagnosis import do_pushed_job
 from rollouts.jobs.imports import imports
-from rollouts.jobs.pushing import take_push
+from rollouts.jobs.pushes import take_push
 from rollouts.store.jobs.jobs import take_job
 from rollouts.store.models import (
     Job,
@@ -139,7 +139,7 @@ def test_page_and_push(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         say(f"  page{suffix} {1000 * statistics.median(timed(look) for _ in range(ROUNDS)):.0f} ms")
     one = statistics.median(timed(lambda: list(count_training_steps(run, {STEPS - 1}))) for _ in range(ROUNDS))
     say(f"  counting one step {1000 * one:.0f} ms")
-    monkeypatch.setattr("rollouts.jobs.pushing.send", lambda job: "")
+    monkeypatch.setattr("rollouts.jobs.pushes.send_job", lambda job: "")
     spent = measured(monkeypatch)
     for n, part in enumerate((PER_STEP, 100, 10)):
         lines = list(rows(PER_STEP, lambda _, step=STEPS + n: step))

@@ -15,10 +15,10 @@ from django.db import connection
 
 from rollout_inspector.client.client import Client
 from rollouts.jobs import template_checks
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, launch, resume
-from rollouts.jobs.sending import send
 from rollouts.store import files
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
@@ -135,7 +135,7 @@ class Imported(RunWork):
             Run.Kind.IMPORT, f"import {n}", tokenizer=tokenizer, chat_template=tokenizer.chat_template
         )
         uploads = [SimpleUploadedFile(name, body) for name, body in self.files.items()]
-        imports.take_uploads(self.run, uploads, "auto", False)
+        imports.send_import(self.run, imports.ask_for_uploads(self.run, uploads, "auto", False))
 
     def resume(self) -> None:
         imports.resume(self.run)
@@ -191,7 +191,7 @@ class Pushed(RunWork):
             return
         job, is_new = ask_job(self.run, "diagnose_pushed")
         if is_new:
-            send(job)
+            send_job(job)
 
 
 class JobWork(Work):
@@ -222,9 +222,9 @@ class Exported(JobWork):
     source: Run
 
     def ask(self, n: int) -> None:
-        self.job, is_new = ask_job(self.source, "export", exports.Wanted().as_options())
+        self.job, is_new = ask_job(self.source, "export", exports.ExportOptions().as_options())
         assert is_new
-        send(self.job)
+        send_job(self.job)
 
     def result(self) -> list[str]:
         with files.open_file(exports.key_of(self.job)) as file:
@@ -251,7 +251,7 @@ class Checked(JobWork):
         self.check, to_do = template_checks.ask(tokenizer, template)
         self.job = self.check.job
         if to_do:
-            send(self.job)
+            send_job(self.job)
 
     def result(self) -> Any:
         self.check.refresh_from_db()

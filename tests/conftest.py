@@ -229,7 +229,7 @@ def engines(tiny_tokenizer: Path) -> Iterator[None]:
 @pytest.fixture
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ended is started again at once."""
-    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
+    monkeypatch.setattr("rollouts.sampling.engines.engine_owner.PAUSES", (0.01,) * 5)
 
 
 @pytest.fixture(scope="module")

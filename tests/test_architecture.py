@@ -122,7 +122,7 @@ def test_a_wrong_import_would_be_found() -> None:
     assert breaches("rollouts.stray", "import os")
     assert breaches("rollouts.jobs.gallery", "from tools.gallery import make")
     assert breaches("rollouts.jobs.launch", "from rollouts.worker import jobs")
-    assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import worker")
+    assert not breaches("rollouts.worker.jobs", "from rollouts.sampling.engines import engine_thread")
 
 
 def test_commands_without_a_server_import_none_of_its_packages() -> None:

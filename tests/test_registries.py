@@ -30,13 +30,13 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.appending import ToolDelta
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
-from rollouts.jobs import engine_owners
+from rollouts.jobs import warm_engines
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.jobs.exports import reproduce_rows
 from rollouts.jobs.exports.reproduce import script
 from rollouts.jobs.imports import imports
 from rollouts.jobs.launch import LaunchSettings, ServedModel
-from rollouts.jobs.replays import replay_context, replays
+from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.sampling.engines import (
     ENGINES,
     EngineSpec,
@@ -46,8 +46,8 @@ from rollouts.sampling.engines import (
     engine_spec,
     offered_engines,
 )
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.runs import create_run, end_run
 from rollouts.store.trajectories.save_trajectories import save_trajectories
@@ -100,7 +100,7 @@ def test_an_engine_of_the_registry_is_offered_checked_and_built(fake_engine: Eng
         "temperature": "Fake takes 0 (always the likeliest token) or a temperature from 0.5 to 1.5."
     }
     assert "fake" in LaunchSettings(model="tiny", engine="nobody's").problems()["engine"]
-    owner = engine_owners.new_owner(ServedModel("tiny", "fake", ""), "fake")
+    owner = warm_engines.new_owner(ServedModel("tiny", "fake", ""), "fake")
     assert isinstance(owner, EngineThread)
     owner.close()
     engine = build_engine("fake", "")
@@ -191,7 +191,7 @@ def test_a_strategy_of_the_registry_is_offered_launched_and_replayed(
     choices = NewRunForm(the_default_project()).fields["strategy"].choices  # type: ignore[attr-defined]
     assert ("fake_strategy", "fake strategy (not installed)") in choices
     assert "a_package_that_is_not_installed" in LaunchSettings(strategy="fake_strategy").problems()["strategy"]
-    assert not replays.all_installed()
+    assert not trajectory_replays.all_installed()
 
 
 def test_every_strategy_says_what_it_is() -> None:

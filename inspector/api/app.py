@@ -25,7 +25,7 @@ from rollout_inspector.diagnose.checks import CheckTotal
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
-from rollouts.jobs.pushing import Pushed
+from rollouts.jobs.pushes import Pushed
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
 
 MAX_BODY_BYTES = 4 << 20

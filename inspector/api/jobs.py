@@ -24,11 +24,11 @@ from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
 from rollouts.jobs import diagnosis, gap_reports, launch
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
-from rollouts.jobs.exports.exports import Wanted
+from rollouts.jobs.exports.exports import ExportOptions
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import run_replays
-from rollouts.jobs.sending import send as send_job
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
@@ -178,7 +178,7 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
     needs_rest(run)
     try:
         only = asked.only.chosen(reader_of(request)) if asked.only else None
-        options = Wanted(**asked.dict(exclude={"only"}), only=only or None).as_options()
+        options = ExportOptions(**asked.dict(exclude={"only"}), only=only or None).as_options()
     except ValueError as error:
         raise ApiProblem(422, str(error)) from error
     return _begin(request, run, exports.KIND.slug, options)

@@ -273,5 +273,5 @@ def create_run(request: HttpRequest) -> HttpResponse:
 @_old_address
 def push(request: HttpRequest, code: str) -> HttpResponse:
     """`POST /api/runs/CODE/trajectories`: what `POST /api/v1/runs/CODE/trajectories` does."""
-    answer = take_lines(request, code)
-    return json_page(answer.body, answer.status)
+    status, body = take_lines(request, code)
+    return json_page(body, status)

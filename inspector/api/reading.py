@@ -20,8 +20,8 @@ from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree, read_la
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
-from rollouts.jobs import parser_audits
-from rollouts.jobs.sending import send
+from rollouts.jobs import parser_comparison
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, StoredTrajectory
 from rollouts.store.parameters import Count, Text, YesNo
@@ -113,8 +113,8 @@ def audit_parsers(request: HttpRequest, code: str, index: Index) -> HttpResponse
     state, _, why = audit_state(trajectory, index)
     if state in ("live", "missing"):
         raise ApiProblem(409, why)
-    audit, is_new = parser_audits.ask(trajectory, index, request.user)
-    if is_new and (sentence := send(audit.job)):
+    audit, is_new = parser_comparison.ask(trajectory, index, request.user)
+    if is_new and (sentence := send_job(audit.job)):
         raise ApiProblem(503, sentence)
     return answer(_audit(trajectory, index), 202)
 

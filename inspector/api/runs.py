@@ -20,8 +20,8 @@ from inspector.runs.live_parts import list_part
 from inspector.web.access import access, may_delete, reader_of, require, too_low
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
-from rollouts.jobs import run_control
-from rollouts.jobs.pushing import Pushed
+from rollouts.jobs import run_actions
+from rollouts.jobs.pushes import Pushed
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, Run
 from rollouts.store.parameters import Count, SeverityName, SortName, StatusName, Text
@@ -121,7 +121,7 @@ def delete_run(request: HttpRequest, code: str) -> HttpResponse:
     if not may_delete(request, run):
         raise too_low(run.project, access(request).role_in(run.project_id) or Role.VIEWER, Role.ADMIN)
     try:
-        run_control.delete(run)
+        run_actions.delete(run)
     except ValueError as refusal:
         raise ApiProblem(409, str(refusal)) from refusal
     return HttpResponse(status=204)
@@ -132,7 +132,7 @@ def cancel_run(request: HttpRequest, code: str) -> HttpResponse:
     """Ask a run to stop. One that has ended stays as it is."""
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
-    run_control.cancel(run)
+    run_actions.cancel(run)
     return answer(whole_run(run))
 
 
@@ -142,7 +142,7 @@ def resume_run(request: HttpRequest, code: str) -> HttpResponse:
     run = the_run(request, code)
     require(request, run, Role.MEMBER)
     try:
-        run_control.resume(run)
+        run_actions.resume(run)
     except ValueError as refusal:
         raise ApiProblem(409, str(refusal)) from refusal
     return answer(whole_run(run))
@@ -172,12 +172,11 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
 )
 def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
     """Push trajectories to a run, as docs/push.md says. The token needs the scope ``push``."""
-    pushed = push.take_lines(request, code)
-    if pushed.status < 400:
-        return fresh_json(pushed.body)
-    sentence = pushed.body.get("error", "Nothing was stored: every line was rejected. `rejected` says why.")
-    more = {name: value for name, value in pushed.body.items() if name != "error"}
-    return problem(pushed.status, sentence, **more)
+    status, body = push.take_lines(request, code)
+    if status < 400:
+        return fresh_json(body)
+    sentence = body.pop("error", "Nothing was stored: every line was rejected. `rejected` says why.")
+    return problem(status, sentence, **body)
 
 
 @router.get("/runs/{code}/findings", response=AnswerPart[FindingValues], openapi_extra=extra(422))

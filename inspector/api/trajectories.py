@@ -28,8 +28,8 @@ from inspector.web.access import require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.replays import replays
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Replay, ReplayRows, Role, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
@@ -174,10 +174,10 @@ def replay(request: HttpRequest, code: str) -> HttpResponseBase:
     require(request, trajectory, Role.MEMBER)
     if is_active(trajectory):
         raise ApiProblem(409, "This trajectory is not finished. Ask again when it has ended.")
-    if refusal := replays.missing(trajectory):
+    if refusal := trajectory_replays.missing(trajectory):
         raise ApiProblem(409, refusal.sentence)
-    stored, is_new = replays.ask(trajectory, again=True, user=request.user)
-    if is_new and (sentence := send(stored.job)):
+    stored, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user)
+    if is_new and (sentence := send_job(stored.job)):
         raise ApiProblem(503, sentence)
     return answer(_replay(stored, trajectory), 202 if is_active(stored.job) else 200)
 
@@ -196,7 +196,7 @@ def list_strategy_rows(request: HttpRequest, code: str, strategy: str) -> HttpRe
     """The rows that a strategy makes of a trajectory, without tokens."""
     trajectory = the_trajectory(request, code)
     rows = _strategy_rows(trajectory, strategy)
-    masks = (replays.row_of(rows, index).loss_mask for index in range(len(rows.lengths)))
+    masks = (trajectory_replays.row_of(rows, index).loss_mask for index in range(len(rows.lengths)))
     items = [
         RowValues(index, length, int(mask.sum()), False, [], [], True)
         for index, (length, mask) in enumerate(zip(rows.lengths, masks, strict=True))
@@ -217,11 +217,11 @@ def get_strategy_tokens(
     rows = _strategy_rows(trajectory, strategy)
     if index >= len(rows.lengths):
         found(None, "row", str(index))
-    return columns_answer(request, of_row(request, trajectory, replays.row_of(rows, index), asked), asked)
+    return columns_answer(request, of_row(request, trajectory, trajectory_replays.row_of(rows, index), asked), asked)
 
 
 def _current(trajectory: StoredTrajectory) -> Replay:
-    stored = replays.current(trajectory)
+    stored = trajectory_replays.current(trajectory)
     if stored is None:
         raise ApiProblem(409, f"Nobody has replayed this trajectory yet: POST /api/v1/trajectories/{trajectory.code}"
                               "/replay begins it.")

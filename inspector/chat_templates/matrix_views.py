@@ -16,7 +16,7 @@ from inspector.chat_templates.template_matrix import MatrixPage
 from inspector.web.access import access, chosen_project, projects_to_filter, sees_several_projects
 from inspector.web.twins import page
 from rollouts.jobs import template_checks
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.chat_templates.chat_templates import find_chat_template, project_with_template
 from rollouts.store.chat_templates.tokenizers import list_tokenizers, tokenizers_of, tokenizers_with_template
 from rollouts.store.models import ChatTemplate, Project, Role, Tokenizer
@@ -59,7 +59,7 @@ def matrix_csv(request: HttpRequest) -> HttpResponse:
 def _ask(tokenizer: Tokenizer | None, chat_template: ChatTemplate, request: HttpRequest, project: Project) -> None:
     check, to_do = template_checks.ask(tokenizer, chat_template, user=request.user, repair=False, project=project)
     if to_do:
-        send(check.job)
+        send_job(check.job)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

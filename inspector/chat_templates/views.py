@@ -28,7 +28,7 @@ from inspector.web.access import (
 )
 from inspector.web.twins import is_fragment, page
 from rollouts.jobs import template_checks
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.template_checks import find_check, recent_checks
 from rollouts.store.chat_templates.tokenizers import hub_tokenizer, tokenizers_of, tokenizers_with_template
@@ -147,7 +147,7 @@ def ask_check(
         project,
     )
     if to_do:
-        send(check.job)
+        send_job(check.job)
     return check
 
 
@@ -204,5 +204,5 @@ def _file(change: Mapping[str, Any], kind: str) -> HttpResponse:
 def repair(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
     """Have a worker look for a repair of a check that was answered without."""
     if template_checks.ask_for_repair(check, request.user):
-        send(check.job)
+        send_job(check.job)
     return redirect(reverse("check", args=[check.code]) + "#repair")

@@ -16,7 +16,7 @@ from inspector.runs.run_values import RunValues
 from inspector.web.access import access, may_delete, require
 from inspector.web.twins import page, wants_json
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.store.models import Role, Run
 from rollouts.store.runs.runs import runs_with_codes
 from rollouts.store.runs.tags import add_tags, read_tags, remove_tags, rename_run, tags_of
@@ -95,7 +95,7 @@ def _delete(request: HttpRequest, runs: list[Run]) -> str:
             "these. Leave them out."
         )
     for run in runs:
-        run_control.delete(run)
+        run_actions.delete(run)
     return f"{plural(len(runs), 'run')} deleted: {', '.join(run.name[:60] for run in runs[:5])}" + (
         f" and {len(runs) - 5:,} more." if len(runs) > 5 else "."
     )

@@ -27,7 +27,7 @@ from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, whole_number
 from rollout_inspector.diagnose.checks import all_clear
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.paging import CursorPart
@@ -80,7 +80,7 @@ def progress_part(run: Run) -> dict[str, Any]:
         "run": RunValues.of(run),
         "progress": state,
         "live": is_active(run),
-        "resumable": run_control.can_resume(run),
+        "resumable": run_actions.can_resume(run),
     }
 
 

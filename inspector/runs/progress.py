@@ -8,7 +8,7 @@ from datetime import datetime
 from django.utils import timezone
 
 from inspector.server.health import PATIENCE_SECONDS, has_worker
-from rollouts.jobs.sending import engine_queue
+from rollouts.jobs.broker import engine_queue
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run

@@ -25,7 +25,7 @@ from inspector.web.access import (
     writes_run,
 )
 from inspector.web.twins import is_fragment, json_page, page, wants_json
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, Run
 from rollouts.store.parameters import STATUSES
@@ -104,7 +104,7 @@ def detail(request: HttpRequest, run: Run) -> HttpResponse:
 @writes_run
 def cancel(request: HttpRequest, run: Run) -> HttpResponse:
     """Ask a run to stop."""
-    run_control.cancel(run)
+    run_actions.cancel(run)
     if wants_json(request):
         return json_page(RunValues.of(run))
     return redirect("run", run.code)
@@ -114,7 +114,7 @@ def cancel(request: HttpRequest, run: Run) -> HttpResponse:
 def resume(request: HttpRequest, run: Run) -> HttpResponse:
     """Continue a run that stopped before its end. What is stored is neither sampled nor read again."""
     try:
-        run_control.resume(run)
+        run_actions.resume(run)
     except ValueError as refusal:
         if wants_json(request):
             return json_page({"error": str(refusal)}, 409)
@@ -136,7 +136,7 @@ def delete(request: HttpRequest, run: Run) -> HttpResponse:
         messages.error(request, "Nothing was deleted: tick the box beside the button first.", extra_tags="error")
         return redirect("run", run.code)
     try:
-        run_control.delete(run)
+        run_actions.delete(run)
     except ValueError as refusal:
         messages.error(request, str(refusal), extra_tags="error")
         return redirect("run", run.code)

@@ -17,7 +17,7 @@ from inspector.runs.filters import ListQuery
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access, reader_of
 from inspector.web.twins import Page
-from rollouts.jobs.search import INDEXES, Found, SearchedPart, SearchQuestion, search
+from rollouts.jobs.search import INDEXES, SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.store.models import Run
 from rollouts.store.runs.muted import muted_in_runs
 from rollouts.store.runs.runs import RunFilters, visible_runs
@@ -88,7 +88,7 @@ class SearchResult(Page):
     """Address of the page that shows it."""
 
     @classmethod
-    def of(cls, found: Found, is_muted: bool) -> SearchResult:
+    def of(cls, found: SearchHit, is_muted: bool) -> SearchResult:
         """A result of :func:`rollouts.jobs.search.search`. ``is_muted``: the run mutes the kind of its finding."""
         return cls(
             found.trajectory, found.external_id, found.run.code, found.run.name, found.row, found.step, found.start,
@@ -113,7 +113,7 @@ class SearchResult(Page):
         return f"{where}, tokens {self.start:,} to {max(self.stop - 1, self.start):,}"
 
 
-def _address(found: Found) -> str:
+def _address(found: SearchHit) -> str:
     page = reverse("trajectory", args=[found.trajectory])
     if found.start is None or found.stop is None:
         return page
@@ -184,7 +184,7 @@ def search_page(
     ), part
 
 
-def _results(found: Sequence[Found]) -> list[SearchResult]:
+def _results(found: Sequence[SearchHit]) -> list[SearchResult]:
     """One query for muted kinds, and none where no finding was found."""
     muted = muted_in_runs(list({hit.run.pk: hit.run for hit in found if hit.kind}.values()))
     return [SearchResult.of(hit, hit.kind in muted.get(hit.run.pk, ())) for hit in found]

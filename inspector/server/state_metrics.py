@@ -17,7 +17,7 @@ from inspector.server import workers
 from inspector.server.health import served_queues
 from inspector.server.page_cache import keep, recall
 from rollout_inspector.diagnose.kinds import KINDS
-from rollouts.jobs.sending import DO_JOB, RUN_ROLLOUTS
+from rollouts.jobs.broker import DO_JOB, RUN_ROLLOUTS
 from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.jobs.workload import Stored, Workload, stored, workload
 

@@ -116,7 +116,7 @@ class Describer:
         )
 
     def _engines(self, now: float) -> list[EngineState]:
-        from rollouts.jobs.engine_owners import warm_engines
+        from rollouts.jobs.warm_engines import warm_engines
 
         states = []
         for (model, engine), tokens in warm_engines().items():

@@ -1,6 +1,6 @@
 """Parsers: how one reply was read. What its message lost of the sampled ids, and what every other parser reads of them.
 
-A worker reads (``rollouts.jobs.parser_audits``). This page draws what it stored.
+A worker reads (``rollouts.jobs.parser_comparison``). This page draws what it stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inspector.trajectories.frame import TrajectoryHead, base_url, head_of, work
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
-from rollouts.jobs import parser_audits
+from rollouts.jobs import parser_comparison
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
@@ -93,7 +93,7 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
 def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, models.ParserAudit | None, str]:
     """How far the audit is, the audit, and a sentence."""
     return work_state(
-        trajectory, parser_audits.missing, lambda: parser_audits.current(trajectory, step),
+        trajectory, parser_comparison.missing, lambda: parser_comparison.current(trajectory, step),
         live="A reply is read when the trajectory has ended.",
         unasked="Nobody has had this reply read by every parser yet; it takes a login.",
     )

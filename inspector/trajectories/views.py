@@ -37,9 +37,9 @@ from inspector.web.access import (
 )
 from inspector.web.response_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
-from rollouts.jobs import parser_audits
-from rollouts.jobs.replays import replays
-from rollouts.jobs.sending import send
+from rollouts.jobs import parser_comparison
+from rollouts.jobs.broker import send_job
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
 from rollouts.store.models import StoredTrajectory
@@ -230,10 +230,10 @@ def _not_kept(view: View) -> View:
 @writes_trajectory
 def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """Send a worker for the replay of a trajectory, unless it is there or under way."""
-    if not is_active(trajectory) and not replays.missing(trajectory):
-        replay, is_new = replays.ask(trajectory, again=True, user=request.user)
+    if not is_active(trajectory) and not trajectory_replays.missing(trajectory):
+        replay, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user)
         if is_new:
-            send(replay.job)
+            send_job(replay.job)
     return redirect(f"{reverse('trajectory-strategies', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))
 
 
@@ -242,11 +242,11 @@ def parsers_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRes
     """Send a worker to read a reply with every parser, unless one is at it; with ``do=cancel``, ask it to stop."""
     step = whole_number(request.GET.get("step", "")) or 0
     if request.POST.get("do") == "cancel":
-        audit = parser_audits.current(trajectory, step)
+        audit = parser_comparison.current(trajectory, step)
         if audit is not None:
             cancel_job(audit.job)
-    elif step < trajectory.n_steps and not is_active(trajectory) and not parser_audits.missing(trajectory):
-        audit, is_new = parser_audits.ask(trajectory, step, request.user)
+    elif step < trajectory.n_steps and not is_active(trajectory) and not parser_comparison.missing(trajectory):
+        audit, is_new = parser_comparison.ask(trajectory, step, request.user)
         if is_new:
-            send(audit.job)
+            send_job(audit.job)
     return redirect(f"{reverse('trajectory-parsers', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))

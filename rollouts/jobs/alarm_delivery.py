@@ -15,7 +15,7 @@ from django.utils import timezone
 from rollout_inspector.diagnose.alarm_rules import AlarmFigure, Raised, alarm_sentence
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_ended_jobs, end_job
 from rollouts.store.models import Alarm, Job, ProjectAlarms, Run
 from rollouts.store.runs.alarms import (
@@ -53,27 +53,27 @@ def send_due() -> None:
         delete_ended_jobs(run, KIND.slug)  # the alarms say what came of them
         job, is_new = ask_job(run, KIND.slug)
         if is_new:
-            send(job)
+            send_job(job)
 
 
 def do_job(job: Job, beat: Beat) -> None:
     """Tell a project's webhook of the alarms of a run. The first one that is not taken ends the job with a sentence."""
     run = job.run
-    held = alarms_of_project(run.project) if run is not None else None
+    alarms = alarms_of_project(run.project) if run is not None else None
     if run is None:
         raise JobLost
-    due = [] if held is None else list(waiting_alarms(timezone.now(), run)[:MAX_AT_ONCE])
+    due = [] if alarms is None else list(waiting_alarms(timezone.now(), run)[:MAX_AT_ONCE])
     for n, alarm in enumerate(due):
         beat(n_done=n, n_total=len(due))
-        assert held is not None
-        sentence = deliver(alarm, run, held)
+        assert alarms is not None
+        sentence = deliver(alarm, run, alarms)
         now = timezone.now()
         if sentence:
             log.warning("alarm not delivered run=%s alarm=%s: %s", run.code, alarm.code, sentence)
-            note_undelivered(alarm, held, sentence, now + pause_after(held.n_failures + 1))
+            note_undelivered(alarm, alarms, sentence, now + pause_after(alarms.n_failures + 1))
             end_job(job, Job.Status.FAILED, sentence)
             return
-        note_delivered(alarm, held, now)
+        note_delivered(alarm, alarms, now)
     end_job(job, Job.Status.DONE)
 
 
@@ -101,8 +101,8 @@ def deliver(alarm: Alarm, run: Run, held: ProjectAlarms) -> str:
 def signed(body: bytes, now: datetime, key: str) -> dict[str, str]:
     """The headers that prove who sent a body: HMAC-SHA256 over the seconds since 1970, a full stop, and the body."""
     seconds = str(int(now.timestamp()))
-    made = hmac.new(key.encode(), seconds.encode() + b"." + body, hashlib.sha256)
-    return {"X-Inspector-Timestamp": seconds, "X-Inspector-Signature": f"sha256={made.hexdigest()}"}
+    signature = hmac.new(key.encode(), seconds.encode() + b"." + body, hashlib.sha256)
+    return {"X-Inspector-Timestamp": seconds, "X-Inspector-Signature": f"sha256={signature.hexdigest()}"}
 
 
 def message(alarm: Alarm, run: Run) -> dict[str, Any]:
@@ -130,11 +130,9 @@ def sentence_of(alarm: Alarm) -> str:
     """What an alarm says; empty for a figure that only a newer version knows."""
     if alarm.figure not in set(AlarmFigure):
         return ""
-    found = Raised(
-        alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst, alarm.baseline
-    )
+    raised = Raised(alarm.first_step, alarm.last_step, alarm.n_steps, alarm.worst_step, alarm.worst, alarm.baseline)
     title = KINDS[alarm.kind].title if alarm.kind in KINDS else alarm.kind
-    return alarm_sentence(AlarmFigure(alarm.figure), title, alarm.limit, found)
+    return alarm_sentence(AlarmFigure(alarm.figure), title, alarm.limit, raised)
 
 
 async def _post(address: str, body: bytes, headers: dict[str, str]) -> str:

@@ -19,9 +19,9 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import chat_templates
 from rollout_inspector.text.tokenizers.limited import TokenizerBusy
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.gap_reports import ask_for_gap
-from rollouts.jobs.ranges import cut_run, range_of
-from rollouts.jobs.sending import send
+from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.chat_templates.tokenizers import byte_table_of, load_tokenizer
@@ -95,9 +95,10 @@ def diagnosis_for(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         from rollout_inspector.diagnose import examine
 
         codec, find = codec_of(run), renderer_for(run)
-        found = examine(trajectory, codec, find, run.rows_chat_template_id or "")
+        diagnosis = examine(trajectory, codec, find, run.rows_chat_template_id or "")
         return replace(
-            found, findings=(*found.findings, *_at_the_end(trajectory, run, codec, find(""), found.findings))
+            diagnosis,
+            findings=(*diagnosis.findings, *_at_the_end(trajectory, run, codec, find(""), diagnosis.findings)),
         )
     except Exception as error:
         if is_outage(error):
@@ -122,8 +123,8 @@ def _at_the_end(
     strategy = STRATEGIES.get(run.strategy)
     if strategy is not None and strategy.continues_message:
         return []
-    found = compare_with_render(trajectory, codec, renderer, run.settings.get("compare", "off"), known)
-    return [] if found is None else [found]
+    finding = compare_with_render(trajectory, codec, renderer, run.settings.get("compare", "off"), known)
+    return [] if finding is None else [finding]
 
 
 def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator[list[models.StoredTrajectory]]:
@@ -139,10 +140,10 @@ def diagnose_run(run: models.Run, after: int = -1, last: int = LAST) -> Iterator
 
 def _bounded(records: list[models.StoredTrajectory]) -> list[models.StoredTrajectory]:
     """The first records, as many as hold at most ``BATCH_TOKENS`` tokens together; at least one."""
-    held = 0
+    n_tokens = 0
     for n, record in enumerate(records):
-        held += record.n_tokens
-        if n and held > BATCH_TOKENS:
+        n_tokens += record.n_tokens
+        if n and n_tokens > BATCH_TOKENS:
             return records[:n]
     return records
 
@@ -153,10 +154,10 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
         values = list(load_trajectories(batch))
         if (table := byte_table_of(run)) is not None:
             fill_origins(batch, values, table)
-        found = [diagnosis_for(value, run) for value in values]
+        diagnoses = [diagnosis_for(value, run) for value in values]
         for record, value in zip(batch, values, strict=True):
             record.n_lost = trained_tokens(value.steps, value.rows).n_lost
-        _store(run, batch, found)
+        _store(run, batch, diagnoses)
     except Exception as error:
         if is_outage(error):
             raise
@@ -169,10 +170,10 @@ def _diagnose(run: models.Run, batch: Sequence[models.StoredTrajectory]) -> None
 
 
 def _store(run: models.Run, batch: Sequence[models.StoredTrajectory], found: Sequence[Diagnosis]) -> None:
-    for record, one in zip(batch, found, strict=True):
-        record.checks, record.gap = one.checks, gap_json(one)
-    replace_findings(run, [(record, one.findings) for record, one in zip(batch, found, strict=True)])
-    keep_retokenized(run, [(record.pk, one.again) for record, one in zip(batch, found, strict=True)])
+    for record, diagnosis in zip(batch, found, strict=True):
+        record.checks, record.gap = diagnosis.checks, gap_json(diagnosis)
+    replace_findings(run, [(record, diagnosis.findings) for record, diagnosis in zip(batch, found, strict=True)])
+    keep_retokenized(run, [(record.pk, diagnosis.again) for record, diagnosis in zip(batch, found, strict=True)])
 
 
 def gap_json(found: Diagnosis) -> dict[str, Any] | None:
@@ -237,7 +238,7 @@ def do_pushed_job(job: Job, beat: Beat) -> None:
 
 def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
     """End a job that could not be done. What it was at gets a finding, so that it does not keep the others waiting."""
-    run, rest = run_of_job(job), None
+    run, next_job = run_of_job(job), None
     with transaction.atomic():
         if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy):
             return
@@ -251,9 +252,9 @@ def fail_pushed_job(job: Job, sentence: str, remedy: str) -> None:
             note_pushed_diagnosed(run, batch[-1].pk)
             note_uncounted(run, before)
         if not job.error and _pushed(run).exists():
-            rest, _ = ask_job(run, PUSHED.slug, user=job.created_by)
-    if rest is not None:
-        send(rest)
+            next_job, _ = ask_job(run, PUSHED.slug, user=job.created_by)
+    if next_job is not None:
+        send_job(next_job)
 
 
 def _pushed(run: models.Run) -> QuerySet[models.StoredTrajectory]:

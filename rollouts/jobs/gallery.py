@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -60,7 +58,7 @@ def load(project: Project | None = None, user: Any = None) -> Run:
     bundled = trajectories()
     # The diagnosis needs the run's tokenizer and templates alone, so that nothing is locked while it works.
     draft = Run(project=project, kind=Run.Kind.IMPORT, **fields)
-    found = [diagnosis_for(one, draft) for one in bundled]
+    diagnoses = [diagnosis_for(trajectory, draft) for trajectory in bundled]
     with transaction.atomic():
         lock_project(project)  # a second one waits here, and then finds the run
         if (there := find_gallery(version(), project)) is not None:
@@ -68,10 +66,11 @@ def load(project: Project | None = None, user: Any = None) -> Run:
         run = create_run(Run.Kind.IMPORT, NAME, user=user, project=project, **fields)
         start_run(run)
         records = save_trajectories(
-            run, bundled, [one.findings for one in found], checks=[one.checks for one in found],
-            token_table=byte_table_of(run),
+            run, bundled, [diagnosis.findings for diagnosis in diagnoses],
+            checks=[diagnosis.checks for diagnosis in diagnoses], token_table=byte_table_of(run),
         )
-        keep_retokenized(run, [(one.pk, made.again) for one, made in zip(records, found, strict=True)])
+        again = [(record.pk, diagnosis.again) for record, diagnosis in zip(records, diagnoses, strict=True)]
+        keep_retokenized(run, again)
         end_run(run, Run.Status.DONE)
     reload(run)
     record(Action.IMPORTED, run)
@@ -85,27 +84,23 @@ def import_training(project: Project | None = None, user: Any = None) -> list[tu
     """
     project = project_or_default(project)
     tokenizer = model_tokenizer(ServedModel("demo", "", str(MODEL_DIR)), project)
-    found: list[tuple[TrainingRun, Run, Job | None]] = []
-    for one in TRAINING_RUNS:
-        body = one.path.read_bytes()
+    imported: list[tuple[TrainingRun, Run, Job | None]] = []
+    for training in TRAINING_RUNS:
+        body = training.path.read_bytes()
         mark = {TRAINING_KEY: hashlib.sha256(body).hexdigest()[:16]}
         with transaction.atomic():
             lock_project(project)  # a second one waits here, and then finds the run
             if (run := find_training_run(mark[TRAINING_KEY], project)) is not None:
-                found.append((one, run, None))
+                imported.append((training, run, None))
                 continue
             run = create_run(
-                Run.Kind.IMPORT, one.title, user=user, project=project, settings=mark, tokenizer=tokenizer,
+                Run.Kind.IMPORT, training.title, user=user, project=project, settings=mark, tokenizer=tokenizer,
                 chat_template=tokenizer.chat_template,
             )
-            found.append((one, run, ask_for_uploads(run, [SimpleUploadedFile(one.path.name, body)])))
-    return found
+            imported.append((training, run, ask_for_uploads(run, [SimpleUploadedFile(training.path.name, body)])))
+    return imported
 
 
 def trajectories() -> list[Trajectory]:
     """The bundled trajectories, in the order of the gallery."""
-    return list(_values(BUNDLE))
-
-
-def _values(path: Path) -> Iterator[Trajectory]:
-    return (one for one in read(Source.of_path(path))[1] if isinstance(one, Trajectory))
+    return [item for item in read(Source.of_path(BUNDLE))[1] if isinstance(item, Trajectory)]

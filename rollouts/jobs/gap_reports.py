@@ -16,7 +16,7 @@ from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollouts.jobs.sending import DO_JOB, send_task
+from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
@@ -65,8 +65,8 @@ def why_no_columns(run: Run, sampler: str = "", trainer: str = "") -> str:
     names = [column.name for column in columns_of(run)]
     for name in (sampler or SAMPLER, trainer):
         if name and name not in names:
-            held = ", ".join(names) or "none"
-            return f"The run has no column of log-probabilities named {name[:80]!r}. It has: {held}."
+            listed = ", ".join(names) or "none"
+            return f"The run has no column of log-probabilities named {name[:80]!r}. It has: {listed}."
     return "" if trainer else "Name the column that stands for the trainer, too."
 
 
@@ -92,9 +92,9 @@ def read_gap(
     keys = keys[::every]
     done = 0
     for batch in batched(keys, BATCH_TOKENS, lambda one: max(one[1] or 0, BATCH_TOKENS // 200)):
-        found = trajectories_by_key([key for key, _ in batch])
-        kinds = kinds_by_row(found)
-        for record, value in zip(found, load_compared(found, sampler or SAMPLER, trainer), strict=True):
+        trajectories = trajectories_by_key([key for key, _ in batch])
+        kinds = kinds_by_row(trajectories)
+        for record, value in zip(trajectories, load_compared(trajectories, sampler or SAMPLER, trainer), strict=True):
             collector.add(value, enumerate(value.rows), record.code, kinds[record.pk])
         done += len(batch)
         say(done, len(keys))
@@ -120,11 +120,11 @@ def read_gap(
 def do_job(job: Job, beat: Beat) -> None:
     """Read the gap of a run and store the report. Reports of earlier jobs go."""
     run = run_of_job(job)
-    named = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
-    if sentence := why_no_columns(run, **named):
+    columns = {side: job.options.get(side, "") for side in ("sampler", "trainer")}
+    if sentence := why_no_columns(run, **columns):
         raise Refusal(sentence)
     beat(n_done=0, n_total=run.n_finished)
-    report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **named)
+    report = read_gap(run, lambda done, total: beat.now_and_then(n_done=done, n_total=total), **columns)
     if not end_job(job, Job.Status.DONE, report=report, n_done=report["trajectories"]):
         raise JobLost
     delete_earlier_jobs(job)
@@ -159,10 +159,10 @@ def _codec_of(run: Run) -> tuple[LoadedTokenizer | None, list[str]]:
 
 def _add_text(report: dict[str, Any], codec: LoadedTokenizer) -> None:
     """The text of each token that the report names, at most 40 characters."""
-    named = [*report["ids"], *report["worst"], *(cause["example"] for cause in report["causes"])]
-    pieces = codec.token_bytes(np.array([one["id"] for one in named], np.int32))
-    for one, piece in zip(named, pieces, strict=True):
-        one["text"] = storable_text(piece.decode("utf-8", "replace"))[:40]
+    tokens = [*report["ids"], *report["worst"], *(cause["example"] for cause in report["causes"])]
+    pieces = codec.token_bytes(np.array([token["id"] for token in tokens], np.int32))
+    for token, piece in zip(tokens, pieces, strict=True):
+        token["text"] = storable_text(piece.decode("utf-8", "replace"))[:40]
 
 
 KIND = JobKind(

@@ -5,13 +5,13 @@ from rollouts.jobs import (
     diagnosis,
     gap_reports,
     loss_weights,
-    parser_audits,
+    parser_comparison,
     rescore,
     template_checks,
 )
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import import_join
-from rollouts.jobs.replays import replays, run_replays
+from rollouts.jobs.replays import run_replays, trajectory_replays
 from rollouts.jobs.storage import token_moves
 from rollouts.store.jobs.jobs import JOB_KINDS
 
@@ -22,10 +22,10 @@ for kind in (
     import_join.KIND,
     token_moves.KIND,
     diagnosis.PUSHED,
-    replays.KIND,
+    trajectory_replays.KIND,
     template_checks.CHECK,
     template_checks.REPAIR,
-    parser_audits.KIND,
+    parser_comparison.KIND,
     loss_weights.KIND,
     alarm_delivery.KIND,
     rescore.KIND,

@@ -23,10 +23,10 @@ from rollout_inspector.streams.interfaces import Conversation, RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.tokenizers import TokenizerUnusable
-from rollouts.jobs.sending import RUN_ROLLOUTS, engine_queue, send_task
+from rollouts.jobs.broker import RUN_ROLLOUTS, engine_queue, send_task
 from rollouts.sampling.engines import EngineError, EngineSpec, engine_spec, offered_engines
 from rollouts.sampling.engines.http import check_host
-from rollouts.sampling.environments import ENVIRONMENTS, Prompt, Task, environment
+from rollouts.sampling.environments import ENVIRONMENTS, Task, environment
 from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.chat_templates.tokenizers import (
     files_of,
@@ -184,49 +184,50 @@ class LaunchSettings:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> LaunchSettings:
         """The settings among some values, such as those that are stored with a run."""
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+        return cls(**{setting.name: values[setting.name] for setting in fields(cls) if setting.name in values})
 
     def problems(self) -> dict[str, str]:
         """One sentence for each faulty field, by its name; empty = a run can be launched."""
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         models = served_models()
         if self.model not in models:
-            found["model"] = f"There is no model named {self.model!r}; choose one of {_listed(models)}."
+            problems["model"] = f"There is no model named {self.model!r}; choose one of {_listed(models)}."
         elif fault := models[self.model].faults(self.engine):
-            found["engine" if self.engine else "model"] = fault
+            problems["engine" if self.engine else "model"] = fault
         if self.environment not in ENVIRONMENTS:
             try:
                 environment(self.environment)
             except Refusal as error:
-                found["environment"] = str(error)
+                problems["environment"] = str(error)
         if self.strategy not in STRATEGIES:
-            found["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
+            problems["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
         elif lacking := STRATEGIES[self.strategy].missing():
-            found["strategy"] = lacking
-        for name, facts, value in ((one.name, one.metadata, getattr(self, one.name)) for one in fields(self)):
+            problems["strategy"] = lacking
+        for setting in fields(self):
+            name, facts, value = setting.name, setting.metadata, getattr(self, setting.name)
             if "least" in facts and value is not None:
                 is_enough = value > facts["least"] if facts.get("is_above") else value >= facts["least"]
                 if not (is_enough and value <= facts["most"]):  # so that NaN is refused too
-                    found[name] = facts.get("fault", f"Choose a number from {facts['least']} to {facts['most']}.")
-        if "prompts" not in found and "group" not in found and self.prompts * self.group > MAX_TRAJECTORIES:
-            found["group"] = (
+                    problems[name] = facts.get("fault", f"Choose a number from {facts['least']} to {facts['most']}.")
+        if "prompts" not in problems and "group" not in problems and self.prompts * self.group > MAX_TRAJECTORIES:
+            problems["group"] = (
                 f"{self.prompts} prompts of {self.group} make {self.prompts * self.group} trajectories; "
                 f"one run holds at most {MAX_TRAJECTORIES}."
             )
-        if "temperature" not in found and (sentence := self._engine().temperature_problem(self.temperature)):
-            found["temperature"] = sentence
-        if "alternatives" not in found and (sentence := self._engine().alternatives_problem(self.alternatives)):
-            found["alternatives"] = sentence
+        if "temperature" not in problems and (sentence := self._engine().temperature_problem(self.temperature)):
+            problems["temperature"] = sentence
+        if "alternatives" not in problems and (sentence := self._engine().alternatives_problem(self.alternatives)):
+            problems["alternatives"] = sentence
         if self.compare not in COMPARE:
-            found["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
+            problems["compare"] = f"There is no comparison named {self.compare!r}; choose one of {', '.join(COMPARE)}."
         stops = [text for text in self.stop if 0 < len(text) <= MAX_STOP_LENGTH and not json_problem(text)]
         if len(self.stop) > MAX_STOPS or len(stops) < len(self.stop):
-            found["stop"] = f"Name at most {MAX_STOPS} texts, each of 1 to {MAX_STOP_LENGTH} characters."
+            problems["stop"] = f"Name at most {MAX_STOPS} texts, each of 1 to {MAX_STOP_LENGTH} characters."
         if problem := json_problem(self.template_kwargs):
-            found["template_kwargs"] = f"This {problem}."
+            problems["template_kwargs"] = f"This {problem}."
         elif len(json.dumps(self.template_kwargs)) > MAX_KWARGS_LENGTH:
-            found["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
-        return found
+            problems["template_kwargs"] = f"Write at most {MAX_KWARGS_LENGTH:,} characters."
+        return problems
 
     def _engine(self) -> EngineSpec:
         model = served_models().get(self.model)
@@ -235,7 +236,7 @@ class LaunchSettings:
 
 def setting_labels() -> dict[str, str]:
     """Setting -> what the form calls it."""
-    return {one.name: one.metadata["label"] for one in fields(LaunchSettings)}
+    return {setting.name: setting.metadata["label"] for setting in fields(LaunchSettings)}
 
 
 class LaunchRefused(Refusal):
@@ -251,7 +252,7 @@ def launch(
     name: str = "",
     user: Any = None,
     enqueue: bool = True,
-    prompts: Sequence[Prompt] = (),
+    prompts: Sequence[Task] = (),
     project: Project | None = None,
 ) -> Run:
     """Store a run with all its trajectories queued, and send it to the worker of its model.
@@ -300,10 +301,21 @@ def launch(
             rows_chat_template=rows_template,
             settings=asdict(settings) | {"seed": seed},
         )
-        _queue_trajectories(run, tasks, settings, seed)
+        for batch in batched(tasks, TASKS_PER_INSERT):
+            places = [(task, member) for task in batch for member in range(settings.group)]
+            add_queued_trajectories(run, [
+                (
+                    StoredTrajectory(
+                        external_id=f"{task.index}-{member}", group=str(task.index),
+                        seed=_seed(seed, task.index, member), training_step=settings.training_step,
+                    ),
+                    asdict(task),
+                )
+                for task, member in places
+            ])
     record(Action.LAUNCHED, run)
     if enqueue:
-        send(run)
+        send_run(run)
     return run
 
 
@@ -311,11 +323,11 @@ def _chosen_template(project: Project | None, sha256: str, field: str) -> ChatTe
     """The template with a hash that a project registered; None for none. Raises :class:`LaunchRefused`."""
     if not sha256:
         return None
-    found = find_chat_template(key_of(project), sha256[:64].replace("\0", ""))
-    if found is None:
+    template = find_chat_template(key_of(project), sha256[:64].replace("\0", ""))
+    if template is None:
         sentence = f"No chat template with the hash {sha256[:12]}… is registered here. Choose another one, or paste it."
         raise LaunchRefused({field: sentence})
-    return found
+    return template
 
 
 def _try_template(field: str, tokenizer: Tokenizer, template: ChatTemplate, task: Task, kwargs: dict[str, Any]) -> None:
@@ -341,11 +353,11 @@ def resume(run: Run) -> int:
     if run.model not in served_models():
         raise Refusal(f"This installation serves no model named {run.model!r}, so the run cannot go on here.")
     n = resume_run(run)
-    send(run)
+    send_run(run)
     return n
 
 
-def send(run: Run) -> None:
+def send_run(run: Run) -> None:
     """Send the run to a worker of its model. When the broker does not answer, the run fails with a sentence."""
     if sentence := send_task(RUN_ROLLOUTS, run.pk, served_models()[run.model].queue):
         fail_run(run, f"{sentence} Then resume the run.")
@@ -359,7 +371,7 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
     Raises :class:`Refusal`.
     """
     source = f"served model {model.name}"
-    known, folder = registered_from(source, key_of(project)), Path(model.path)
+    registered, folder = registered_from(source, key_of(project)), Path(model.path)
     if not folder.exists():
         newest = registered_from(source)
         if newest is None:
@@ -368,36 +380,16 @@ def model_tokenizer(model: ServedModel, project: Project | None = None) -> Token
                 f"Start a worker of the queue {model.queue} on the machine that has the folder: it registers it."
             )
         folder = files_of(newest.files_sha256)
-    if known is not None and is_stored(known, folder):
-        return known
+    if registered is not None and is_stored(registered, folder):
+        return registered
     try:
         return register_tokenizer(folder, name=model.name, source=source, project=project)
     except TokenizerUnusable:
         raise
     except ValueError:  # the name belongs to another tokenizer, perhaps of an earlier training
         sha256 = tokenizers.load(folder).sha256
-        named = f"{model.name} {sha256[:8]}"
-        return register_tokenizer(folder, name=named, source=source, project=project)
-
-
-def _queue_trajectories(run: Run, tasks: list[Task], settings: LaunchSettings, seed: int) -> None:
-    for batch in batched(tasks, TASKS_PER_INSERT):
-        add_queued_trajectories(
-            run,
-            [
-                (
-                    StoredTrajectory(
-                        external_id=f"{task.index}-{member}",
-                        group=str(task.index),
-                        seed=_seed(seed, task.index, member),
-                        training_step=settings.training_step,
-                    ),
-                    asdict(task),
-                )
-                for task in batch
-                for member in range(settings.group)
-            ],
-        )
+        name = f"{model.name} {sha256[:8]}"
+        return register_tokenizer(folder, name=name, source=source, project=project)
 
 
 def _seed(seed: int, task: int, member: int) -> int:

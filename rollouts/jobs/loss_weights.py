@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_inspector.diagnose.gap.figures import trainer_column
@@ -26,7 +25,7 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
-from rollout_inspector.streams.trajectory import Row, Trajectory
+from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.replays.replay_context import BATCH, complete_replies, context_of
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, drop_earlier_reports, end_job
@@ -55,15 +54,47 @@ def run_key(run: Run) -> str:
     return hashlib.sha256(repr((*parts, run.n_rewards, run.reward_sum)).encode()).hexdigest()
 
 
-@dataclass
-class _OfStrategy:
-    """The sums under the rows of one strategy, and those of the same trajectories as recorded."""
+Counted = tuple[Trajectory, float | None, Sequence[FindingPlaces], TrajectoryWeights]
+"""A trajectory that was counted as recorded: itself, its advantage, its findings and its weights."""
 
-    sums: WeightSums = field(default_factory=WeightSums)
-    before: list[TrajectoryWeights] = field(default_factory=list)
-    after: list[TrajectoryWeights] = field(default_factory=list)
-    refused: int = 0
-    why: Counter[str] = field(default_factory=Counter)
+
+class _StrategySums:
+    """The sums under the rows of one strategy, beside those of the same trajectories as recorded."""
+
+    def __init__(self) -> None:
+        self._sums = WeightSums()
+        self._before: list[TrajectoryWeights] = []
+        self._after: list[TrajectoryWeights] = []
+        self._why: Counter[str] = Counter()
+
+    def add(self, counted: Counted, result: StrategyResult) -> None:
+        if result.refused:
+            self._why[result.refused] += 1
+            return
+        value, advantage, findings, weights = counted
+        common = common_advantage(value.rows) if value.rows else None
+        kinds = [FindingPlaces(kind, None, None, ()) for kind in {finding.kind for finding in findings}]
+        rows = [with_columns_of(row, value.rows, with_advantages=common is None) for row in result.rows]
+        self._before.append(weights)
+        self._after.append(self._sums.add(value, rows, advantage if common is None else common, kinds))
+
+    def report(self) -> dict[str, Any]:
+        """What the losses make of the rows. ``moved`` is among the ``compared`` trajectories.
+
+        These have a decidable weight for each of their tokens, as recorded and under the strategy.
+        """
+        report = self._sums.report([IN_TRAJECTORY])
+        del report["steps"]  # those of the run
+        for n, line in enumerate(report["rules"]):
+            pairs = [
+                (before, after)
+                for before, after in zip(self._before, self._after, strict=True)
+                if before.known[n] == before.tokens and after.known[n] == after.tokens
+            ]
+            line["compared"] = len(pairs)
+            before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            line["moved"] = {mean: moved(before, after, mean)[n] for mean in MEANS}
+        return {"refused": self._why.total(), "why": dict(self._why.most_common(MAX_REASONS)), **report}
 
 
 class RunWeights:
@@ -75,7 +106,7 @@ class RunWeights:
         self.sums = WeightSums()
         self.columns: Counter[str] = Counter()
         self.severities: dict[str, str] = {}
-        self._strategies = {slug: _OfStrategy() for slug in STRATEGIES} if strategies else {}
+        self._strategies = {slug: _StrategySums() for slug in STRATEGIES} if strategies else {}
         if strategies and run.n_finished > MAX_REPLAYED:
             raise Refusal(
                 f"Under other strategies at most {MAX_REPLAYED:,} trajectories are compared, and this run has "
@@ -96,48 +127,35 @@ class RunWeights:
                 yield n
             return
         context, loaded = context_of(self.run)
-        pending: list[_Counted] = []
+        pending: deque[Counted] = deque()
 
         def values() -> Iterator[Trajectory]:
-            for one in self._recorded():
-                pending.append(one)
-                yield complete_replies(one.value, loaded, context)
+            for trajectory in self._recorded():
+                pending.append(trajectory)
+                yield complete_replies(trajectory[0], loaded, context)
 
         strategies = [STRATEGIES[slug] for slug in self._strategies]
         with closing(replay_many(values(), strategies, context)) as replayed:
-            for n, made in enumerate(replayed, start=1):
-                self._add_strategies(pending.pop(0), made)
+            for n, results in enumerate(replayed, start=1):
+                counted = pending.popleft()
+                for result in results:
+                    self._strategies[result.slug].add(counted, result)
                 yield n
 
-    def _recorded(self) -> Iterator[_Counted]:
+    def _recorded(self) -> Iterator[Counted]:
         for batch in batched(finished_trajectories(self.run).iterator(BATCH), BATCH):
             findings = places_of_findings(batch, NOT_COUNTED)
             for record, value in zip(batch, load_trajectories(batch), strict=True):
                 rows = value.rows or tuple(merged_rows(value.steps))
                 self.columns.update(filter(None, (trainer_column(row) for row in rows)))
                 placed = []
-                for one in findings[record.pk]:
-                    self.severities.setdefault(one.kind, one.severity)
-                    places = tuple(places_of(one))
-                    placed.append(FindingPlaces(one.kind, one.row_index, one.step_index, places))
+                for finding in findings[record.pk]:
+                    self.severities.setdefault(finding.kind, finding.severity)
+                    places = tuple(places_of(finding))
+                    placed.append(FindingPlaces(finding.kind, finding.row_index, finding.step_index, places))
                 advantage = self._advantages.get(record.pk)
                 weights = self.sums.add(value, rows, advantage, placed)
-                yield _Counted(value, rows, advantage, placed, weights)
-
-    def _add_strategies(self, one: _Counted, made: Sequence[StrategyResult]) -> None:
-        stored = one.value.rows
-        common = common_advantage(stored) if stored else None
-        advantage = one.advantage if common is None else common
-        kinds = [FindingPlaces(kind, None, None, ()) for kind in {placed.kind for placed in one.findings}]
-        for result in made:
-            of = self._strategies[result.slug]
-            if result.refused:
-                of.refused += 1
-                of.why[result.refused] += 1
-                continue
-            rows = [with_columns_of(row, stored, with_advantages=common is None) for row in result.rows]
-            of.before.append(one.weights)
-            of.after.append(of.sums.add(one.value, rows, advantage, kinds))
+                yield value, advantage, placed, weights
 
     def report(self) -> dict[str, Any]:
         """All figures as JSON. Without ``strategies`` that list is empty."""
@@ -148,7 +166,7 @@ class RunWeights:
             **recorded,
             "trainer_columns": dict(self.columns),
             "severities": self.severities,
-            "strategies": [_line(slug, of) for slug, of in self._strategies.items()],
+            "strategies": [{"strategy": slug, **sums.report()} for slug, sums in self._strategies.items()],
         }
 
 
@@ -161,36 +179,6 @@ def _classes_of(run: Run) -> TokenClasses | None:
     except (ValueError, OSError) as error:
         log.warning("token classes are not counted run=%s: %s", run.code, error)
         return None
-
-
-@dataclass(frozen=True)
-class _Counted:
-    """A trajectory that was counted as recorded."""
-
-    value: Trajectory
-    rows: Sequence[Row]
-    advantage: float | None
-    findings: Sequence[FindingPlaces]
-    weights: TrajectoryWeights
-
-
-def _line(slug: str, of: _OfStrategy) -> dict[str, Any]:
-    """What the losses make of the rows of a strategy. ``moved`` is among the ``compared`` trajectories.
-
-    These have a decidable weight for each of their tokens, as recorded and under the strategy.
-    """
-    found = of.sums.report([IN_TRAJECTORY])
-    del found["steps"]  # those of the run
-    for n, line in enumerate(found["rules"]):
-        pairs = [
-            (before, after)
-            for before, after in zip(of.before, of.after, strict=True)
-            if before.known[n] == before.tokens and after.known[n] == after.tokens
-        ]
-        line["compared"] = len(pairs)
-        before, after = [one for one, _ in pairs], [one for _, one in pairs]
-        line["moved"] = {mean: moved(before, after, mean)[n] for mean in MEANS}
-    return {"strategy": slug, "refused": of.refused, "why": dict(of.why.most_common(MAX_REASONS)), **found}
 
 
 def do_job(job: Job, beat: Beat) -> None:

@@ -25,7 +25,7 @@ from rollout_inspector.formats import FileRefused, Source, TooLarge, limits
 from rollout_inspector.formats.training_step import TrainingStepRule
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
-from rollouts.jobs.pushing import take_push
+from rollouts.jobs.pushes import take_push
 from rollouts.store.models import Run
 from rollouts.store.outages import is_disk_full, is_outage, said_of
 from rollouts.store.runs.runs import find_run
@@ -64,50 +64,44 @@ class PushedBody:
     """Of all that is pushed; None = each record tells its own, or none."""
 
 
-@dataclass(frozen=True)
-class PushAnswer:
-    """What a push is answered with."""
-
-    status: int
-    """The HTTP status."""
-    body: dict[str, Any]
-    """``error`` is a sentence about what was not read."""
+PushAnswer = tuple[int, dict[str, Any]]
+"""What a push is answered with: the HTTP status and the body, in which ``error`` says what was not read."""
 
 
 class PushesBusy(Refusal):
     """Other pushes are being read. The message is a sentence."""
 
 
-def answer(asked: PushedBody) -> PushAnswer:
+def answer(body: PushedBody) -> PushAnswer:
     """Read and store a body in this process. Raises what is neither the sender's fault nor an outage."""
-    run = find_run(code=asked.run)
+    run = find_run(code=body.run)
     if run is None:
-        return _deleted(asked)
-    source = Source.of_path(asked.path, "The request body", alone=True)
+        return _deleted(body)
+    source = Source.of_path(body.path, "The request body", alone=True)
     source.path = ""  # the file is ours, and its name says nothing
     try:
-        pushed = take_push(run, source, asked.format, asked.prefix, TrainingStepRule(asked.training_step))
+        pushed = take_push(run, source, body.format, body.prefix, TrainingStepRule(body.training_step))
     except FileRefused as error:
         status = 413 if isinstance(error, TooLarge) else 415 if source.size else 400
-        return PushAnswer(status, {"error": str(error)})
+        return status, {"error": str(error)}
     except MemoryError:
         sentence = f"Reading the body needs more than {MEMORY_BYTES >> 20:,} MB of memory. {limits.BY_IMPORT}"
-        return PushAnswer(413, {"error": sentence})
+        return 413, {"error": sentence}
     except (Run.DoesNotExist, IntegrityError):
-        if find_run(code=asked.run) is not None:
+        if find_run(code=body.run) is not None:
             raise
-        return _deleted(asked)
+        return _deleted(body)
     except (OSError, DatabaseError) as error:
         if not is_outage(error):
             raise
-        return PushAnswer(507 if is_disk_full(error) else 503, {"error": f"{said_of(error)} Push again later."})
-    said = {name: value for name, value in asdict(pushed).items() if value is not None}
-    return PushAnswer(413 if pushed.is_too_large else 400 if pushed.error else 200, said)
+        return 507 if is_disk_full(error) else 503, {"error": f"{said_of(error)} Push again later."}
+    result = {name: value for name, value in asdict(pushed).items() if value is not None}
+    return 413 if pushed.is_too_large else 400 if pushed.error else 200, result
 
 
-def _deleted(asked: PushedBody) -> PushAnswer:
-    sentence = f"The run {asked.run} was deleted while you pushed to it. POST /api/runs makes one."
-    return PushAnswer(410, {"error": sentence})
+def _deleted(body: PushedBody) -> PushAnswer:
+    sentence = f"The run {body.run} was deleted while you pushed to it. POST /api/runs makes one."
+    return 410, {"error": sentence}
 
 
 # -- in the web process
@@ -120,25 +114,25 @@ class PushProcess:
         self._lock = threading.Lock()
         self._child: PipedProcess | None = None
 
-    def ask(self, asked: PushedBody) -> PushAnswer:
+    def ask(self, body: PushedBody) -> PushAnswer:
         """Have a body read and stored. Raises :class:`PushesBusy` when others are read for ``WAIT_SECONDS``."""
         if not self._lock.acquire(timeout=WAIT_SECONDS):
             raise PushesBusy("The server reads other pushes. Push again later.")
         try:
             child = self._child = self._living()
-            child.pipe.send_bytes(json.dumps(asdict(asked)).encode())
+            child.pipe.send_bytes(json.dumps(asdict(body)).encode())
             if not child.pipe.poll(ANSWER_SECONDS):
                 self.close()
-                return PushAnswer(503, {"error": f"The push was not stored within {ANSWER_SECONDS:g} s. Push again."})
-            found = json.loads(child.pipe.recv_bytes())
-            if found.pop("is_last"):
+                return 503, {"error": f"The push was not stored within {ANSWER_SECONDS:g} s. Push again."}
+            reply = json.loads(child.pipe.recv_bytes())
+            if reply["is_last"]:
                 self.close()
-            return PushAnswer(**found)
+            return reply["status"], reply["body"]
         except (EOFError, OSError, ProcessEnded) as error:
-            log.warning("the push process ended run=%s", asked.run, exc_info=error)
+            log.warning("the push process ended run=%s", body.run, exc_info=error)
             self.close()
             sentence = "The process that reads pushes ended. Push again; if this repeats, push smaller parts."
-            return PushAnswer(503, {"error": sentence})
+            return 503, {"error": sentence}
         finally:
             self._lock.release()
 
@@ -164,16 +158,7 @@ class PushProcess:
 
 
 _process = PushProcess()
-
-
-def ask(asked: PushedBody) -> PushAnswer:
-    """Have a body read and stored by the push process of this process. Raises :class:`PushesBusy`."""
-    return _process.ask(asked)
-
-
-def close() -> None:
-    """End the push process of this process."""
-    _process.close()
+ask, close = _process.ask, _process.close
 
 
 # -- in the push process
@@ -189,15 +174,15 @@ def main() -> None:
     with contextlib.suppress(EOFError, OSError):
         connection.settings_dict.update(json.loads(pipe.recv_bytes()))
         while pipe.poll(IDLE_SECONDS):
-            asked = PushedBody(**json.loads(pipe.recv_bytes()))
+            body = PushedBody(**json.loads(pipe.recv_bytes()))
             try:
-                found = answer(asked)
+                status, result = answer(body)
             except Exception:
-                log.exception("push not stored run=%s", asked.run)
-                found = PushAnswer(500, {"error": "The push could not be stored. The log of the web server says why."})
+                log.exception("push not stored run=%s", body.run)
+                status, result = 500, {"error": "The push could not be stored. The log of the web server says why."}
             connection.close()
             is_last = _most_memory() - most > KEPT_BYTES
-            pipe.send_bytes(json.dumps(asdict(found) | {"is_last": is_last}).encode())
+            pipe.send_bytes(json.dumps({"status": status, "body": result, "is_last": is_last}).encode())
 
 
 def _most_memory() -> int:

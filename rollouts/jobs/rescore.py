@@ -16,12 +16,13 @@ from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollouts.jobs.engine_owners import engine_of
 from rollouts.jobs.launch import ServedModel, served_models
+from rollouts.jobs.warm_engines import engine_of
 from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
-from rollouts.sampling.engines.owner import EngineClosed, EngineOwner
-from rollouts.sampling.engines.scoring import Scorer, score_streams, stream_problem, temperature_problem
-from rollouts.sampling.engines.weights import weights_digest
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineOwner
+from rollouts.sampling.engines.model_digest import weights_digest
+from rollouts.sampling.engines.protocol import EngineInfo
+from rollouts.sampling.engines.scoring import score_streams, stream_problem, temperature_problem
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
@@ -65,13 +66,13 @@ def ask(run: Run, model: str, engine: str = "", user: Any = None, temperature: f
     served, engine = chosen(model, engine)
     if problem := temperature_problem(engine, temperature):
         raise Refusal(problem)
-    wanted: dict[str, Any] = {"model": served.name, "engine": engine}
+    options: dict[str, Any] = {"model": served.name, "engine": engine}
     if temperature != 1:
-        wanted["temperature"] = temperature
+        options["temperature"] = temperature
     if not run.n_finished:
         raise Refusal("This run has no finished trajectory, so there is nothing to score.")
-    job, is_new = ask_job(run, KIND.slug, wanted, user)
-    if not is_new and job.options != wanted:
+    job, is_new = ask_job(run, KIND.slug, options, user)
+    if not is_new and job.options != options:
         raise Refusal(
             f"This run is being scored with {job.options['model']} on {job.options['engine']}. Wait until that has "
             "ended, or cancel it."
@@ -107,19 +108,19 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     beat(progress="the engine is started")
     try:
         owner = engine_of(model, engine)
-        scorer = _Scoring(owner, _wait(owner.call(Scorer.of), beat), temperature, beat, *_vocabulary(run, model))
+        scorer = _Scoring(owner, _wait(owner.call(EngineInfo.of), beat), temperature, beat, *_vocabulary(run, model))
     except EngineError as error:
         raise _failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
-    column = begin_column(run, model.name, engine, scorer.limits.version, weights, job.created_by, temperature)
+    column = begin_column(run, model.name, engine, scorer.info.version, weights, job.created_by, temperature)
     n_before = n_done = count_scored(column)
     beat(report={"column": column.code}, n_done=n_done, n_total=finished.count(), progress="")
     left_out: list[str] = []
     try:
         for batch in _batches(not_scored(column, finished)):
-            found = [one for one in scorer.scored(batch, left_out) if one is not None]
+            scores = [score for score in scorer.scored(batch, left_out) if score is not None]
             beat()  # what a lost worker has scored is not stored
-            keep_scores(column, found)
+            keep_scores(column, scores)
             n_done += len(batch)
             beat(n_done=n_done)
     except ScoredColumn.DoesNotExist:
@@ -150,7 +151,7 @@ class _Scoring:
     """An engine that scores trajectories of one run."""
 
     owner: EngineOwner
-    limits: Scorer
+    info: EngineInfo
     temperature: float
     beat: Beat
     differs: Mask
@@ -161,23 +162,23 @@ class _Scoring:
 
     def scored(self, batch: Sequence[StoredTrajectory], left_out: list[str]) -> Iterator[Scored | None]:
         """The scores of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
-        kept: list[tuple[StoredTrajectory, Trajectory]] = []
+        fitting: list[tuple[StoredTrajectory, Trajectory]] = []
         for record, value in zip(batch, load_compared(batch), strict=True):
             problem = ""
             for row in value.rows:
                 self._check_vocabulary(record, row)
-                problem = problem or stream_problem(row.ids, self.limits)
+                problem = problem or stream_problem(row.ids, self.info)
             if problem:
                 left_out.append(f"Trajectory {record.code} was left out. {problem}")
                 yield None
             else:
-                kept.append((record, value))
-        values = iter(self._scores([row.ids for _, value in kept for row in value.rows]))
-        for record, value in kept:
+                fitting.append((record, value))
+        values = iter(self._scores([row.ids for _, value in fitting for row in value.rows]))
+        for record, value in fitting:
             yield record.pk, value.rows, [next(values) for _ in value.rows]
 
     def _check_vocabulary(self, record: StoredTrajectory, row: Row) -> None:
-        n = self.limits.vocab_size
+        n = self.info.vocab_size
         other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
         outside = row.ids[(row.ids < 0) | (row.ids >= n)]
         if len(outside):
@@ -185,23 +186,23 @@ class _Scoring:
                 f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to {n - 1}: "
                 f"it has another vocabulary. {other}"
             )
-        known = row.ids[row.ids < len(self.differs)]
-        found = known[self.differs[known]]
-        if len(found) and self.names is not None:
-            mine, theirs = (tokenizer.token_bytes(found[:1])[0].decode(errors="replace") for tokenizer in self.names)
+        common = row.ids[row.ids < len(self.differs)]
+        differing = common[self.differs[common]]
+        if len(differing) and self.names is not None:
+            mine, theirs = (codec.token_bytes(differing[:1])[0].decode(errors="replace") for codec in self.names)
             raise Refusal(
-                f"Trajectory {record.code} holds the id {int(found[0])}, which is {mine!r} in the run's tokenizer and "
-                f"{theirs!r} in the model's: it has another vocabulary. {other}"
+                f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
+                f"and {theirs!r} in the model's: it has another vocabulary. {other}"
             )
 
     def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
-        found: list[Floats] = []
+        scores: list[Floats] = []
         try:
             for part in batched(streams, CALL_TOKENS, len):
-                found += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
+                scores += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
         except EngineError as error:
             raise _failure(error) from error
-        return found
+        return scores
 
 
 def _batches(records: QuerySet[StoredTrajectory]) -> Iterator[Sequence[StoredTrajectory]]:
@@ -239,8 +240,8 @@ def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokeniz
         return none, None, [without_paths(f"The vocabularies of run and model were not compared: {error}")]
     if pair[0].sha256 == pair[1].sha256:
         return none, pair, []
-    ids = np.arange(max(one.vocab_size for one in pair), dtype=np.int32)
-    mine, theirs = (one.token_bytes(ids) for one in pair)
+    ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
+    mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
     return np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, []
 
 

@@ -134,10 +134,10 @@ def do_job(job: Job, beat: Beat) -> None:
     try:
         loaded = load_tokenizer(check.tokenizer.files_sha256) if check.tokenizer else None
         report = chat_templates.check(loaded, check.chat_template.text, **check.question)
-        found = report.to_dict() | _users_conversation(check, loaded, report)
+        report_json = report.to_dict() | _users_conversation(check, loaded, report)
     except (RenderFailed, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
-    check.report, check.cells = found, cells_of(found) | {"older": _older(check)}
+    check.report, check.cells = report_json, cells_of(report_json) | {"older": _older(check)}
     check.version = chat_templates.VERSION
     with transaction.atomic():
         beat(n_done=1, progress="the first change is tried")
@@ -145,7 +145,7 @@ def do_job(job: Job, beat: Beat) -> None:
         if not job.options.get("repair", True):
             end_job(job, Job.Status.DONE)
             return
-    check.report = found | _repaired(loaded, report, beat).to_dict()
+    check.report = report_json | _repaired(loaded, report, beat).to_dict()
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
             raise JobLost
@@ -174,8 +174,8 @@ def _users_conversation(check: TemplateCheck, loaded: LoadedTokenizer | None, re
 def _repaired(loaded: LoadedTokenizer | None, report: CheckReport, beat: Beat) -> CheckReport:
     """The report with a repair and generation tags, or with the sentences that say why there are none."""
     try:
-        found = chat_templates.with_repair(loaded, report, lambda told: beat.now_and_then(progress=told[:200]))
-        return chat_templates.with_marks(loaded, found)
+        repaired = chat_templates.with_repair(loaded, report, lambda told: beat.now_and_then(progress=told[:200]))
+        return chat_templates.with_marks(loaded, repaired)
     except (RenderFailed, OSError, ValueError) as error:
         detail = f"The search for a repair ended early: {error}"
         return replace(report, repair_detail=detail, marks_detail=detail)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
@@ -22,8 +24,8 @@ class _Terminal(OutputWrapper):
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
         start = "\r" if msg.startswith("\r") else ""
-        shown = "".join(char if char in "\n\t" else one_line(char) for char in msg[len(start) :])
-        super().write(start + shown, style_func, ending)
+        visible = "".join(char if char in "\n\t" else one_line(char) for char in msg[len(start) :])
+        super().write(start + visible, style_func, ending)
 
 
 class TerminalCommand(BaseCommand):
@@ -42,6 +44,16 @@ class TerminalCommand(BaseCommand):
                 return super().execute(*args, **options)
             except Refusal as refusal:
                 raise CommandError(sentence_of(refusal)) from refusal
+
+    def print_findings(self, counts: Mapping[str, int]) -> None:
+        """The number of findings of each kind, the most frequent kind first."""
+        for kind, n in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+            self.stdout.write(f"  {n:>6,}  {kind}")
+
+    def print_result(self, as_json: bool, data: Mapping[str, Any], sentence: str) -> None:
+        """The result of a command, at once: as one JSON object, or as a sentence."""
+        self.stdout.write(json.dumps(data) if as_json else sentence)
+        self.stdout.flush()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("stdout", "stderr") and not isinstance(value, _Terminal):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from django.core.management.base import CommandError, OutputWrapper
 from django.db import transaction
 
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.database import reload
 from rollouts.store.jobs.jobs import end_job, take_job
 from rollouts.store.models import Job, Run
@@ -58,6 +58,6 @@ def run_or_send(
             f"Run {run.code} is being {verb} already: {job.n_done:,} of {job.n_total:,} trajectories are done. "
             "Wait for it, or cancel it on the run's page."
         )
-    if background and (sentence := send(job)):
+    if background and (sentence := send_job(job)):
         raise CommandError(sentence)
     return job

@@ -133,8 +133,7 @@ class Recorder:
         token, path = access.named_token(request, path)
         if not access.is_token(token, self.token):
             return _refuse(
-                401,
-                f"Name the token in the header {access.TOKEN_HEADER}, or as .../token/TOKEN/v1 in the base URL.",
+                401, f"Name the token in the header {access.TOKEN_HEADER}, or as .../token/TOKEN/v1 in the base URL.",
             )
         if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
             return await self._recorder_page(request, unquote(path))
@@ -209,20 +208,20 @@ class Recorder:
                 self._room.release()
 
     async def _whole(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, call: Call
+        self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
     ) -> web.StreamResponse:
         answer = await upstream.read()
         call.keep(answer)
         response = web.Response(
             status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
-            body=wire.strip(answer, asked),
+            body=wire.strip(answer, amended),
         )
         await response.prepare(request)
         await response.write_eof()
         return response
 
     async def _stream(
-        self, request: web.Request, upstream: aiohttp.ClientResponse, asked: wire.Asked, call: Call
+        self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
     ) -> web.StreamResponse:
         response = _begun(upstream)
         await response.prepare(request)
@@ -237,7 +236,7 @@ class Recorder:
                         out.append(event)
                         continue
                     call.keep(event_payload)
-                    stripped = wire.strip(event_payload, asked)
+                    stripped = wire.strip(event_payload, amended)
                     # An unchanged event keeps its bytes.
                     if stripped is event_payload:
                         out.append(event)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.streams.prefix import shared_with_stream, stream_length
@@ -17,18 +16,6 @@ MAX_STREAMS = 256
 """The same for conversations without messages, which are compared id by id."""
 
 
-@dataclass
-class _Chat:
-    name: str
-    reply: Message | None
-
-
-@dataclass
-class _Text:
-    name: str
-    last: Step
-
-
 class Conversations:
     """Names the trajectory of each call without a session.
 
@@ -38,9 +25,10 @@ class Conversations:
     """
 
     def __init__(self) -> None:
-        self._chats: OrderedDict[str, list[_Chat]] = OrderedDict()
-        """By the hash of the last request's messages."""
-        self._streams: list[_Text] = []
+        self._chats: OrderedDict[str, list[tuple[str, Message | None]]] = OrderedDict()
+        """Hash of the last request's messages -> names and last replies."""
+        self._streams: list[tuple[str, Step]] = []
+        """Names and last steps of conversations without messages."""
 
     def name(self, step: Step, fresh: str) -> str:
         """The trajectory of a call; ``fresh`` when the call begins one."""
@@ -49,34 +37,30 @@ class Conversations:
 
     def _chat(self, step: Step, messages: Sequence[Message], fresh: str) -> str:
         keys = _prefix_keys(messages)
-        chat: _Chat | None = None
+        name = fresh
         for n in range(len(messages) - 1, 0, -1):
-            candidates = self._chats.get(keys[n - 1])
-            if candidates:
-                chat = next(
-                    (candidate for candidate in candidates if _quotes(messages[n], candidate.reply)), candidates[0]
-                )
-                candidates.remove(chat)
+            if candidates := self._chats.get(keys[n - 1]):
+                quoted = (place for place, (_, reply) in enumerate(candidates) if _quotes(messages[n], reply))
+                name, _ = candidates.pop(next(quoted, 0))
                 if not candidates:
                     del self._chats[keys[n - 1]]
                 break
-        current = _Chat(chat.name if chat else fresh, step.reply)
-        self._chats.setdefault(keys[-1], []).append(current)
+        self._chats.setdefault(keys[-1], []).append((name, step.reply))
         self._chats.move_to_end(keys[-1])
         while len(self._chats) > MAX_REMEMBERED:
             self._chats.popitem(last=False)
-        return current.name
+        return name
 
     def _text(self, step: Step, fresh: str) -> str:
-        current = _Text(fresh, step)
-        for stream in reversed(self._streams):
-            length = stream_length(stream.last)
-            if length and len(step.prompt_ids) > length and shared_with_stream(step.prompt_ids, stream.last) == length:
-                current.name = stream.name
-                self._streams.remove(stream)
+        name = fresh
+        for place, (candidate, last) in reversed(list(enumerate(self._streams))):
+            length = stream_length(last)
+            if length and len(step.prompt_ids) > length and shared_with_stream(step.prompt_ids, last) == length:
+                name = candidate
+                del self._streams[place]
                 break
-        self._streams = [*self._streams, current][-MAX_STREAMS:]
-        return current.name
+        self._streams = [*self._streams, (name, step)][-MAX_STREAMS:]
+        return name
 
 
 def _prefix_keys(messages: Sequence[Message]) -> list[str]:

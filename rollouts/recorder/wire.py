@@ -27,7 +27,7 @@ _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
 
 
 @dataclass(frozen=True)
-class Asked:
+class AmendedRequest:
     """A client's request in the form that is sent to the server."""
 
     body: bytes
@@ -40,7 +40,7 @@ def _off(fields: _Object, name: str) -> bool:
     return name not in fields or bytes(fields[name]) in (b"null", b"false")
 
 
-def amend(path: str, body: bytes, logprobs: bool = False) -> Asked | None:
+def amend(path: str, body: bytes, logprobs: bool = False) -> AmendedRequest | None:
     """The request with ``return_token_ids``, and with ``logprobs`` if wanted. None when it is not a JSON object."""
     try:
         fields = _object.decode(body)
@@ -52,28 +52,28 @@ def amend(path: str, body: bytes, logprobs: bool = False) -> Asked | None:
     if added_logprobs:
         # Only of the sampled token: `true` for a chat, 0 alternatives for a text completion.
         fields["logprobs"] = Raw(b"true" if path == CHAT else b"0")
-    return Asked(_encode(fields) if added_ids or added_logprobs else body, added_ids, added_logprobs)
+    return AmendedRequest(_encode(fields) if added_ids or added_logprobs else body, added_ids, added_logprobs)
 
 
-def strip(answer: bytes, asked: Asked) -> bytes:
+def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     """The answer, or one event of a stream, with null in place of what only the recorder asked for, as vLLM writes it.
 
     Empty when nothing is left: when ids are asked for, vLLM also sends events that carry nothing else.
     """
-    if not (asked.added_ids or asked.added_logprobs):
+    if not (amended.added_ids or amended.added_logprobs):
         return answer
     try:
         fields = _object.decode(answer)
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return answer
-    only_ids = asked.added_ids and len(choices) > 0
+    only_ids = amended.added_ids and len(choices) > 0
     for choice in choices:
-        _blank(choice, asked)
+        _blank(choice, amended)
         only_ids = only_ids and _carries_nothing(choice)
     if only_ids and bytes(fields.get("usage", _NULL)) == b"null":
         return b""
-    _blank(fields, asked)
+    _blank(fields, amended)
     if choices:
         fields["choices"] = Raw(_encode(choices))
     return _encode(fields)
@@ -85,9 +85,9 @@ def _carries_nothing(choice: _Object) -> bool:
     return is_empty and all(bytes(choice.get(name, _NULL)) == b"null" for name in ("finish_reason", "logprobs"))
 
 
-def _blank(fields: _Object, asked: Asked) -> None:
-    names = ("prompt_token_ids", "token_ids") if asked.added_ids else ()
-    for name in (*names, *(("logprobs",) if asked.added_logprobs else ())):
+def _blank(fields: _Object, amended: AmendedRequest) -> None:
+    names = ("prompt_token_ids", "token_ids") if amended.added_ids else ()
+    for name in (*names, *(("logprobs",) if amended.added_logprobs else ())):
         if name in fields:
             fields[name] = _NULL
 

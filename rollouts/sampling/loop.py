@@ -24,9 +24,10 @@ from rollout_inspector.streams.strategies import Strategy, StrategyRefused
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Message, Request, Step
 from rollout_inspector.text.replies.parsing import Parse, answering, with_call_ids
 from rollouts.sampling.engines import EngineError, Generation, GenerationRequest, Sampling, reason
-from rollouts.sampling.engines.owner import EngineClosed, EngineInfo, EngineLost, EngineOwner
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineOwner
+from rollouts.sampling.engines.protocol import EngineInfo
 from rollouts.sampling.environments import Environment, Episode, Outcome, Task
-from rollouts.sampling.environments.answers import Answers
+from rollouts.sampling.environments.environment_threads import Answers
 
 log = logging.getLogger(__name__)
 
@@ -70,16 +71,6 @@ class Callbacks:
     """Called at least every ``POLL_SECONDS``."""
 
 
-@dataclass(frozen=True)
-class BatchEnd:
-    """Why ``run_batch`` returned."""
-
-    stopped: tuple[RolloutJob, ...] = ()
-    """Jobs that were under way when the loop was told to stop or lost its engine. They can be taken up again."""
-    error: str = ""
-    """Set when there is no engine any more: a sentence with the reason."""
-
-
 @dataclass(eq=False)
 class _Live:
     job: RolloutJob
@@ -111,19 +102,21 @@ def run_batch(
     template_kwargs: Mapping[str, Any] | None = None,
     policy_version: str = "",
     call_ids: bool = False,
-) -> BatchEnd:
+) -> tuple[tuple[RolloutJob, ...], str]:
     """Run jobs until there are no more. A fault of one trajectory ends that trajectory alone; only callbacks may raise.
 
+    Returns the jobs that were under way when the loop was told to stop or lost its engine: they can be taken up again.
+    Then a sentence that says why there is no engine any more; empty = there is one.
     ``call_ids``: add an id to every parsed call, and the same id to its answer, for templates that need ids.
     """
     try:
         info = _engine_info(engine, callbacks.should_stop)
     except EngineClosed:
-        return BatchEnd()
+        return (), ""
     except EngineError as error:
-        return BatchEnd(error=str(error))
+        return (), str(error)
     if info is None:
-        return BatchEnd()
+        return (), ""
     kwargs = dict(template_kwargs or {})
     return _Batch(
         engine, info, environment, new_strategy, parse, limits, callbacks, kwargs, policy_version, call_ids
@@ -174,7 +167,7 @@ class _Batch:
         self._closing = False
         self._lost = ""  # why there is no engine any more
 
-    def run(self) -> BatchEnd:
+    def run(self) -> tuple[tuple[RolloutJob, ...], str]:
         stopped: tuple[RolloutJob, ...] = ()
         next_poll = 0.0
         try:
@@ -192,7 +185,7 @@ class _Batch:
                 elif self._exhausted or self._closing:
                     break
             self._flush()
-            return BatchEnd(stopped, self._lost)
+            return stopped, self._lost
         finally:
             self.engine.abort([live.request_id for live in self._live if live.request_id])
             self._answers.close()

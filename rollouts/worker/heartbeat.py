@@ -93,7 +93,7 @@ class _Rest:
 
     def _wait(self) -> None:
         until = time.monotonic() + FORK_WAIT_SECONDS
-        self._held = [one for one in self._locks if one.acquire(timeout=max(until - time.monotonic(), 0))]
+        self._held = [lock for lock in self._locks if lock.acquire(timeout=max(until - time.monotonic(), 0))]
 
     def _go_on(self) -> None:
         while self._held:

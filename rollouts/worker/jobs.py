@@ -14,7 +14,7 @@ from django.db import connection
 
 from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs import alarm_delivery
-from rollouts.jobs.sending import DO_JOB, queue_of, send_shards, send_task
+from rollouts.jobs.broker import DO_JOB, queue_of, send_shards, send_task
 from rollouts.jobs.storage import unused_files
 from rollouts.store.jobs.job_queue import is_of_engine, must_yield, next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
@@ -151,26 +151,26 @@ def _shared(job: Job, sharing: Sharing, beat: Beat, share: bool) -> bool:
 
 
 def _do_shard(shard: Job, tell: Callable[[Job], object]) -> None:
-    told = time.monotonic()
+    told_at = time.monotonic()
 
-    def go_on(held: Job) -> None:
-        nonlocal told
-        tell(held)
-        if time.monotonic() - told >= TELL_SECONDS:
-            told = time.monotonic()
-            tell_whole(held)
-            if must_yield(held, settings.JOBS_PER_USER):
+    def go_on(job: Job) -> None:
+        nonlocal told_at
+        tell(job)
+        if time.monotonic() - told_at >= TELL_SECONDS:
+            told_at = time.monotonic()
+            tell_whole(job)
+            if must_yield(job, settings.JOBS_PER_USER):
                 raise _Yields
 
     sharing = kind_of(shard).sharing
     assert sharing is not None
     try:
-        found = sharing.do(shard, Beat(shard, go_on))
+        columns = sharing.do(shard, Beat(shard, go_on))
     except _Yields:
         # Not before the handler has left: the next worker may be there at once, with the same number of the attempt.
         release_shard(shard)
         return
-    _end_shard(shard, Job.Status.DONE, "", **found)
+    _end_shard(shard, Job.Status.DONE, "", **columns)
 
 
 def _end_shard(shard: Job, status: str, error: str, **fields: Any) -> None:

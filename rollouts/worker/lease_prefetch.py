@@ -43,9 +43,9 @@ class LeasePrefetcher:
                 raise self._error
             if self._exhausted and not self._ready:
                 return None
-            taken, self._ready = self._ready[:n], self._ready[n:]
+            jobs, self._ready = self._ready[:n], self._ready[n:]
             self._change.notify_all()
-        return taken
+        return jobs
 
     def _run(self) -> None:
         try:
@@ -55,8 +55,8 @@ class LeasePrefetcher:
                     self._change.wait_for(lambda: self._ended or len(self._ready) <= self._n // 2)
                     if self._ended:
                         return
-                    wanted = self._n - len(self._ready)
-                jobs = self._lease(wanted)
+                    n_free = self._n - len(self._ready)
+                jobs = self._lease(n_free)
                 with self._change:
                     self._ready.extend(jobs)
                     self._exhausted = not jobs

@@ -16,12 +16,12 @@ from celery.utils.nodenames import worker_direct
 from celery.worker.state import active_requests
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
-from rollouts.jobs import engine_owners, sending, template_checks
-from rollouts.jobs.engine_owners import engine_of, live_trajectories
-from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send, served_models
+from rollouts.jobs import broker, template_checks, warm_engines
+from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send_run, served_models
+from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.engines import EngineError, Sampling, reason
 from rollouts.sampling.environments import ENVIRONMENTS, Task
-from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
@@ -30,10 +30,10 @@ from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued
 from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
 from rollouts.store.trajectories.launched_trajectories import lease_trajectories, release_trajectories, renew_lease
 from rollouts.store.trajectories.trajectories import load_trajectory
-from rollouts.worker.batch import StorageBatch
 from rollouts.worker.heartbeat import Heartbeat, queues_of, repeat, shutting_down
 from rollouts.worker.lease_prefetch import LeasePrefetcher
 from rollouts.worker.retry import try_again
+from rollouts.worker.run_storage import StorageBatch
 from rollouts.worker.storage_process import NotStored, StorageClient, close_idle
 from rollouts.worker.write_behind import Saved, WriteBehind
 
@@ -56,7 +56,7 @@ _left: set[int] = set()
 _at_lock = threading.Lock()
 
 
-@shared_task(name=sending.RUN_ROLLOUTS)
+@shared_task(name=broker.RUN_ROLLOUTS)
 def run_rollouts(run_id: int) -> None:
     """Do what is left of a run. Several workers of one run divide its trajectories among them by leases."""
     if work_on(run_id):
@@ -70,7 +70,7 @@ def ask_for_repair(run_id: int) -> None:
         kwargs = run.settings.get("template_kwargs")
         check, to_do = template_checks.ask(run.tokenizer, template, kwargs=kwargs, project=run.project)
         if to_do:
-            sending.send(check.job)
+            broker.send_job(check.job)
 
 
 def work_on(run_id: int) -> bool:
@@ -94,21 +94,21 @@ def _work_on(run: Run) -> bool:
     begin(run.pk)
     work = _Work(run)
     try:
-        end = work.do()
+        sentence = work.do()
     except NotStored as error:
         log.warning("run left run=%s: %s", run.code, error)
-        end = BatchEnd(error=str(error))
+        sentence = str(error)
     except Exception as error:
         log.exception("run left run=%s", run.code)
-        end = BatchEnd(error=f"The run stopped on an error of the program: {reason(error)}")
-    held = list(work.leased.values())
+        sentence = f"The run stopped on an error of the program: {reason(error)}"
+    leased = list(work.leased.values())
     if shutting_down.is_set():
-        hand_back(run.pk, held)
+        hand_back(run.pk, leased)
         return work.refused
-    if end.error:
+    if sentence:
         _left.add(run.pk)
-        try_again(partial(release_trajectories, held))
-    try_again(partial(settle, run.pk, end.error))
+        try_again(partial(release_trajectories, leased))
+    try_again(partial(settle, run.pk, sentence))
     return work.refused
 
 
@@ -122,7 +122,8 @@ class _Work:
         self._storage = StorageClient(self._is_to_stop)
         self._lock = threading.Lock()
 
-    def do(self) -> BatchEnd:
+    def do(self) -> str:
+        """Why this worker cannot go on with the run, as a sentence; empty = nothing is left to do."""
         # From the start: loading a tokenizer may take longer than a run may be silent.
         with self._heartbeat:
             return self._do()
@@ -130,7 +131,7 @@ class _Work:
     def _is_to_stop(self) -> bool:
         return self._heartbeat.cancelled.is_set() or shutting_down.is_set()
 
-    def _do(self) -> BatchEnd:
+    def _do(self) -> str:
         from rollout_inspector.streams.strategies import STRATEGIES, start
         from rollout_inspector.text.chat_templates import wants_call_ids
         from rollout_inspector.text.replies.call_readers import Way, way_of
@@ -140,7 +141,7 @@ class _Work:
         run, settings = self.run, self.settings
         model = served_models().get(run.model)
         if model is None:
-            return BatchEnd(error=f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS).")
+            return f"This worker serves no model named {run.model!r} (settings: INSPECTOR_MODELS)."
         assert run.tokenizer is not None and run.chat_template is not None
         load = partial(load_tokenizer, run.tokenizer.files_sha256)
         tokenizer = try_again(load, should_stop=self._is_to_stop)
@@ -159,18 +160,18 @@ class _Work:
             sampling, settings.max_turns, settings.environment_seconds, live_trajectories(model, run.engine)
         )
         try:
-            if named := str(model.options.get("tool_call_parser", "")):
-                way: Way = tool_call_reader(named, tokenizer.hf), f"vLLM's parser {named}", ""
+            if parser_name := str(model.options.get("tool_call_parser", "")):
+                way: Way = tool_call_reader(parser_name, tokenizer.hf), f"vLLM's parser {parser_name}", ""
             else:
                 way = way_of(tokenizer, context.renderer)
         except EngineError as error:
-            return BatchEnd(error=str(error))
+            return str(error)
         run.settings |= {"tool_calls": way[1], "tool_calls_note": way[2]}
         try_again(partial(run.save, update_fields=["settings"]))
         recorder = WriteBehind(self._write)
         try:
             with LeasePrefetcher(self._more, limits.max_live // 2) as prefetcher:
-                end = run_batch(
+                _, sentence = run_batch(
                     engine_of(model, run.engine),
                     ENVIRONMENTS[run.environment](),
                     lambda: start(STRATEGIES[run.strategy], context),
@@ -193,14 +194,12 @@ class _Work:
             if recorder.error is None:
                 recorder.close()
             self._storage.close()
-        return end
+        return sentence
 
     # -- called by the loop and by WriteBehind -------------------------------------------------------------------------
 
     def _more(self, n: int) -> Sequence[RolloutJob]:
-        leased = try_again(
-            partial(lease_trajectories, self.run, n, LEASE_SECONDS), should_stop=self._is_to_stop
-        )
+        leased = try_again(partial(lease_trajectories, self.run, n, LEASE_SECONDS), should_stop=self._is_to_stop)
         jobs = []
         for trajectory in leased:
             with self._lock:
@@ -254,11 +253,13 @@ def _context(run: Run, tokenizer: LoadedTokenizer) -> Context:
     from rollout_inspector.text.chat_templates import renderer
     from rollouts.jobs.replays.renderers_package import bridges_of
 
-    # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
-    renderers = [renderer(tokenizer, template.text, run.created_at.isoformat()) for template in _templates(run)]
-    prompts, *rows = (
-        Context(tokenizer, one, tokenizer.stop_ids, bridge=bridges_of(tokenizer, one)) for one in renderers
-    )
+    contexts = []
+    for template in _templates(run):
+        # One date for the whole run, so that a trajectory that is taken up again on another day keeps its prompts.
+        rendering = renderer(tokenizer, template.text, run.created_at.isoformat())
+        bridge = bridges_of(tokenizer, rendering)
+        contexts.append(Context(tokenizer, rendering, tokenizer.stop_ids, bridge=bridge))
+    prompts, *rows = contexts
     return replace(prompts, rows=rows[0]) if rows else prompts
 
 
@@ -272,7 +273,7 @@ def _task(trajectory: StoredTrajectory) -> Task:
 
 def close_engines() -> None:
     """Close every engine of this worker and every idle storage process."""
-    engine_owners.close()
+    warm_engines.close()
     close_idle()
 
 
@@ -295,7 +296,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
         if len(active_requests) >= sender.controller.concurrency:
             return
         for run in adopt_orphans(served):
-            send(run)
+            send_run(run)
         if not _working:
             ask_to_share(served, worker_direct(sender.hostname).name)
 
@@ -323,7 +324,7 @@ def ask_to_share(models: Collection[str], own_queue: str) -> Run | None:
     for run in running_launches(models, _left):
         enough = live_trajectories(served_models()[run.model], run.engine)
         if count_queued(run, enough + 1) > enough:
-            sending.send_task(sending.RUN_ROLLOUTS, run.pk, own_queue)
+            broker.send_task(broker.RUN_ROLLOUTS, run.pk, own_queue)
             return run
     return None
 

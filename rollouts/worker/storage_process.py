@@ -21,9 +21,8 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.sampling.engines import reason
 from rollouts.store.outages import is_outage, said_of
-from rollouts.worker.batch import Handshake, StorageBatch
 from rollouts.worker.retry import OUTAGE_PAUSES, try_again
-from rollouts.worker.store_batch import RunStorage
+from rollouts.worker.run_storage import RunStorage, StorageBatch
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +43,8 @@ class StorageProcess:
             "The process that stores results", __name__, PREPARE, {"OMP_NUM_THREADS": "1"}, cwd=settings.BASE_DIR
         )
         names = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT")
-        self._child.send(Handshake({name: connection.settings_dict[name] for name in names}))
+        # A test's database is not the one of the settings.
+        self._child.send({name: connection.settings_dict[name] for name in names})
 
     def write(self, batch: StorageBatch) -> None:
         """Store a batch; returns when it is stored. Raises ``ProcessEnded``, or :class:`NotStored`."""
@@ -161,24 +161,24 @@ class StorageClient:
 
 def serve(pipe: Connection) -> None:
     """Store what comes until the pipe closes."""
-    held: RunStorage | None = None
+    storage: RunStorage | None = None
     while True:
         try:
             message = pipe.recv()
         except EOFError:
             return
-        if isinstance(message, Handshake):
+        if isinstance(message, dict):
             connection.close()
-            connection.settings_dict.update(message.database)
+            connection.settings_dict.update(message)
             continue
         if message is None:
-            held = None
+            storage = None
             connection.close()
             continue
         try:
-            if held is None or held.run_id != message.run:
-                held = RunStorage(message.run)
-            held.write(message)
+            if storage is None or storage.run_id != message.run:
+                storage = RunStorage(message.run)
+            storage.write(message)
             answer: NotStored | None = None
         except Exception as error:
             connection.close()

@@ -58,8 +58,8 @@ class WriteBehind:
                 while not self._queue.empty():
                     batch.append(self._queue.get())
                 ending = None in batch
-                steps = [one for part in batch if part for one in part[0]]
-                finished = [one for part in batch if part for one in part[1]]
+                steps = [item for part in batch if part for item in part[0]]
+                finished = [item for part in batch if part for item in part[1]]
                 if self.error is None and (steps or finished):
                     try:
                         self._write(steps, finished)

@@ -9,7 +9,7 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from rollouts.jobs.exports.exports import Wanted
+from rollouts.jobs.exports.exports import ExportOptions
 from rollouts.store.models import AuditEvent, Job, Project, Run, TemplateCheck
 from tests.api.conftest import Ask
 from tests.push.conftest import episodes
@@ -124,7 +124,7 @@ def test_an_export_takes_the_filter_of_the_list(run: Run, ask: Ask, sent: list[i
     begun = ask(f"/runs/{run.code}/exports", "member", "post", {"only": only})
     assert begun.status_code == 202 and "kind prompt in loss" in begun.json()["what"]
     held = {"kind": "prompt_in_loss", "first": 1, "reward_min": 0.0}
-    assert Job.objects.get().options == {"only": held} and Wanted(only=held).filters.first == 1
+    assert Job.objects.get().options == {"only": held} and ExportOptions(only=held).filters.first == 1
     wrong = ask(f"/runs/{run.code}/exports", "member", "post", {"only": {"sort": "reward"}})
     assert "sort" in str(assert_problem(wrong, 422)["errors"])
     assert ask(f"/jobs/{begun.json()['code']}/cancel", "member", "post").status_code == 200

@@ -22,7 +22,7 @@ from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
 from inspector.web.uploads import LimitedUploadHandler
-from rollouts.jobs import pushing
+from rollouts.jobs import pushes
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store.models import Run
 from rollouts.store.people.accounts import local_user
@@ -101,7 +101,7 @@ def test_a_push_on_a_full_disk_says_so(place: str, error: Exception, monkeypatch
     if place == "write":
         monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: Full())
     else:
-        monkeypatch.setattr(pushing, "add_new_trajectories", refuse)
+        monkeypatch.setattr(pushes, "add_new_trajectories", refuse)
     answer = _push(create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE))
     assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"]
 
@@ -130,7 +130,7 @@ def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPat
         Run.objects.filter(pk=run.pk).delete()
         raise IntegrityError("FOREIGN KEY constraint failed")
 
-    monkeypatch.setattr(pushing, "add_new_trajectories", delete)
+    monkeypatch.setattr(pushes, "add_new_trajectories", delete)
     answer = _push(run)
     assert answer.status_code == 410 and "was deleted while you pushed" in answer.json()["error"]
 

@@ -13,8 +13,8 @@ from django.db import connection
 from django.utils import timezone
 
 from rollouts.jobs import template_checks
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.imports import imports
-from rollouts.jobs.sending import send
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.jobs.job_queue import take_next_job
 from rollouts.store.jobs.jobs import ask_job, end_job
@@ -129,10 +129,10 @@ def test_an_import_passes_twenty_hostile_checks(
     mallory, alice = User.objects.create(username="mallory"), User.objects.create(username="alice")
     celery_worker_process("default", threads=3, pool="prefork")
     for n in range(20):
-        assert not send(check_of(mallory, n))
+        assert not send_job(check_of(mallory, n))
     wait_until(lambda: Job.objects.filter(status="running").count() == 2, 60, "two checks are under way")
     wanted = import_of(alice, 0, tmp_path)
-    assert not send(wanted)
+    assert not send_job(wanted)
     wait_until(lambda: Job.objects.get(pk=wanted.pk).status == "done", 120, "the import is done")
     # The first two checks may have ended meanwhile on a slow machine, and the next two have begun.
     assert Job.objects.filter(status="queued").count() >= 16

@@ -58,7 +58,8 @@ class Escaped:
         return json.loads(self.process.stdout.read(n))
 
     def render(self, template: str) -> dict[str, Any]:
-        request = {"template": template, "output_chars": 10**6, "cpu_seconds": 2, "jobs": [{"variables": {}}]}
+        job = {"variables": {}, "lines": False, "renders": []}
+        request = {"template": template, "output_chars": 10**6, "cpu_seconds": 2, "jobs": [job]}
         data = json.dumps(request).encode()
         assert self.process.stdin is not None
         self.process.stdin.write(struct.pack("<I", len(data)) + data)

@@ -22,12 +22,12 @@ from django.utils import timezone
 
 from inspector.server import health
 from rollout_inspector.diagnose.checks import Diagnosis
-from rollouts.jobs import diagnosis, run_control, template_checks
+from rollouts.jobs import diagnosis, run_actions, template_checks
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import kept_codes
 from rollouts.jobs.launch import LaunchSettings, launch
-from rollouts.jobs.replays import replays
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.jobs.storage import unused_files
 from rollouts.store import files, storage_mark
 from rollouts.store.chat_templates.chat_templates import register_chat_template
@@ -66,7 +66,7 @@ def asked(sent: list[int]) -> Job:
     """The job of an upload of two files."""
     run = create_run("import", "files")
     uploads = [SimpleUploadedFile(name, lines(10 * n, 3)) for n, name in enumerate(("a.jsonl", "b.jsonl"))]
-    imports.take_uploads(run, uploads, "auto", True)
+    imports.send_import(run, imports.ask_for_uploads(run, uploads, "auto", True))
     return run.jobs.get()
 
 
@@ -148,7 +148,7 @@ def work_on_runs(run: Run) -> list[Job]:
         *(ask_job(run, kind)[0] for kind in ("replay", "diagnose")),
         ask_job(run, "export", {"format": "own_jsonl"})[0],
         ask_job(pushed, "diagnose_pushed")[0],
-        replays.ask(run.trajectories.get(index=0))[0].job,
+        trajectory_replays.ask(run.trajectories.get(index=0))[0].job,
         check.job,
     ]
 
@@ -247,7 +247,7 @@ def bring_to(state: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     if state == "queued for long":
         Job.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
     elif state == "cancelled":
-        run_control.cancel(run_of(job))
+        run_actions.cancel(run_of(job))
     elif state == "done":
         jobs.do_job(job.pk)
     else:
@@ -298,7 +298,7 @@ def test_a_worker_that_was_only_slow_does_not_revive_a_deleted_import(
 
     def delete(*arguments: Any) -> Any:
         for run in Run.objects.all():
-            run_control.delete(run)
+            run_actions.delete(run)
         return real(*arguments)
 
     monkeypatch.setattr(imports, "diagnosis_for", delete)
@@ -371,7 +371,7 @@ def test_readers_are_told_of_a_part_of_a_file(asked: Job, monkeypatch: pytest.Mo
 def test_rejected_lines_are_counted_once_after_a_lost_worker(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     run = create_run("import", "files")
     uploads = [SimpleUploadedFile(name, lines(10 * n, 3) + b"{\n") for n, name in enumerate(("a.jsonl", "b.jsonl"))]
-    imports.take_uploads(run, uploads, "auto", True)
+    imports.send_import(run, imports.ask_for_uploads(run, uploads, "auto", True))
     monkeypatch.setattr(imports, "BATCH_TRAJECTORIES", 1)
     job = run.jobs.get()
     real, n = imports.note_imported, 0
@@ -489,7 +489,9 @@ def test_leftovers_of_processes_that_were_killed_are_removed(settings: Any, tmp_
     settings.INSPECTOR_DATA = tmp_path
     live, done, failed = (create_run("import", name) for name in ("live", "done", "failed"))
     for run in (live, done, failed):
-        imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines(0, 1))], "auto", True)
+        imports.send_import(
+            run, imports.ask_for_uploads(run, [SimpleUploadedFile("a.jsonl", lines(0, 1))], "auto", True)
+        )
     end_run(done, "done")
     end_run(failed, "failed", "It broke off.")
     Job.objects.filter(run=failed).update(status="failed")

@@ -26,7 +26,8 @@ from rollouts.sampling.engines import (
     check_request,
     engine_spec,
 )
-from rollouts.sampling.engines.scoring import Scorer, score_streams
+from rollouts.sampling.engines.protocol import EngineInfo
+from rollouts.sampling.engines.scoring import max_scored_length, score_streams
 
 MAX_MODEL_LEN = 192
 ENGINES = ["scripted", "transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
@@ -125,9 +126,8 @@ class TestContract:
         }
 
     def test_streams_that_it_cannot_score_are_refused_with_a_sentence(self, engine: Engine) -> None:
-        limits = Scorer.of(engine)
         longest = MAX_MODEL_LEN - (not engine_spec(engine.name).scores_full_context)
-        assert (limits.max_length, limits.vocab_size) == (longest, engine.vocab_size)
+        assert max_scored_length(EngineInfo.of(engine)) == longest
         assert len(score_streams([prompt(8, longest)], engine)[0]) == longest
         with pytest.raises(RequestRefused, match=f"{longest + 1} tokens, and this engine scores at most {longest}"):
             score_streams([prompt(8), prompt(8, longest + 1)], engine)

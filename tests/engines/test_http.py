@@ -26,8 +26,8 @@ from rollouts.sampling.engines import (
     build_engine,
     http,
 )
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scoring import score_streams
-from rollouts.sampling.engines.worker import EngineThread
 
 PROMPT = ids_array([5, 6, 7])
 Answer = Callable[[str, Any], tuple[int, Any]]

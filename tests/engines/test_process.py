@@ -17,9 +17,10 @@ import pytest
 
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.sampling.engines import EngineError, RequestRefused, build_engine
-from rollouts.sampling.engines.owner import EngineClosed, EngineLost, EngineOwner
-from rollouts.sampling.engines.process import EngineProcess, _ProcessLife
-from rollouts.sampling.engines.scoring import Scorer, score_streams
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineOwner
+from rollouts.sampling.engines.engine_process import EngineProcess, _ProcessLife
+from rollouts.sampling.engines.protocol import EngineInfo
+from rollouts.sampling.engines.scoring import score_streams
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from tests.conftest import ROOT, wait_until
 from tests.samples.engine_processes import (
@@ -64,7 +65,7 @@ def is_gone(pid: int) -> bool:
 
 def test_streams_and_scores_cross_the_pipe(start: Start) -> None:
     owner: EngineOwner = start(partial(build_engine, "scripted", "", vocab_size=99))
-    assert owner.call(Scorer.of).result(60) == Scorer("scripted", "1", 99, 2048)
+    assert owner.ask_info().result(60) == EngineInfo("scripted", "1", 2048, 99, "processed")
     (scores,) = owner.call(partial(score_streams, [ids_array([3, 1, 4])])).result(60)
     assert np.isnan(scores[0]) and scores[1:].tolist() == pytest.approx([-1 / 2, -1 / 5])
     with pytest.raises(RequestRefused, match="It holds the id 99, and the model's ids run from 0 to 98"):
@@ -194,7 +195,7 @@ WORKER = """
 import sys, time
 from functools import partial
 from pathlib import Path
-from rollouts.sampling.engines.process import EngineProcess
+from rollouts.sampling.engines.engine_process import EngineProcess
 from tests.samples.engine_processes import Endless, Held, pid_of, request
 engine, folder = sys.argv[1], Path(sys.argv[2])
 owner = EngineProcess(partial(Held, folder / "gate") if engine == "stuck" else Endless)

@@ -11,9 +11,9 @@ import pytest
 
 from rollout_inspector.streams.trajectory import ids_array
 from rollouts.sampling.engines import EngineError, Generation, GenerationRequest, RequestRefused, Sampling
-from rollouts.sampling.engines.owner import EngineClosed, EngineLost
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -100,7 +100,7 @@ class Poisoned(ScriptedEngine):
     deaths: ClassVar[list[int]] = []
 
     def step(self) -> list[Generation]:
-        if any(live.request.prompt_ids[0] == 13 for live in self._live.values()):
+        if any(request.prompt_ids[0] == 13 for request, _ in self._live.values()):
             self.deaths.append(len(self._live))
             raise MemoryError("a prompt broke it")
         return super().step()
@@ -146,7 +146,7 @@ def test_engines_that_die_one_after_another_end_all_that_waits_with_the_reason()
 
 
 def test_an_abort_and_a_close_do_not_wait_for_the_next_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (600.0,))
+    monkeypatch.setattr("rollouts.sampling.engines.engine_owner.PAUSES", (600.0,))
     died = threading.Event()
 
     class Dying(ScriptedEngine):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollout_inspector.refusal import Refusal
-from rollouts.sampling.environments import ENVIRONMENTS, Prompt, Task, environment, reasoning_gym, skyrl_gym
+from rollouts.sampling.environments import ENVIRONMENTS, Task, environment, reasoning_gym, skyrl_gym
 from tests.conftest import ROOT, missing
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
 
 def test_a_file_of_prompts_is_refused_with_the_way_out():
     with pytest.raises(Refusal, match=r"calculator makes its own tasks .*: leave the file out, or choose"):
-        environment("calculator", [Prompt([{"role": "user", "content": "x"}])])
+        environment("calculator", [Task([{"role": "user", "content": "x"}])])
 
 
 def test_naming_them_imports_neither_package():
@@ -207,8 +207,8 @@ def test_thoughts_are_part_of_a_turn():
 
 def test_tasks_of_a_file_need_answers():
     ask = [{"role": "user", "content": "2 + 2?"}]
-    assert environment("skyrl_gym:gsm8k", [Prompt(ask, "4")]).tasks(2, seed=0)[1].messages == ask
+    assert environment("skyrl_gym:gsm8k", [Task(ask, answer="4")]).tasks(2, seed=0)[1].messages == ask
     with pytest.raises(Refusal, match='no "answer"'):
-        environment("skyrl_gym:gsm8k", [Prompt(ask)]).tasks(1, seed=0)
+        environment("skyrl_gym:gsm8k", [Task(ask)]).tasks(1, seed=0)
     with pytest.raises(Refusal, match="makes its own tasks"):
-        environment("reasoning_gym:chain_sum", [Prompt(ask, "4")])
+        environment("reasoning_gym:chain_sum", [Task(ask, answer="4")])

@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch
-from rollouts.sampling.environments import Prompt
+from rollouts.sampling.environments import Task
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts
@@ -26,7 +26,7 @@ ASK = [{"role": "user", "content": "What is 6 * 7?"}]
 
 
 def finished(
-    environment: str, prompts: list[Prompt] | None = None, **changes: object
+    environment: str, prompts: list[Task] | None = None, **changes: object
 ) -> tuple[Run, list[StoredTrajectory]]:
     package = environment.partition(":")[0]
     if ":" in environment and importlib.util.find_spec(package) is None:
@@ -42,7 +42,7 @@ def finished(
 
 
 def test_prompts_of_a_file_are_scored_where_they_have_an_answer() -> None:
-    _, (with_answer, without) = finished("prompts", [Prompt(ASK, "42"), Prompt(ASK)])
+    _, (with_answer, without) = finished("prompts", [Task(ASK, answer="42"), Task(ASK)])
     assert with_answer.reward in (0.0, 1.0) and set(with_answer.reward_parts) == {"exact", "last_number"}
     assert (without.reward, without.reward_parts) == (None, {})
     step = load_trajectory(without).steps[0]

@@ -12,10 +12,10 @@ from rollout_inspector.streams.trajectory import Ids, Step
 from rollout_inspector.text.chat_templates import wants_call_ids
 from rollout_inspector.text.replies.parsing import Parse, parser
 from rollouts.sampling.engines import Sampling
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import ENVIRONMENTS, Environment, Task
-from rollouts.sampling.loop import BatchEnd, Callbacks, RolloutJob, RolloutLimits, run_batch
+from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Harness:
         environment: Environment | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         strategy: str = "tool_delta",
-    ) -> BatchEnd:
+    ) -> tuple[tuple[RolloutJob, ...], str]:
         waiting = list(jobs)
 
         def more(n: int, wait: bool) -> list[RolloutJob] | None:

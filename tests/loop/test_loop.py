@@ -16,8 +16,8 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
 from rollout_inspector.text.replies.parsing import parser
 from rollouts.sampling import loop
 from rollouts.sampling.engines import EngineError, Generation, build_engine
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import Outcome, Task
 from rollouts.sampling.loop import RolloutJob, step_seed
 from tests.conftest import wait_until
@@ -38,8 +38,8 @@ def job(harness: Harness, key: Any = "a", **changes: Any) -> RolloutJob:
 
 
 def test_a_trajectory_grows_by_sampled_ids_and_by_the_templates_delta(harness: Harness) -> None:
-    end = harness.run(harness.scripted(one_call_then_answer), [job(harness)])
-    assert (end.stopped, end.error) == ((), "")
+    stopped, error = harness.run(harness.scripted(one_call_then_answer), [job(harness)])
+    assert (stopped, error) == ((), "")
     first, second = harness.steps["a"]
     done = harness.done["a"]
     assert (done.stop_reason, done.reward, len(harness.steps["a"]), done.error) == ("answered", 1.0, 2, "")
@@ -229,8 +229,8 @@ def test_a_stop_aborts_what_is_under_way(harness: Harness) -> None:
     built = Endless(vocab_size=harness.context.codec.vocab_size)
     engine = EngineThread(lambda: built)
     jobs = [job(harness, n) for n in range(5)]
-    end = harness.run(engine, jobs, should_stop=built.started.is_set)
-    assert {one.key for one in end.stopped} == set(range(5)) and not harness.done
+    stopped, _ = harness.run(engine, jobs, should_stop=built.started.is_set)
+    assert {one.key for one in stopped} == set(range(5)) and not harness.done
     wait_until(lambda: len(built.aborted) == 5, 60, "the engine was told to drop all five")
     assert not built.has_unfinished()
     engine.close()
@@ -252,8 +252,8 @@ def test_an_engine_that_died_once_costs_nothing(harness: Harness) -> None:
         return codec.encode(one_call_then_answer(prompt, codec.decode(prompt))).tolist()
 
     engine = EngineThread(lambda: Dying(script=script, vocab_size=codec.vocab_size))
-    end = harness.run(engine, [job(harness, n) for n in range(6)], harness.limits(max_live=2))
-    assert not deaths and end.error == ""
+    _, error = harness.run(engine, [job(harness, n) for n in range(6)], harness.limits(max_live=2))
+    assert not deaths and error == ""
     assert [harness.done[n].reward for n in range(6)] == [1.0] * 6
 
 
@@ -263,8 +263,8 @@ def test_an_engine_that_dies_again_ends_the_batch_with_the_reason(harness: Harne
             raise MemoryError("no room")
 
     engine = EngineThread(lambda: Dead(vocab_size=harness.context.codec.vocab_size))
-    end = harness.run(engine, [job(harness, n) for n in range(9)], harness.limits(max_live=2))
-    assert "MemoryError: no room" in end.error
+    _, error = harness.run(engine, [job(harness, n) for n in range(9)], harness.limits(max_live=2))
+    assert "MemoryError: no room" in error
     assert all("no room" in one.error for one in harness.done.values()) and len(harness.done) < 9
 
 
@@ -272,7 +272,7 @@ def test_an_engine_that_cannot_be_built_is_the_batchs_error(harness: Harness) ->
     def build() -> ScriptedEngine:
         raise EngineError("There is no model there.")
 
-    assert harness.run(EngineThread(build), [job(harness)]).error == "There is no model there."
+    assert harness.run(EngineThread(build), [job(harness)])[1] == "There is no model there."
 
 
 def test_a_panic_of_native_code_fails_its_trajectory_alone(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,9 +301,9 @@ def test_a_panic_of_native_code_fails_its_trajectory_alone(harness: Harness, mon
 
     monkeypatch.setattr(STRATEGIES["tool_delta"], "begin", begin_or_panic)
     harness.parse = parse_or_panic
-    end = harness.run(harness.scripted(one_call_then_answer), [job(harness, n) for n in range(5)])
+    _, error = harness.run(harness.scripted(one_call_then_answer), [job(harness, n) for n in range(5)])
     errors = [one.error for one in harness.done.values() if one.error]
-    assert end.error == "" and len(harness.done) == 5
+    assert error == "" and len(harness.done) == 5
     assert errors == ["It broke off on an error of the program: Panic: index out of range."] * 2
 
 

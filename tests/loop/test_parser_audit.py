@@ -10,7 +10,7 @@ from rollout_inspector.streams.message_view import ToolCall
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadingAudit, audit, reading_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, load
-from rollouts.jobs.parser_audits import differences
+from rollouts.jobs.parser_comparison import differences
 
 SUM = ToolCall("add", {"a": 1, "b": "x\ny é"})
 RAW = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "x\\ny \\u00e9"}}\n</tool_call>'

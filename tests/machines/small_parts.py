@@ -12,8 +12,8 @@ class SmallParts(AppConfig):
     name = "tests.machines.small_parts"
 
     def ready(self) -> None:
-        from rollouts.jobs import ranges
+        from rollouts.jobs import run_parts
         from rollouts.jobs.imports import import_shards
 
         import_shards.PART_BYTES = PART_BYTES
-        ranges.PART_TRAJECTORIES = PART_TRAJECTORIES
+        run_parts.PART_TRAJECTORIES = PART_TRAJECTORIES

@@ -20,7 +20,7 @@ from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.streams.trajectory import Step, Trajectory
-from rollouts.jobs.exports.exports import Wanted, write_run
+from rollouts.jobs.exports.exports import ExportOptions, write_run
 from rollouts.jobs.imports import imports
 from rollouts.store import files
 from rollouts.store.models import Job, Run
@@ -91,7 +91,7 @@ def of_one_task(data: dict[str, bytes], folder: Path) -> tuple[Run, bytes]:
     run = create_run(Run.Kind.IMPORT, "one task", token_store="database")
     imports.import_files(run, [folder / name for name in data])
     file = io.BytesIO()
-    write_run(run, run.trajectories.all(), Wanted("own_jsonl"), file)
+    write_run(run, run.trajectories.all(), ExportOptions("own_jsonl"), file)
     return run, file.getvalue()
 
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from inspector.api import push_views as views
 from rollout_inspector.formats import FORMATS, Rejected
-from rollouts.jobs import pushing
+from rollouts.jobs import pushes
 from rollouts.store.models import ApiToken, Run
 from rollouts.store.people.api_keys import find_api_key
 from rollouts.store.people.shares import revoke
@@ -127,7 +127,7 @@ def test_a_reason_that_quotes_a_lone_surrogate_and_a_nul_is_stored(
 ) -> None:
     """A database's text can hold neither of them."""
     reader = replace(FORMATS["own_jsonl"], read=lambda source: iter([Rejected(7, "The id 'a\ud800\0' is taken.")]))
-    monkeypatch.setattr(pushing.formats, "read", lambda source, *_: (reader, reader.read(source)))
+    monkeypatch.setattr(pushes.formats, "read", lambda source, *_: (reader, reader.read(source)))
     status, answer = push(token, run, episodes(1))
     assert (status, answer["n_rejected"]) == (200, 1) and answer["rejected"][0]["line"] == 7
     run.refresh_from_db()

@@ -23,7 +23,7 @@ class Endless(ScriptedEngine):
 
     def step(self) -> list[Generation]:
         time.sleep(0.001)
-        waiting = {name: one for name, one in self._live.items() if one.request.sampling.max_tokens > 10}
+        waiting = {name: one for name, one in self._live.items() if one[0].sampling.max_tokens > 10}
         self._live = {name: one for name, one in self._live.items() if name not in waiting}
         finished = super().step()
         self._live |= waiting

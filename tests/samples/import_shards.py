@@ -36,7 +36,9 @@ def gym(*numbers: int, rollout: int = 2) -> bytes:
 
 def asked(files: Files) -> Job:
     run = create_run(Run.Kind.IMPORT, "files")
-    imports.take_uploads(run, [SimpleUploadedFile(name, data) for name, data in files], "auto", True)
+    imports.send_import(
+        run, imports.ask_for_uploads(run, [SimpleUploadedFile(name, data) for name, data in files], "auto", True)
+    )
     return run.jobs.get()
 
 

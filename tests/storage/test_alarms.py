@@ -168,7 +168,7 @@ def hook(settings: Any) -> Iterator[Hook]:
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """The jobs for which a worker is sent; the test is the worker."""
     found: list[Job] = []
-    monkeypatch.setattr(alarm_delivery, "send", lambda job: found.append(job) or "")
+    monkeypatch.setattr(alarm_delivery, "send_job", lambda job: found.append(job) or "")
     return found
 
 

@@ -17,7 +17,7 @@ from inspector.trajectories.neighbours import find_siblings
 from rollout_inspector.formats import FORMATS
 from rollout_inspector.formats.containers import cutting
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.jobs.imports import import_join, import_shards, imports
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.jobs import adopt_jobs, take_job
@@ -251,13 +251,13 @@ def test_resume_reads_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (run.status, run.error) == ("failed", "The disk broke.") and run.n_trajectories == 23
     names = list(run.trajectories.order_by("index").values_list("index", "external_id"))
     assert names[0] == (0, "10-2") and [index for index, _ in names] == list(range(23))
-    assert run_control.can_resume(run) and last.pk
+    assert run_actions.can_resume(run) and last.pk
     read: list[str] = []
     real = imports.diagnosis_for
     monkeypatch.setattr(
         imports, "diagnosis_for", lambda value, of: (read.append(value.external_id), real(value, of))[1]
     )
-    run_control.resume(run)
+    run_actions.resume(run)
     do_all(random.Random(6))
     run = run_of(job)
     made = tables(run)
@@ -277,18 +277,18 @@ def test_cancel_leaves_complete_files_alone(state: str) -> None:
     assert taken is not None
     if state == "one is read":
         jobs.work_on(taken, share=True)
-    run_control.cancel(run_of(job))
+    run_actions.cancel(run_of(job))
     assert run_of(job).status == "running" and waiting() == [job.pk]
     if state == "a worker is at it":
         jobs.work_on(taken, share=True)
-    run_control.cancel(run_of(job))  # pressed again
+    run_actions.cancel(run_of(job))  # pressed again
     do_all(random.Random(1))
     run = run_of(job)
     assert (run.status, Job.objects.get(pk=job.pk).status) == ("cancelled", "cancelled")
     expected = [0, 1, 2] if state == "one is read" else []
     assert list(run.trajectories.order_by("index").values_list("index", flat=True)) == expected
     assert run.n_trajectories == len(expected) and not Job.objects.exclude(whole=None).exists()
-    assert not run_control.can_resume(run)
+    assert not run_actions.can_resume(run)
 
 
 def test_a_small_import_is_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_deleted_import_stays_deleted() -> None:
     job = cut([("a.jsonl", BIG)])
     taken = take_job(job.shards.order_by("pk")[0].pk)
     assert taken is not None
-    run_control.delete(run_of(job))
+    run_actions.delete(run_of(job))
     jobs.work_on(taken, share=True)
     assert not Run.objects.exists() and not StoredTrajectory.objects.exists() and not Job.objects.exists()
 

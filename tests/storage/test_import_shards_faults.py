@@ -14,7 +14,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from rollout_inspector.formats import FileRefused
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.jobs.imports import import_join, import_shards, imports
 from rollouts.store import files
 from rollouts.store.jobs.jobs import take_job
@@ -225,10 +225,10 @@ def test_resume_sends_a_worker_for_every_part_that_is_left(sent: list[int], monk
     run = run_of(job)
     assert run.status == "failed"
     sent.clear()
-    run_control.resume(run)
+    run_actions.resume(run)
     new = run.jobs.get(status="running")
     assert set(new.shards.values_list("pk", flat=True)) <= set(sent) and run_of(job).status == "running"
-    run_control.cancel(run)
+    run_actions.cancel(run)
     do_all(random.Random(1))
     assert (run_of(job).status, run_of(job).n_trajectories) == ("cancelled", 0)
 
@@ -242,8 +242,8 @@ def test_an_import_whose_parts_cannot_be_put_together_ends(monkeypatch: pytest.M
         do_all(random.Random(1))
     run = run_of(job)
     assert (run.status, run.n_trajectories, run.n_steps) == ("failed", 0, 0) and "ZeroDivisionError" in run.error
-    assert not StoredTrajectory.objects.filter(run=run).exists() and run_control.can_resume(run)
-    run_control.resume(run)
+    assert not StoredTrajectory.objects.filter(run=run).exists() and run_actions.can_resume(run)
+    run_actions.resume(run)
     do_all(random.Random(2))
     assert tables(run_of(job)) == expected
 

@@ -13,7 +13,6 @@ from django.core.management import CommandError, call_command
 from django.utils import timezone
 
 from rollouts.jobs.storage import retention, unused_files
-from rollouts.jobs.storage.retention import KeepLimits
 from rollouts.store import files
 from rollouts.store.models import AuditEvent, Job, Project, Replay, Run, StepTokens, StoredTrajectory, TokenSegment
 from rollouts.store.people.accounts import local_user
@@ -34,8 +33,8 @@ def ended(name: str, days: float, n_tokens: int = 1_000_000, **fields: Any) -> R
     return run
 
 
-def names(limits: KeepLimits) -> list[str]:
-    return [one.run.name for one in retention.plan(limits).leaving]
+def names(**limits: Any) -> list[str]:
+    return [one.run.name for one in retention.plan(**limits).leaving]
 
 
 def said(*options: str) -> str:
@@ -47,7 +46,7 @@ def said(*options: str) -> str:
 def test_old_runs_go_and_a_dry_run_changes_nothing() -> None:
     for name, days in (("old", 40), ("older", 50), ("new", 20)):
         ended(name, days)
-    assert names(KeepLimits(days=30)) == ["older", "old"] and names(KeepLimits(days=45)) == ["older"]
+    assert names(days=30) == ["older", "old"] and names(days=45) == ["older"]
     text = said("--days", "30")
     assert "Nothing was deleted." in text and "2 runs, 0.02 GB of 0.02 GB." in text and Run.objects.count() == 3
     body = json.loads(said("--days", "30", "--delete", "--json"))
@@ -59,19 +58,19 @@ def test_old_runs_go_and_a_dry_run_changes_nothing() -> None:
 def test_the_oldest_go_until_the_rest_fits() -> None:
     for days in (2, 3, 4):
         ended(f"{days}", days, n_tokens=100_000_000)  # 0.8 GB each
-    assert names(KeepLimits(n_bytes=2_400_000_000)) == []
-    assert names(KeepLimits(n_bytes=1_700_000_000)) == ["4"]
-    assert names(KeepLimits(n_bytes=1)) == ["4", "3", "2"]
+    assert names(n_bytes=2_400_000_000) == []
+    assert names(n_bytes=1_700_000_000) == ["4"]
+    assert names(n_bytes=1) == ["4", "3", "2"]
     segment = {"key": "segments/a/b.parquet", "n_items": 1, "n_tokens": 1, "n_bytes": 5}
     TokenSegment.objects.create(run=Run.objects.get(name="4"), **segment)
-    assert retention.plan(KeepLimits(days=1)).n_bytes == 1_600_000_005
+    assert retention.plan(days=1).n_bytes == 1_600_000_005
 
 
 def test_a_project_counts_alone() -> None:
     team = Project.objects.create(name="team")
     ended("ours", 40, project=team)
     ended("theirs", 50)
-    assert names(KeepLimits(days=30, project=team)) == ["ours"]
+    assert names(days=30, project=team) == ["ours"]
     Project.objects.create(name=team.code)
     for named in ("team", team.code):  # a code wins over the same word as the name of another project
         text = said("--days", "30", "--project", named)
@@ -105,12 +104,12 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
     link, _ = create_share(local_user(), revoked, query="", note="", days=5)
     link.revoked_at = NOW
     link.save()
-    made = retention.plan(KeepLimits(days=30))
+    made = retention.plan(days=30)
     assert [one.run for one in made.leaving] == [revoked]
-    assert made.held == {
+    assert made.staying == {
         "work is under way": 3, "a file of an export is offered": 1, "a share link is live": 2,
     }
-    assert names(KeepLimits(n_bytes=1)) == ["no longer shared"]
+    assert names(n_bytes=1) == ["no longer shared"]
     text = said("--days", "30", "--delete")
     assert "2 more would go and stay: a share link is live." in text
     assert set(Run.objects.all()) == {running, job, replayed, exported, shared, part, pushed}
@@ -118,7 +117,7 @@ def test_what_somebody_uses_stays_and_is_said() -> None:
 
 def test_a_run_that_is_shared_after_the_plan_stays() -> None:
     run = ended("old", 40)
-    (leaving,) = retention.plan(KeepLimits(days=30)).leaving
+    (leaving,) = retention.plan(days=30).leaving
     create_share(local_user(), run, query="", note="", days=5)
     assert not retention.delete(leaving) and Run.objects.filter(pk=run.pk).exists()
 
@@ -138,7 +137,7 @@ def test_the_plan_costs_two_queries(django_assert_num_queries: Any) -> None:
     for n in range(30):
         ended(str(n), 40)
     with django_assert_num_queries(2):
-        assert len(retention.plan(KeepLimits(days=30)).leaving) == 30
+        assert len(retention.plan(days=30).leaving) == 30
 
 
 def test_a_worker_does_it_once_an_hour_where_the_settings_say_so(settings: Any) -> None:

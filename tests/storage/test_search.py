@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
-from rollouts.jobs.search import Found, SearchQuestion, search, walk
+from rollouts.jobs.search import SearchHit, SearchQuestion, search, trajectory_search
 from rollouts.jobs.search import patterns as search_patterns
 from rollouts.store import files, models
 from rollouts.store.people.access import EVERYTHING, Access
@@ -62,11 +62,11 @@ def run(request: pytest.FixtureRequest, db: None, monkeypatch: pytest.MonkeyPatc
     files.delete_all(f"segments/{found.code}/")
 
 
-def spans(parts: list[Found]) -> list[tuple[int, int | None, int | None, int | None]]:
+def spans(parts: list[SearchHit]) -> list[tuple[int, int | None, int | None, int | None]]:
     return [(one.index, one.row, one.start, one.stop) for one in parts]
 
 
-def whole(run: models.Run | None, by: str, text: str, **more: Any) -> list[Found]:
+def whole(run: models.Run | None, by: str, text: str, **more: Any) -> list[SearchHit]:
     part = search(EVERYTHING, SearchQuestion.read(by, text), run, limit=10**6, seconds=60, **more)
     assert part.complete
     return part.results
@@ -97,8 +97,8 @@ def test_ids_are_found_where_reading_every_row_finds_them(run: models.Run, patte
 
 @pytest.mark.parametrize("limit", [1, 7])
 def test_parts_hold_together_what_one_part_holds(run: models.Run, limit: int, monkeypatch: Any) -> None:
-    monkeypatch.setattr(walk, "BATCH_TOKENS", 50)
-    monkeypatch.setattr(walk, "BATCH_TRAJECTORIES", 3)
+    monkeypatch.setattr(trajectory_search, "BATCH_TOKENS", 50)
+    monkeypatch.setattr(trajectory_search, "BATCH_TRAJECTORIES", 3)
     found, cursor, n = [], "", 0
     question = SearchQuestion.read("ids", "1 *")
     while True:
@@ -127,7 +127,7 @@ def texts(db: None, tiny_tokenizer: Path) -> Iterator[tuple[models.Run, Maker]]:
     yield make.run(values, [[], findings]), make
 
 
-def row_text(run: models.Run, make: Maker, found: Found) -> bytes:
+def row_text(run: models.Run, make: Maker, found: SearchHit) -> bytes:
     trajectory = run.trajectories.get(index=found.index)
     assert found.row is not None and found.start is not None and found.stop is not None
     return make.table.join(row_window(trajectory, found.row, found.start, found.stop).ids)
@@ -247,7 +247,7 @@ def test_all_runs_are_searched_the_newest_first(texts: tuple[models.Run, Maker],
         models.Run.objects.filter(pk=one.pk).update(created_at=run.created_at - timedelta(days=1 + n // 2))
     bare = create_run(models.Run.Kind.IMPORT, "bare")
     save_trajectories(bare, [branching("bare", 1)])
-    question, found, cursor, notes = SearchQuestion.read("text", "84"), list[Found](), "", list[str]()
+    question, found, cursor, notes = SearchQuestion.read("text", "84"), list[SearchHit](), "", list[str]()
     assert not whole(older[0], "text", "84")
     question = SearchQuestion.read("text", "12 * 7")
     while True:

@@ -275,7 +275,7 @@ def test_small_batches_wait_in_the_database_until_they_are_gathered(
     save(run, values[1:])
     assert segment_keys(run) == []
     end_run(run, models.Run.Status.DONE)
-    monkeypatch.setattr(token_moves, "send", lambda job: "")
+    monkeypatch.setattr(token_moves, "send_job", lambda job: "")
     token_moves.gather()
     token_moves.gather()
     job = models.Job.objects.get()  # one, however often the clock looks

@@ -170,7 +170,7 @@ def test_the_trees_of_the_gallery_say_what_their_lanes_are(web: Client) -> None:
 def test_the_same_seed_under_two_strategies_is_started_by_one_button_and_compared(
     web: Client, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
 ) -> None:
-    monkeypatch.setattr(launch, "send", lambda run: None)
+    monkeypatch.setattr(launch, "send_run", lambda run: None)
     one, other = stored_run(2, findings=[[finding("boundary_merge")], []]), stored_run(2, findings=[[], []])
     address = f"/runs/compare?run={one.code}&run={other.code}"
     with django_assert_max_num_queries(25):
@@ -246,7 +246,7 @@ def test_a_press_imports_the_runs_of_training_once(web: Client, monkeypatch: pyt
         sent.append(job.pk)
         return ""
 
-    monkeypatch.setattr("rollouts.jobs.imports.imports.send", send)
+    monkeypatch.setattr("rollouts.jobs.imports.imports.send_job", send)
     assert web.post("/gallery", {"training": "1"}).headers["Location"] == "/?text=GRPO"
     run = Run.objects.get()
     do_job(sent[0])
@@ -269,7 +269,7 @@ def test_runs_of_training_that_no_worker_can_be_sent_for_fail_with_the_way_out(
     web: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gallery, "TRAINING_RUNS", TRAINING_RUNS[:1])
-    monkeypatch.setattr("rollouts.jobs.imports.imports.send", lambda job: "Redis does not answer.")
+    monkeypatch.setattr("rollouts.jobs.imports.imports.send_job", lambda job: "Redis does not answer.")
     web.post("/gallery", {"training": "1"})
     run = Run.objects.get()
     assert run.status == "failed" and "Then resume the run" in run.error

@@ -165,7 +165,7 @@ def test_a_worker_reads_the_gap_and_the_page_shows_it(
     page = f"/runs/{run.code}/gap"
     assert "Name the causes of the gap" in web.get(page).content.decode()
     assert page in web.get(f"/runs/{run.code}").content.decode()
-    monkeypatch.setattr("inspector.runs.jobs.ask_for_job.send", lambda job: "")
+    monkeypatch.setattr("inspector.runs.jobs.ask_for_job.send_job", lambda job: "")
     job = web.post(f"{page}/read.json").json()["job"]
     assert web.post(f"{page}/read.json").json()["job"]["code"] == job["code"]  # one at a time
     live = web.get(page).content.decode()
@@ -215,7 +215,7 @@ def test_it_can_be_cancelled(web: Client, run: Run) -> None:
 
 def test_any_two_columns_are_held_against_each_other(web: Client, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = gap_reports.read_gap(run)
-    monkeypatch.setattr("inspector.runs.jobs.ask_for_job.send", lambda job: "")
+    monkeypatch.setattr("inspector.runs.jobs.ask_for_job.send_job", lambda job: "")
     two = {"sampler": "trainer_logprobs", "trainer": "sampler"}
     page = web.get(f"/runs/{run.code}/columns", two).content.decode()
     assert "Name the causes of this gap" in page and f'action="/runs/{run.code}/gap/read"' in page

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs import diagnosis, parser_audits
+from rollouts.jobs import diagnosis, parser_comparison
 from rollouts.sampling.engines import vllm_parsers
 from rollouts.store import models
 from rollouts.worker import jobs
@@ -48,8 +48,8 @@ class _FakeParsers:
 @pytest.fixture
 def trajectory(make: Maker, monkeypatch: pytest.MonkeyPatch) -> models.StoredTrajectory:
     """A reply whose message lacks the text before its call."""
-    monkeypatch.setattr(parser_audits, "VllmParsers", _FakeParsers)
-    monkeypatch.setattr("inspector.trajectories.views.send", lambda job: None)
+    monkeypatch.setattr(parser_comparison, "VllmParsers", _FakeParsers)
+    monkeypatch.setattr("inspector.trajectories.views.send_job", lambda job: None)
     first = make.conversation("a", 2).steps[0]
     said = make.ids(f"Now we <look> over here.\n{CALL}<|im_end|>")
     lossy = replace(first, completion_ids=said, logprobs=None, reply=TOLD)
@@ -93,7 +93,7 @@ def test_a_reply_is_read_once_and_what_was_lost_is_said_first(
     by_name = {reading["parsers"][-1]: reading for reading in page["audit"]["readings"]}
     assert (by_name["two"]["differs"], by_name["two"]["n_lost"]) == ([], 1)
     assert (by_name["one"]["differs"], by_name["one"]["n_lost"]) == (["content"], 0)
-    assert made.key == parser_audits.key_of(trajectory)
+    assert made.key == parser_comparison.key_of(trajectory)
 
 
 def test_the_run_counts_such_replies_and_lists_their_trajectories(
@@ -117,7 +117,7 @@ def test_work_is_cancelled_and_what_failed_is_told_and_tried_again(
     assert ">Cancel<" in one_line(web.get(address(trajectory)))
     web.post(address(trajectory, "/again?step=0"), {"do": "cancel"})
     assert "Cancelled." in one_line(web.get(address(trajectory)))
-    monkeypatch.setattr(parser_audits, "MAX_CHARACTERS", 3)
+    monkeypatch.setattr(parser_comparison, "MAX_CHARACTERS", 3)
     web.post(address(trajectory, "/again?step=0"))
     do(trajectory)
     assert "parsers are given at most 3" in one_line(web.get(address(trajectory)))
@@ -135,7 +135,7 @@ def test_a_viewer_reads_and_does_not_ask(client: Client, trajectory: models.Stor
 def test_without_vllm_tokenizer_or_steps_the_page_says_so(
     web: Client, make: Maker, trajectory: models.StoredTrajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parser_audits, "VllmParsers", vllm_parsers.VllmParsers)
+    monkeypatch.setattr(parser_comparison, "VllmParsers", vllm_parsers.VllmParsers)
     monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
     web.post(address(trajectory, "/again?step=0"))
     do(trajectory)

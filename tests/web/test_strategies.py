@@ -17,7 +17,7 @@ from django.utils import timezone
 from inspector.trajectories.frame import waiting_words
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Step, Trajectory
-from rollouts.jobs.replays import replay_context, replays
+from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.people.shares import create_share
@@ -93,7 +93,7 @@ def test_figures_and_rows_are_those_of_the_replay(make, web, sent) -> None:
     assert by_slug["step_wise"]["trained_tokens"] == sampled and by_slug["step_wise"]["lost_tokens"] == 0
     rows = stored_rows(trajectory.replay, ["step_wise"])["step_wise"]
     for index, length in enumerate(rows.lengths):
-        row = replays.row_of(rows, index)
+        row = trajectory_replays.row_of(rows, index)
         assert len(row.ids) == len(row.loss_mask) == len(row.origin) == length
         completion = value.steps[index].completion_ids
         assert np.array_equal(row.ids[row.loss_mask], completion)
@@ -179,14 +179,14 @@ def test_a_visitor_of_a_link_sees_the_result_and_sends_nobody(make, web, visitor
 
 def test_a_failure_is_said_and_tried_again_only_when_asked(make, web, sent, monkeypatch) -> None:
     trajectory = stored(make, make.conversation("a"))
-    monkeypatch.setattr(replays, "MAX_STEPS", 1)
+    monkeypatch.setattr(trajectory_replays, "MAX_STEPS", 1)
     ask(web, trajectory)
     do_job(sent[0])
     page = web.get(url(trajectory)).content.decode()
     assert "too long for a worker" in page and "manage.py replay" in page
     assert "Try again" in page and "every 1s" not in page
     assert len(sent) == 1
-    monkeypatch.setattr(replays, "MAX_STEPS", 500)
+    monkeypatch.setattr(trajectory_replays, "MAX_STEPS", 500)
     web.post(reverse("trajectory-replay", args=[trajectory.code]))
     assert len(sent) == 2
     do_job(sent[1])

@@ -21,11 +21,11 @@ from django.test import Client
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs import alarm_delivery, parser_audits, rescore, run_control, template_checks
+from rollouts.jobs import alarm_delivery, parser_comparison, rescore, run_actions, template_checks
+from rollouts.jobs.broker import queue_of
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
-from rollouts.jobs.replays import replays
-from rollouts.jobs.sending import queue_of
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.jobs.storage import token_moves
 from rollouts.sampling.engines import ENGINES, vllm_parsers
 from rollouts.sampling.engines.scripted import ScriptedEngine
@@ -87,11 +87,11 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
             return check.job
         if kind == "replay_trajectory":
             maker = Maker(tiny_tokenizer)
-            return replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
+            return trajectory_replays.ask(maker.run([maker.conversation("a")]).trajectories.get())[0].job
         if kind == "audit_parsers":
             maker = Maker(tiny_tokenizer)
             monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
-            return parser_audits.ask(maker.run([maker.conversation("a")]).trajectories.get(), 0)[0].job
+            return parser_comparison.ask(maker.run([maker.conversation("a")]).trajectories.get(), 0)[0].job
         if kind == "gap":
             compared = create_run(Run.Kind.IMPORT, "r", status=Run.Status.DONE)
             save(compared, world())
@@ -283,15 +283,15 @@ def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: p
     job = ask("replay_trajectory")
     slow = take_job(job.pk)
     assert slow is not None and job.replay is not None
-    real = replays._replayed
+    real = trajectory_replays._replayed
 
     def be_taken_over(record: models.StoredTrajectory) -> Any:
-        monkeypatch.setattr(replays, "_replayed", real)
+        monkeypatch.setattr(trajectory_replays, "_replayed", real)
         Job.objects.update(heartbeat_at=timezone.now() - LONG_AGO)
         jobs.do_job(job.pk)
         return real(record)
 
-    monkeypatch.setattr(replays, "_replayed", be_taken_over)
+    monkeypatch.setattr(trajectory_replays, "_replayed", be_taken_over)
     jobs.work_on(slow)
     job.refresh_from_db()
     assert (job.status, job.attempt) == ("done", 2)
@@ -301,12 +301,12 @@ def test_a_slow_answer_of_a_lost_worker_changes_nothing(ask: Ask, monkeypatch: p
 def test_an_import_is_cancelled_by_its_run(ask: Ask) -> None:
     job = ask("import")
     assert job.run is not None
-    run_control.cancel(job.run)
+    run_actions.cancel(job.run)
     job.refresh_from_db()
     assert (job.run.status, job.status) == ("cancelled", "cancelled")
     other = take_job(ask("import").pk)
     assert other is not None and other.run is not None
-    run_control.cancel(other.run)
+    run_actions.cancel(other.run)
     jobs.work_on(other)
     other.refresh_from_db()
     assert (other.status, other.run.status, other.run.n_trajectories) == ("cancelled", "cancelled", 0)

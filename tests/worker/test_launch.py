@@ -27,14 +27,14 @@ from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay
 from rollout_inspector.text import tokenizers
-from rollouts.jobs import engine_owners
+from rollouts.jobs import warm_engines
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings, can_resume, launch, resume, served_models
 from rollouts.jobs.replays import replay_context
 from rollouts.management.commands.launch_rollouts import is_served
 from rollouts.sampling.engines import Engine, EngineError, Generation
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Retokenized, Run, StoredTrajectory, TemplateCheck
@@ -57,8 +57,8 @@ SMALL: dict[str, Any] = {"prompts": 3, "group": 2, "seed": 7, "temperature": 1.0
 
 def serve_with(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Engine]) -> None:
     """For one test every model is served by an engine of the test's own, in this process."""
-    monkeypatch.setattr(engine_owners, "_engines", {})
-    monkeypatch.setattr(engine_owners, "new_owner", lambda *_: EngineThread(build))
+    monkeypatch.setattr(warm_engines, "_engines", {})
+    monkeypatch.setattr(warm_engines, "new_owner", lambda *_: EngineThread(build))
 
 
 def done_run(**changes: Any) -> Run:
@@ -137,9 +137,9 @@ class TestWhatIsQueued:
 class TestTheWork:
     def test_more_trajectories_are_under_way_than_the_engine_takes_at_once(self) -> None:
         model = replace(served_models()["demo"], options={"max_live": 8})
-        assert engine_owners.live_trajectories(model, "transformers") == 10
-        assert engine_owners.live_trajectories(model, "vllm_server") == 8  # the server's own batch is not known here
-        owner = engine_owners.new_owner(model, "transformers")
+        assert warm_engines.live_trajectories(model, "transformers") == 10
+        assert warm_engines.live_trajectories(model, "vllm_server") == 8  # the server's own batch is not known here
+        owner = warm_engines.new_owner(model, "transformers")
         assert owner.call(attrgetter("_max_live")).result(60) == 8
         owner.close()
 
@@ -218,7 +218,7 @@ class TestTheWork:
     def test_an_engine_that_dies_again_and_again_fails_the_run_which_says_why(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollouts.sampling.engines.owner.PAUSES", (0.01,) * 5)
+        monkeypatch.setattr("rollouts.sampling.engines.engine_owner.PAUSES", (0.01,) * 5)
 
         class Dying(ScriptedEngine):
             def step(self) -> list[Generation]:
@@ -446,7 +446,7 @@ class TestSharing:
         broker(lambda queue, key: sent.append((queue, key)))
         monkeypatch.setattr(run_rollouts, "_left", set())
         run = launch(LaunchSettings(**(SMALL | {"prompts": 21, "group": 4})), enqueue=False)
-        assert engine_owners.live_trajectories(served_models()["demo"], run.engine) == 80
+        assert warm_engines.live_trajectories(served_models()["demo"], run.engine) == 80
         assert run_rollouts.ask_to_share(["demo"], "idle@test.dq") is None  # nobody has begun it
         Run.objects.filter(pk=run.pk).update(status="running", heartbeat_at=timezone.now())
         assert run_rollouts.ask_to_share(["other"], "idle@test.dq") is None

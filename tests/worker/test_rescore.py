@@ -19,11 +19,11 @@ from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_row
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.jobs import rescore
-from rollouts.jobs.sending import queue_of
-from rollouts.sampling.engines import ENGINES, weights
-from rollouts.sampling.engines.owner import EngineClosed, EngineLost
+from rollouts.jobs.broker import queue_of
+from rollouts.sampling.engines import ENGINES, model_digest
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost
+from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.engines.weights import weights_digest
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.jobs.job_queue import next_engine_job, take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import ask_job, cancel_job
@@ -351,8 +351,8 @@ def test_the_digest_of_weights_changes_with_them(tmp_path: Path, monkeypatch: py
     assert weights_digest(tmp_path) == first and len(first) == 16
     held.write_bytes(bytes(2500) + b"x" + bytes(2499))
     assert weights_digest(tmp_path) != first
-    monkeypatch.setattr(weights, "MAX_WHOLE_BYTES", 1000)
-    monkeypatch.setattr(weights, "PART_BYTES", 64)
+    monkeypatch.setattr(model_digest, "MAX_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(model_digest, "PART_BYTES", 64)
     of_parts = weights_digest(tmp_path)
     held.write_bytes(bytes(5000))
     assert weights_digest(tmp_path) not in (first, of_parts)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from rollout_inspector.formats.writers.exports import EXPORTS
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs import diagnosis, ranges, run_control
+from rollouts.jobs import diagnosis, run_actions, run_parts
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import import_shards, imports
 from rollouts.jobs.replays import run_replays
@@ -43,7 +43,7 @@ LONG_AGO = timedelta(minutes=10)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch, sent: list[int]) -> None:
-    monkeypatch.setattr(ranges, "PART_TRAJECTORIES", 2)
+    monkeypatch.setattr(run_parts, "PART_TRAJECTORIES", 2)
     monkeypatch.setattr(jobs, "TELL_SECONDS", -1.0)
 
 
@@ -205,7 +205,7 @@ def test_shards_go_with_their_run() -> None:
     shards = cut(job)
     taken = take_job(shards[0].pk)
     assert taken is not None and job.run is not None
-    run_control.delete(job.run)
+    run_actions.delete(job.run)
     jobs.work_on(taken, share=True)
     assert not Job.objects.exists() and not models.StoredFinding.objects.exists()
 
@@ -267,7 +267,7 @@ def large(kind: str, monkeypatch: pytest.MonkeyPatch) -> Job:
     monkeypatch.setattr(import_shards, "PART_BYTES", 3000)
     lines = jsonl(*[changed(GYM, "_ng_task_index", to=n) for n in range(9)])
     run = create_run(Run.Kind.IMPORT, "files")
-    imports.take_uploads(run, [SimpleUploadedFile("a.jsonl", lines)], "auto", True)
+    imports.send_import(run, imports.ask_for_uploads(run, [SimpleUploadedFile("a.jsonl", lines)], "auto", True))
     return run.jobs.get()
 
 

@@ -24,9 +24,9 @@ from rollout_inspector.text import chat_templates
 from rollout_inspector.text.replies.parsing import parser
 from rollout_inspector.text.tokenizers import load
 from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.protocol import Sampling
 from rollouts.sampling.engines.transformers_engine import TransformersEngine
-from rollouts.sampling.engines.worker import EngineThread
 from rollouts.sampling.environments import ENVIRONMENTS, Task
 from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_batch
 
@@ -156,14 +156,14 @@ class _Sampler:
 
         stops = tuple(sorted(self._codec.stop_ids))
         sampling = Sampling(settings.temperature, max_tokens=settings.max_tokens, stop_token_ids=stops)
-        end = run_batch(
+        _, error = run_batch(
             self._engine, self._environment, lambda: start(STRATEGIES[settings.strategy], self._context), self._parse,
             RolloutLimits(sampling, settings.max_turns),
             Callbacks(more, keep, lambda found: ends.update({one.key: one for one in found}), lambda: False),
             policy_version=version,
         )
-        if end.error:
-            raise RuntimeError(end.error)
+        if error:
+            raise RuntimeError(error)
         return [self._trajectory(step, job, steps.get(job.key, []), ends[job.key]) for job in jobs]
 
     def _trajectory(self, step: int, job: RolloutJob, steps: Sequence[Step], end: TrajectoryEnd) -> Trajectory:

@@ -19,11 +19,11 @@ from django.conf import settings
 
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import tokenizers
-from rollouts.jobs.engine_owners import engine_of, live_trajectories
 from rollouts.jobs.launch import LaunchSettings, launch, served_models
+from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.demo_policy import MODEL_DIR
 from rollouts.sampling.engines import ENGINES, EngineSpec
-from rollouts.sampling.engines.worker import EngineOwner
+from rollouts.sampling.engines.engine_owner import EngineOwner
 from rollouts.sampling.environments import ENVIRONMENTS
 from rollouts.store.models import Run
 from rollouts.store.people.projects import project_or_default

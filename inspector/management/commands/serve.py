@@ -119,7 +119,7 @@ class Command(BaseCommand):
     def register_models(self) -> None:
         """Have the served models' tokenizers in every form of the default project before the first launch."""
         from rollouts.jobs.launch import model_tokenizer, served_models
-        from rollouts.management.projects import project_named
+        from rollouts.management.arguments import project_named
 
         project = project_named("")
         for model in served_models().values():

@@ -11,7 +11,7 @@ from django.shortcuts import redirect
 
 from inspector.runs.jobs.job_values import JobValues
 from inspector.web.twins import json_page, wants_json
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run
 
@@ -30,7 +30,7 @@ def ask_for_job(
     job = None
     if not refused:
         job, is_new = ask_job(run, kind, options, request.user)
-        refused, status = (send(job) if is_new else ""), 503
+        refused, status = (send_job(job) if is_new else ""), 503
     if wants_json(request):
         body = {"error": refused} if refused or job is None else {"job": JobValues.of(job, run)}
         return json_page({"run": run.code, **body}, status if refused else 202)

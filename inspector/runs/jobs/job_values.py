@@ -13,8 +13,8 @@ from inspector.web.remedies import WORDS
 from inspector.web.twins import Page, from_columns, some_fields
 from rollout_inspector.refusal import Words, worded
 from rollouts.jobs import diagnosis
+from rollouts.jobs.broker import queue_of
 from rollouts.jobs.exports.exports import is_offered
-from rollouts.jobs.sending import queue_of
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.jobs import JOB_KINDS, kind_of
 from rollouts.store.models import Job, Run

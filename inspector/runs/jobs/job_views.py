@@ -20,10 +20,10 @@ from inspector.web.remedies import WORDS
 from inspector.web.twins import error_page, json_page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal, worded
 from rollouts.jobs import diagnosis
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
-from rollouts.jobs.exports.exports import Wanted, is_offered
+from rollouts.jobs.exports.exports import ExportOptions, is_offered
 from rollouts.jobs.replays import run_replays
-from rollouts.jobs.sending import send as send_job
 from rollouts.store import files
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
@@ -74,7 +74,7 @@ def _told(request: HttpRequest, run: Run, sentence: str, status: int, job: Job |
     return tell(request, run, sentence, status, f"{reverse('run', args=[run.code])}#work", job)
 
 
-def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
+def wanted_of(params: QueryDict, reader: int | None) -> ExportOptions:
     """The export that a form or an address asks for: with `which=list`, of what passes the filter of the list.
 
     ``reader``: the key of the user who asks; None = a visitor. Raises :class:`Refusal`.
@@ -87,7 +87,7 @@ def wanted_of(params: QueryDict, reader: int | None) -> Wanted:
             raise Refusal(f"“{text[:40]}” is no whole number; {name} takes one, such as 4096.")
     if (numbers["pad_to"] or 0) > exports.MAX_PADDING:
         raise Refusal(f"Rows are padded to at most {exports.MAX_PADDING:,} tokens; pad_to asks for more.")
-    return Wanted(
+    return ExportOptions(
         format=params.get("format", "") or "own_jsonl", strategy=params.get("strategy", ""),
         force=bool(params.get("force")) or params.get("faulty") == "force",
         leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out", pad_to=numbers["pad_to"],
@@ -102,7 +102,7 @@ def _only(params: QueryDict, reader: int | None) -> dict[str, Any] | None:
     return query.chosen() or None
 
 
-def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) -> str:
+def _address(run: Run, wanted: ExportOptions, params: QueryDict, reader: int | None) -> str:
     """The address of the file that a request writes."""
     query = {name: value for name, value in wanted.as_options().items() if name != "only"}
     if wanted.only:
@@ -110,7 +110,7 @@ def _address(run: Run, wanted: Wanted, params: QueryDict, reader: int | None) ->
     return f"{reverse('run-export', args=[run.code])}?{urlencode(query)}"
 
 
-def fits_a_request(run: Run, wanted: Wanted) -> bool:
+def fits_a_request(run: Run, wanted: ExportOptions) -> bool:
     """Whether the export is written while the browser waits.
 
     A worker replays the rows of another strategy, because that takes longer. A worker also leaves trajectories out,
@@ -162,7 +162,7 @@ def export(request: HttpRequest, run: Run) -> Any:
     return FileResponse(file, as_attachment=True, filename=file_name(run, options))
 
 
-def file_name(run: Run, wanted: Wanted) -> str:
+def file_name(run: Run, wanted: ExportOptions) -> str:
     strategy = f"_{wanted.strategy}" if wanted.strategy else ""
     part = "_part" if wanted.only else ""
     return f"run_{run.code}_{wanted.format}{strategy}{part}{exports.suffix_of(wanted.format)}"
@@ -232,4 +232,4 @@ def offered_file(job: Job, run: Run) -> FileResponse | None:
     except FileNotFoundError:
         return None
     activity_log.record(Action.DOWNLOADED, run, detail=f"job {job.code}")
-    return FileResponse(file, as_attachment=True, filename=file_name(run, Wanted(**job.options)))
+    return FileResponse(file, as_attachment=True, filename=file_name(run, ExportOptions(**job.options)))

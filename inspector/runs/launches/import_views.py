@@ -55,8 +55,7 @@ def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Ru
         user=request.user, project=project, tokenizer=tokenizer,
         chat_template=template or (tokenizer.chat_template if tokenizer else None),
     )
-    imports.take_uploads(
-        run, cleaned["files"], cleaned["format"], cleaned["tokenizer"] == "" and tokenizer is None,
-        cleaned["rule"],
-    )
+    use_recorded = cleaned["tokenizer"] == "" and tokenizer is None
+    job = imports.ask_for_uploads(run, cleaned["files"], cleaned["format"], use_recorded, cleaned["rule"])
+    imports.send_import(run, job)
     return run

@@ -16,7 +16,7 @@ from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, served_models
 from rollouts.sampling.engines import engine_spec
-from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, Prompt, PromptsRejected, read_prompts
+from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
 from rollouts.store.chat_templates.chat_templates import (
     chat_template_labels,
     find_chat_template,
@@ -144,7 +144,7 @@ class NewRunForm(PlainForm):
         unfolded = {"model", "strategy", "environment", "prompts", "template_kwargs"}
         return [name for name in self.fields if name not in unfolded and not name.startswith(TEMPLATES)]
 
-    def clean_prompts_file(self) -> list[Prompt]:
+    def clean_prompts_file(self) -> list[Task]:
         upload = self.cleaned_data.get("prompts_file")
         if not upload:
             return []

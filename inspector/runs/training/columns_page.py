@@ -17,8 +17,8 @@ from inspector.web.twins import Page, is_fragment, page
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import rescore
+from rollouts.jobs.broker import send_job
 from rollouts.jobs.launch import served_models
-from rollouts.jobs.sending import send
 from rollouts.sampling.engines import scoring_engines
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import latest_jobs
@@ -206,7 +206,7 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
         job, is_new = rescore.ask(run, model, engine, request.user, temperature)
     except Refusal as error:
         return _told(request, run, str(error), 422)
-    if is_new and (sentence := send(job)):
+    if is_new and (sentence := send_job(job)):
         return _told(request, run, sentence, 503)
     sentence = "A worker of the model scores this run; its progress stands below."
     return _told(request, run, sentence if is_new else "This run is being scored already.", 202, job)

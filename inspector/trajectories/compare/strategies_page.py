@@ -1,6 +1,7 @@
 """Strategies: what each one would have made of a trajectory, two of them side by side, and the step-wise cost.
 
-A worker makes the replays (``rollouts.jobs.replays.replays``). This page reads figures and rows, and aligns two rows.
+A worker makes the replays (``rollouts.jobs.replays.trajectory_replays``). This page reads figures and rows, and aligns
+two rows.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from inspector.web.twins import whole_number
 from rollout_inspector.streams.figures import percent_of
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
-from rollouts.jobs.replays import replays
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.replays import stored_rows
@@ -116,7 +117,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
 def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
     """How far the replay is, the replay, and a sentence."""
     return work_state(
-        trajectory, replays.missing, lambda: replays.current(trajectory),
+        trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
         live="Strategies are replayed when the trajectory has ended.",
         unasked="Nobody has replayed strategies over this trajectory yet; it takes a login.",
     )
@@ -239,7 +240,7 @@ def _both_rows(
         if side.strategy == RECORDED:
             row_pair.append(data.read_tokens(trajectory, facts, 0, length))
         else:
-            row = replays.row_of(stored[side.strategy], side.row)
+            row = trajectory_replays.row_of(stored[side.strategy], side.row)
             assert row.origin is not None  # row_of fills it in
             row_pair.append(Tokens(0, row.ids, row.origin, row.loss_mask))
     return row_pair[0], row_pair[1]

@@ -26,8 +26,8 @@ from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay_many
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.jobs.diagnosis import codec_of
-from rollouts.jobs.ranges import cut_run, range_of
 from rollouts.jobs.replays import replay_context
+from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store import files, models
 from rollouts.store.files import StorageDown
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job, files_in_use
@@ -44,7 +44,7 @@ BATCH = 50
 FILE_AGE = timedelta(days=7)
 """How long the file of an export is offered."""
 MAX_NOTES = 50
-WRITERS = (*(one.name for one in FORMATS.values() if one.write), *EXPORTS)
+WRITERS = (*(file_format.name for file_format in FORMATS.values() if file_format.write), *EXPORTS)
 """Names of what can be written: whole trajectories, then rows."""
 
 
@@ -67,7 +67,7 @@ MAX_PADDING = 1 << 20
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExportOptions:
     """How a run is to be written. Raises :class:`Refusal` where the parts do not go together."""
 
     format: str = "own_jsonl"
@@ -114,31 +114,17 @@ class Wanted:
         return EXPORTS.get(self.format)
 
 
-class Written(NamedTuple):
-    """The result of an export."""
-
-    n: int
-    """Rows, or trajectories."""
-    left_out: str
-    """How many trajectories were left out, as a sentence; empty = none."""
-
-
 def write_run(
-    run: models.Run,
-    records: QuerySet[models.StoredTrajectory],
-    wanted: Wanted,
-    file: IO[bytes],
-    *,
+    run: models.Run, records: QuerySet[models.StoredTrajectory], options: ExportOptions, file: IO[bytes],
     tell: Callable[[str], object] = lambda _: None,
-    tick: Callable[[], object] = lambda: None,
-) -> Written:
-    """Write the finished trajectories of ``records``.
+) -> tuple[int, str]:
+    """Write the finished trajectories of ``records``. ``tell`` is called with a sentence about each that is left out.
 
-    ``tick`` is called after each trajectory that was read, ``tell`` with a sentence about each one that is left out.
-    Raises :class:`Refusal` with a sentence.
+    Returns the number of rows or trajectories, and how many were left out, as a sentence; empty = none. Raises
+    :class:`Refusal`.
     """
-    part = write_part(run, records, wanted, file, tell=tell, tick=tick)
-    return Written(part.n, sentence_of([part], wanted))
+    part = write_part(run, records, options, file, tell)
+    return part.n, sentence_of([part], options)
 
 
 class WrittenPart(NamedTuple):
@@ -153,31 +139,26 @@ class WrittenPart(NamedTuple):
     """Why the first of these was left out."""
 
 
-def sentence_of(parts: Sequence[WrittenPart], wanted: Wanted) -> str:
+def sentence_of(parts: Sequence[WrittenPart], options: ExportOptions) -> str:
     """How many trajectories were left out. Raises :class:`Refusal` where nothing is left to write."""
     n, n_read, n_out = (sum(getattr(part, name) for part in parts) for name in ("n", "n_read", "n_out"))
-    if wanted.only and not n_read:
+    if options.only and not n_read:
         raise Refusal("No finished trajectory passes the filter of this export, so there is nothing to write.")
     if n_out and not n:
         first = next(part.first for part in parts if part.n_out)
         raise Refusal(f"Every trajectory would be left out, so there is nothing to write. The first: {first}")
-    if wanted.strategy and not n:
-        name = wanted.strategy.replace("_", " ")
+    if options.strategy and not n:
+        name = options.strategy.replace("_", " ")
         raise Refusal(f"The strategy {name} makes no row of any trajectory here, so there is nothing to write.")
     verb = "was" if n_out == 1 else "were"
     return f"{n_out:,} of {n_read:,} trajectories {verb} left out." if n_out else ""
 
 
 def write_part(
-    run: models.Run,
-    records: QuerySet[models.StoredTrajectory],
-    wanted: Wanted,
-    file: IO[bytes],
-    *,
-    tell: Callable[[str], object] = lambda _: None,
-    tick: Callable[[], object] = lambda: None,
+    run: models.Run, records: QuerySet[models.StoredTrajectory], options: ExportOptions, file: IO[bytes],
+    tell: Callable[[str], object] = lambda _: None, tick: Callable[[], object] = lambda: None,
 ) -> WrittenPart:
-    """The same for a part of an export, which may hold nothing."""
+    """The same for a part of an export, which may hold nothing. ``tick`` is called after each trajectory."""
     n_read, n_out, first = 0, 0, ""
 
     def counted(values: Iterator[Trajectory]) -> Iterator[Trajectory]:
@@ -196,28 +177,32 @@ def write_part(
     # A refusal leaves in the middle, and the cursor must not outlive its connection.
     with closing(loaded(finished)) as values:
         del finished
-        n = _write(run, counted(values), wanted, file, leave_out)
+        n = _write(run, counted(values), options, file, leave_out)
     return WrittenPart(n, n_read, n_out, first)
 
 
 def _write(
-    run: models.Run, values: Iterator[Trajectory], wanted: Wanted, file: IO[bytes], leave_out: Callable[[str], object]
+    run: models.Run,
+    values: Iterator[Trajectory],
+    options: ExportOptions,
+    file: IO[bytes],
+    leave_out: Callable[[str], object],
 ) -> int:
-    if wanted.strategy:
-        values = _under(wanted.strategy, run, values, leave_out if wanted.force or wanted.leave_out else None)
-    if (target := wanted.target) is None:
-        write = FORMATS[wanted.format].write
+    if options.strategy:
+        values = _under(options.strategy, run, values, leave_out if options.force or options.leave_out else None)
+    if (target := options.target) is None:
+        write = FORMATS[options.format].write
         assert write is not None
-        named = run.tokenizer.name if run.tokenizer else ""
-        return write((replace(one, tokenizer=one.tokenizer or named) for one in values), file)
+        tokenizer = run.tokenizer.name if run.tokenizer else ""
+        return write((replace(value, tokenizer=value.tokenizer or tokenizer) for value in values), file)
     codec = codec_of(run)
     return exports.write(
         target,
         values,
         file,
-        wanted.force,
-        leave_out=leave_out if wanted.leave_out else None,
-        rows=attrgetter("rows") if wanted.strategy else None,
+        options.force,
+        leave_out=leave_out if options.leave_out else None,
+        rows=attrgetter("rows") if options.strategy else None,
         decode=None if codec is None else codec.decode,
         cause=lambda value: cause_of(run, value),
     )
@@ -242,12 +227,12 @@ def _under(
             yield replay_context.complete_replies(value, tokenizer, context)
 
     with closing(replay_many(complete(), [STRATEGIES[slug]], context)) as replayed:
-        for (made,) in replayed:
+        for (result,) in replayed:
             value = pending.popleft()
-            if not made.refused:
-                yield replace(value, rows=made.rows)
+            if not result.refused:
+                yield replace(value, rows=result.rows)
                 continue
-            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {made.refused}"
+            sentence = f"Trajectory {value.external_id!r} has no rows under {slug}: {result.refused}"
             if leave_out is None:
                 raise Refusal(sentence, Remedy.OTHER_STRATEGY)
             leave_out(sentence)
@@ -273,7 +258,7 @@ def cut(job: Job, beat: Beat) -> list[dict[str, int]]:
     """The ranges of trajectories that workers write side by side; empty = one worker writes the file."""
     drop_files()
     assert job.run is not None
-    return cut_run(job.run, job, beat) if _join_of(Wanted(**job.options)) is not None else []
+    return cut_run(job.run, job, beat) if _join_of(ExportOptions(**job.options)) is not None else []
 
 
 def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
@@ -283,10 +268,10 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
     """
     whole = job.whole or job
     assert whole.run is not None
-    draft, wanted = draft_of(job), Wanted(**whole.options)
+    draft, plan = draft_of(job), ExportOptions(**whole.options)
     records = finished_trajectories(whole.run, *range_of(job))
-    if wanted.only:
-        records = passing(records, whole.run, wanted.filters)
+    if plan.only:
+        records = passing(records, whole.run, plan.filters)
     total = records.count()
     beat(n_done=0, n_total=total)
     notes: list[str] = []
@@ -299,9 +284,9 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
     try:
         with draft.open("wb") as file:
-            part = write_part(whole.run, records, wanted, file, tell=notes.append, tick=tick)
+            part = write_part(whole.run, records, plan, file, tell=notes.append, tick=tick)
         if job is whole:
-            sentence_of([part], wanted)  # before a file is put
+            sentence_of([part], plan)  # before a file is put
         size = draft.stat().st_size
         beat(n_done=total)
         files.put(key_of(job) if job is whole else part_of(job), draft, move=True)
@@ -312,10 +297,10 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 
 def join(job: Job, beat: Beat) -> None:
     """Make one file of those that the shards wrote, in their order, and end the export."""
-    shards, join_files = shards_of(job), _join_of(Wanted(**job.options))
+    shards, join_files = shards_of(job), _join_of(ExportOptions(**job.options))
     assert join_files is not None
     reports = [shard.report or {} for shard in shards]
-    sentence_of([WrittenPart(*report["part"]) for report in reports], Wanted(**job.options))
+    sentence_of([WrittenPart(*report["part"]) for report in reports], ExportOptions(**job.options))
 
     def parts() -> Iterator[IO[bytes]]:
         for shard in shards:
@@ -336,14 +321,14 @@ def join(job: Job, beat: Beat) -> None:
         files.delete(part_of(shard))
 
 
-def _join_of(wanted: Wanted) -> Join | None:
-    target = wanted.target
-    return FORMATS[wanted.format].join if target is None else target.join
+def _join_of(options: ExportOptions) -> Join | None:
+    target = options.target
+    return FORMATS[options.format].join if target is None else target.join
 
 
 def _end(job: Job, reports: Sequence[Mapping[str, Any]], size: int) -> None:
     parts = [WrittenPart(*report["part"]) for report in reports]
-    left_out = sentence_of(parts, Wanted(**job.options))
+    left_out = sentence_of(parts, ExportOptions(**job.options))
     notes = [note for report in reports for note in report["notes"]][:MAX_NOTES]
     more = sum(report["n_notes"] for report in reports) - len(notes)
     ended = end_job(
@@ -381,7 +366,7 @@ def prefix_of(code: str) -> str:
 
 def key_of(job: Job) -> str:
     """The file of an export that is done."""
-    return f"{prefix_of(job.code)}run{suffix_of(Wanted(**job.options).format)}"
+    return f"{prefix_of(job.code)}run{suffix_of(ExportOptions(**job.options).format)}"
 
 
 def drop_files() -> None:
@@ -389,15 +374,15 @@ def drop_files() -> None:
 
     Raises :class:`rollouts.store.files.StorageDown`.
     """
-    stored = {one.key.split("/")[1] for one in files.listed("exports/")}  # before asking which of them are needed
+    stored = {file.key.split("/")[1] for file in files.listed("exports/")}  # before asking which of them are needed
     drafts = list(drafts_folder().iterdir())
-    kept = files_in_use()
+    attempts = files_in_use()
     for path in drafts:
-        code, *rest = path.name.split(".")
+        code, *suffixes = path.name.split(".")
         # The draft of an attempt that is over stays behind when its worker is killed.
-        if kept.get(code) != rest[0]:
+        if attempts.get(code) != suffixes[0]:
             path.unlink(missing_ok=True)
-    for code in stored - set(kept):
+    for code in stored - set(attempts):
         files.delete_all(prefix_of(code))
 
 
@@ -449,4 +434,4 @@ KIND = JobKind(
     done=_done,
     cancelled="Cancelled after {done}; there is no file.",
 )
-"""A run is written to a file; ``options`` are those of :class:`Wanted`."""
+"""A run is written to a file; ``options`` are those of :class:`ExportOptions`."""

@@ -173,8 +173,8 @@ def _material(finding: Finding, trajectory: Trajectory) -> tuple[dict[str, Any],
         "START": finding.start, "STOP": finding.stop, "EXPECTED": finding.expected_ids, "ACTUAL": finding.actual_ids,
     }
     if finding.axis == Axis.ROW:
-        held, checks, code = row_material(finding, trajectory)
-        return data | held, checks, code
+        row_data, checks, code = row_material(finding, trajectory)
+        return data | row_data, checks, code
     checks = []
     if _has_step(finding, trajectory):
         assert finding.step is not None
@@ -193,8 +193,8 @@ def _of_step(finding: Finding, step: Step, data: dict[str, Any]) -> Iterator[Che
     stream, span = step.stream, slice(finding.start, finding.stop)
     if len(finding.actual_ids) and np.array_equal(stream[span], finding.actual_ids):
         yield "(PROMPT + COMPLETION)[START:STOP] == ACTUAL", "the stream holds other ids at this place"
-    wanted = stream[finding.start : finding.start + len(finding.expected_ids)]
-    if len(finding.expected_ids) and not np.array_equal(wanted, finding.expected_ids):
+    actual = stream[finding.start : finding.start + len(finding.expected_ids)]
+    if len(finding.expected_ids) and not np.array_equal(actual, finding.expected_ids):
         yield (
             "(PROMPT + COMPLETION)[START : START + len(EXPECTED)] != EXPECTED",
             "what is expected stands there: the fault is mended",

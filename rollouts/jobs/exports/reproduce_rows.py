@@ -115,11 +115,11 @@ def _of_row(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check]
     elif row.step_indices and (places := sampled_places(trajectory.steps, row)) is not None:
         data["SAMPLED"] = [[start, stop] for start, stop, _ in places]
     check = ROW_SCRIPTS.get(finding.kind)
-    found = check(finding, trajectory, row, data) if check is not None else ([], "")
-    return data, *found
+    checks_and_code = check(finding, trajectory, row, data) if check is not None else ([], "")
+    return data, *checks_and_code
 
 
-Found = tuple[list[Check], str]
+ChecksAndCode = tuple[list[Check], str]
 
 
 def _odd_columns(row: Row) -> Data:
@@ -134,59 +134,59 @@ def _known(checks: dict[str, Check], data: Data) -> list[Check]:
     return [check for name, check in checks.items() if name in data]
 
 
-def _lengths(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _lengths(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     columns = "(IDS, LOSS_MASK, LOGPROBS, ORIGIN, *COLUMNS.values())"
     data.setdefault("ORIGIN", None)
     return [(f"len({{len(x) for x in {columns} if x is not None}}) > 1", "all columns of the row have one length")], ""
 
 
-def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     """Trained tokens that the policy did not sample."""
-    known = _known(NOT_SAMPLED, data)
-    if known:
-        return [MASKED_HERE, *known], ""
+    not_sampled = _known(NOT_SAMPLED, data)
+    if not_sampled:
+        return [MASKED_HERE, *not_sampled], ""
     outside = ("not HEADER or is_outside_turn(START)", "the stretch begins inside a turn of the assistant")
     header = (
         "not OPENED or any(i < STOP and START < i + len(HEADER) for i in OPENED)",
         "no assistant header stands in this stretch",
     )
-    said = {"observation_trained": outside, "generation_prompt_trained": header}.get(finding.kind)
-    return ([MASKED_HERE, said], TURNS) if said is not None else ([MASKED_HERE], "")
+    check = {"observation_trained": outside, "generation_prompt_trained": header}.get(finding.kind)
+    return ([MASKED_HERE, check], TURNS) if check is not None else ([MASKED_HERE], "")
 
 
-def _separator(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _separator(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     blank = ("not TOKENIZER or not tokenizer.decode(IDS[START:STOP]).strip()", "the stretch is more than white space")
     return [MASKED_HERE, *_known(NOT_SAMPLED, data), blank], ""
 
 
-def _appended(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _appended(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     checks = [MASKED_HERE, ("STOP == len(IDS)", "it is not the end of the row"), *_known(NOT_SAMPLED, data)]
     if len(checks) == 2 and row.logprobs is not None:
         checks.append(("LOGPROBS[STOP - 1] == 0", "the last token has a logprob of its own: it was sampled"))
     return checks, ""
 
 
-def _masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     return [
         ("not any(LOSS_MASK[START:STOP])", "tokens of this stretch are under the gradient"),
         *_known(SAMPLED_HERE, data),
     ], ""
 
 
-def _stop_masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _stop_masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     return [
         ("not LOSS_MASK[START] and LOSS_MASK[START - 1]", "the stop token has the mask of what stands before it"),
         *_known(SAMPLED_HERE, data),
     ], ""
 
 
-def _overrun(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _overrun(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     if not row.loss_mask.any():
         return [("not any(LOSS_MASK)", "some tokens are under the gradient")], ""
     return [("STOP == len(IDS) and all(LOSS_MASK[START:])", "the mask does not run to the end of the row")], ""
 
 
-def _shifted(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _shifted(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     if columns_shifted(row) is None:
         return _mask_shifted(data)
     spoken = [name for name in row.columns if "advantage" in name]
@@ -195,7 +195,7 @@ def _shifted(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> 
     return [(f"any(is_shifted(values) for values in {columns})", "every column fits the mask where it stands")], SHIFT
 
 
-def _mask_shifted(data: Data) -> Found:
+def _mask_shifted(data: Data) -> ChecksAndCode:
     """The columns moved with the mask, so only what was sampled, or the header before it, shows the shift."""
     sampled = {
         "ORIGIN": '[name == "sampled" for name in ORIGIN]',
@@ -212,13 +212,13 @@ def _mask_shifted(data: Data) -> Found:
     ], TURNS
 
 
-def _logprobs(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _logprobs(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     trained = "[p for p, m in zip(LOGPROBS, LOSS_MASK) if m]"
     wrong = f"not all(-inf < p <= 1e-3 for p in {trained}) or not any({trained})"
     return [(wrong, "every trained token has a sound logprob")], ""
 
 
-def _distribution(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _distribution(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     name = next((name for name in TRAINER_LOGPROBS if name in row.columns), None)
     if name is None:
         return [], ""
@@ -228,7 +228,7 @@ def _distribution(finding: Finding, trajectory: Trajectory, row: Row, data: Data
     return [(f"{constant} or {scaled}", "the two are of one distribution")], DISTRIBUTION
 
 
-def _advantages(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _advantages(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     fitting = (name for name, values in row.columns.items() if "advantage" in name and len(values) == len(row.ids))
     name = next(fitting, None)
     if name is None:
@@ -237,7 +237,7 @@ def _advantages(finding: Finding, trajectory: Trajectory, row: Row, data: Data) 
     return [(f"{says} != [bool(m) for m in LOSS_MASK]", "trained tokens have an advantage, and no others have")], ""
 
 
-def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     data["PROMPT_LENGTH"] = row.extra.get("prompt_length", row.extra.get("n_prompt"))
     if not row.loss_mask[: data["PROMPT_LENGTH"]].any():
         return [
@@ -250,12 +250,12 @@ def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Fo
     ], ""
 
 
-def _routing(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _routing(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **row.extra})
     return [("ROUTING_ROWS not in (len(IDS) - 1, len(IDS))", "there is a routing row for each token but the last")], ""
 
 
-def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     steps = tuple(index for index in row.step_indices if index < len(trajectory.steps))
     if not steps:
         return [], ""
@@ -268,7 +268,7 @@ def _not_sampled(finding: Finding, trajectory: Trajectory, row: Row, data: Data)
     ], ""
 
 
-def _flags(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _flags(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     data["IS_LAST_STEP"] = [row.extra.get("is_last_step") for row in trajectory.rows]
     data["PLACES"] = [row.extra.get("batch_index", n) for n, row in enumerate(trajectory.rows)]
     right = "[False] * (len(IS_LAST_STEP) - 1) + [True]"
@@ -278,13 +278,13 @@ def _flags(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Fo
     ], ""
 
 
-def _versions(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Found:
+def _versions(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     versions = [trajectory.steps[i].policy_version for i in row.step_indices if i < len(trajectory.steps)]
     data["VERSIONS"] = versions if any(versions) else trained_versions(row)
     return [("len({version for version in VERSIONS if version}) > 1", "one version sampled the whole row")], ""
 
 
-ROW_SCRIPTS: dict[str, Callable[[Finding, Trajectory, Row, Data], Found]] = {
+ROW_SCRIPTS: dict[str, Callable[[Finding, Trajectory, Row, Data], ChecksAndCode]] = {
     "length_mismatch": _lengths, "observation_trained": _foreign, "generation_prompt_trained": _foreign,
     "separator_trained": _separator, "appended_eos_trained": _appended, "sampled_masked": _masked,
     "stop_token_untrained": _stop_masked, "mask_overrun": _overrun, "columns_shifted": _shifted,
@@ -302,17 +302,17 @@ def _of_step(finding: Finding, trajectory: Trajectory) -> tuple[Data, list[Check
     step = trajectory.steps[index]
     data: Data = {"PROMPT": step.prompt_ids, "COMPLETION": step.completion_ids}
     check = STEP_SCRIPTS.get(finding.kind)
-    found = check(trajectory, index, data) if check is not None else ([], "")
-    return data, *found
+    checks_and_code = check(trajectory, index, data) if check is not None else ([], "")
+    return data, *checks_and_code
 
 
-def _step_routing(trajectory: Trajectory, index: int, data: Data) -> Found:
+def _step_routing(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCode:
     data["ROUTING_ROWS"] = _routing_rows({**trajectory.extra, **trajectory.steps[index].extra})
     n = "len(PROMPT + COMPLETION)"
     return [(f"ROUTING_ROWS not in ({n} - 1, {n})", "there is a routing row for each token but the last")], ""
 
 
-def _past_stop_string(trajectory: Trajectory, index: int, data: Data) -> Found:
+def _past_stop_string(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCode:
     step = trajectory.steps[index]
     data |= {"TEXT": step.text or "", "STOP_STRING": step.stop_reason}
     checks = [
@@ -324,17 +324,17 @@ def _past_stop_string(trajectory: Trajectory, index: int, data: Data) -> Found:
     return checks, f"DECODED = {decoded}\n"
 
 
-def _twice(trajectory: Trajectory, index: int, data: Data) -> Found:
+def _twice(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCode:
     data["TRAINED"] = trained_in(trajectory, index)
     return [("any(sum(flags) > 1 for flags in zip(*TRAINED))", "no token is trained in more than one row")], ""
 
 
-def _never(trajectory: Trajectory, index: int, data: Data) -> Found:
+def _never(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCode:
     data["TRAINED"] = trained_in(trajectory, index)
     return [("COMPLETION and not any(map(any, TRAINED))", "a row trains what this step sampled")], ""
 
 
-def _truncated(trajectory: Trajectory, index: int, data: Data) -> Found:
+def _truncated(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCode:
     data["TRAINED"] = trained_in(trajectory, index)
     data["FINISH_REASON"] = trajectory.steps[index].finish_reason
     data["MASK_TRUNCATED"] = bool(trajectory.extra.get("mask_truncated"))
@@ -344,7 +344,7 @@ def _truncated(trajectory: Trajectory, index: int, data: Data) -> Found:
     ], ""
 
 
-STEP_SCRIPTS: dict[str, Callable[[Trajectory, int, Data], Found]] = {
+STEP_SCRIPTS: dict[str, Callable[[Trajectory, int, Data], ChecksAndCode]] = {
     "routing_misaligned": _step_routing, "stop_string_misaligned": _past_stop_string, "trained_twice": _twice,
     "never_trained": _never, "truncated_trained": _truncated,
 }
@@ -363,5 +363,5 @@ def trained_in(trajectory: Trajectory, index: int) -> list[Any]:
 
 
 def _routing_rows(extra: Mapping[str, Any]) -> int | None:
-    found = (routing_rows(extra.get(name)) for name in ROUTING)
-    return next((n for n in found if n is not None), None)
+    counts = (routing_rows(extra.get(name)) for name in ROUTING)
+    return next((n for n in counts if n is not None), None)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -15,77 +14,51 @@ from rollout_inspector.formats.readers import inspector_jsonl
 from rollout_inspector.guard.audit_folder import FINDINGS, read_summary
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, trajectories_at
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import Trajectory
 
 FLAGGED = "flagged.jsonl"
 """The file in the folder of the audit. It stays there, so that a worker can go on with an import that was stopped."""
-_WORST_FIRST = [one.value for one in (Severity.ERROR, Severity.WARNING, Severity.INFO)]
+_WORST_FIRST = [level.value for level in (Severity.ERROR, Severity.WARNING, Severity.INFO)]
 
 
-@dataclass(frozen=True)
-class FlaggedTrajectories:
-    """Which trajectories an import takes out of the audited files."""
+def write_flagged(
+    folder: Path, kinds: Collection[str], severity: Severity, limit: int
+) -> tuple[Path, int, AuditSettings]:
+    """Write the trajectories with a finding of these kinds, or of this severity or a worse one where no kind is named.
 
-    places: list[tuple[int, int]]
-    """(shard, place in it), in the order of the files."""
-    n_left_out: int
-    """More that were flagged, beyond the limit."""
-    settings: AuditSettings
-    shards: list[AuditShard]
-
-    def read(self) -> Iterator[Trajectory]:
-        """Yields them. Shards without any are not opened. Raises ``OSError`` when a file is not as it was audited."""
-        for number, places in groupby(self.places, key=lambda one: one[0]):
-            yield from trajectories_at(self.shards[number], self.settings, {place for _, place in places})
-
-
-def flagged_by(folder: Path, kinds: Collection[str], severity: Severity, limit: int) -> FlaggedTrajectories:
-    """The trajectories with a finding of these kinds, or of this severity or a worse one where no kind is named.
-
-    At most ``limit`` of them, those with the worst finding first. Raises :class:`Refusal`.
+    At most ``limit`` of them, those with the worst finding first, lossless. Returns the file, which is whole or not
+    there, how many more were flagged, and the settings of the audit. Raises :class:`Refusal`, also when a file changed
+    since the audit, or the folder cannot be written.
     """
     summary = read_summary(folder)
     unknown = sorted(set(kinds) - set(summary["kinds"]))
     if unknown:
-        known = ", ".join(summary["kinds"]) or "none at all"
-        raise Refusal(f"The audit has no finding of the kind {unknown[0]!r}. It has: {known}.")
-    taken = set(_WORST_FIRST if kinds else _WORST_FIRST[: _WORST_FIRST.index(severity.value) + 1])
+        names = ", ".join(summary["kinds"]) or "none at all"
+        raise Refusal(f"The audit has no finding of the kind {unknown[0]!r}. It has: {names}.")
+    severities = set(_WORST_FIRST if kinds else _WORST_FIRST[: _WORST_FIRST.index(severity.value) + 1])
     worst: dict[tuple[int, int], int] = {}
     try:
         for batch in pq.ParquetFile(folder / FINDINGS).iter_batches(columns=["shard", "place", "kind", "severity"]):
-            for one in batch.to_pylist():
-                if one["severity"] in taken and (not kinds or one["kind"] in kinds):
-                    place, rank = (one["shard"], one["place"]), _WORST_FIRST.index(one["severity"])
+            for finding in batch.to_pylist():
+                if finding["severity"] in severities and (not kinds or finding["kind"] in kinds):
+                    place, rank = (finding["shard"], finding["place"]), _WORST_FIRST.index(finding["severity"])
                     worst[place] = min(rank, worst.get(place, rank))
         settings = AuditSettings(**summary["settings"])
         shards = [AuditShard(tuple(pieces)) for pieces in summary["pieces"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise Refusal(f"{folder} cannot be read: {error}. Run the audit again.") from error
-    chosen = sorted(worst, key=lambda place: (worst[place], place))[:limit]
-    return FlaggedTrajectories(sorted(chosen), len(worst) - len(chosen), settings, shards)
-
-
-def write_flagged(folder: Path, flagged: FlaggedTrajectories) -> Path:
-    """Write the flagged trajectories, lossless, and return the file. It is whole or not there.
-
-    Raises :class:`Refusal` when a file changed since the audit, or the folder cannot be written.
-    """
+    if not worst:
+        raise Refusal("The audit flagged nothing of that severity, so nothing was imported.")
+    chosen = sorted(sorted(worst, key=lambda place: (worst[place], place))[:limit])  # in the order of the files
     part = folder / f"{FLAGGED}.part"
+    n = 0
     try:
         with part.open("wb") as file:
-            n = _write(flagged, file)
-        if n != len(flagged.places):
-            raise Refusal(
-                f"Only {n:,} of {len(flagged.places):,} flagged trajectories are in the files. Run the audit again."
-            )
-        return part.replace(folder / FLAGGED)
+            for number, places in groupby(chosen, key=itemgetter(0)):
+                for trajectory in trajectories_at(shards[number], settings, {place for _, place in places}):
+                    file.write(inspector_jsonl.encode(trajectory) + b"\n")
+                    n += 1
+        if n != len(chosen):
+            raise Refusal(f"Only {n:,} of {len(chosen):,} flagged trajectories are in the files. Run the audit again.")
+        return part.replace(folder / FLAGGED), len(worst) - len(chosen), settings
     except OSError as error:
         raise Refusal(f"{error.strerror or error}") from error
-
-
-def _write(flagged: FlaggedTrajectories, file: Any) -> int:
-    n = 0
-    for one in flagged.read():
-        file.write(inspector_jsonl.encode(one) + b"\n")
-        n += 1
-    return n

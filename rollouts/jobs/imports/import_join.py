@@ -17,7 +17,7 @@ from rollout_inspector.formats import Rejected
 from rollout_inspector.streams.batches import batched
 from rollouts.jobs.gap_reports import ask_for_gap
 from rollouts.jobs.imports import import_shards, imports
-from rollouts.jobs.imports.ids_of_parts import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
+from rollouts.jobs.imports.trajectory_ids import MAX_NAME, Named, NamedPart, Names, packed, resolve, unpacked
 from rollouts.jobs.imports.uploads import drop_uploads
 from rollouts.store.database import reload, save_columns
 from rollouts.store.jobs.activity import is_active
@@ -133,9 +133,9 @@ def _put_together(run: Run, job: Job, alive: Alive) -> None:
         _take_back(run, shard, job, alive)
     names = _names(run, shards, alive)
     _free_ids(run, shards, names, alive)
-    for shard, changes in zip(shards, _changes(shards, names), strict=True):
+    for shard, (new_names, left_out) in zip(shards, _changes(shards, names), strict=True):
         if shard.placed_by != job.pk:
-            _place(run, shard, changes, job, alive)
+            _place(run, shard, new_names, left_out, job, alive)
     pieces = [piece for shard in shards for piece in shard.pieces]
     refusals = _refusals(pieces)
     n_rejected = sum(piece["n_rejected"] for piece in pieces) + len(refusals)
@@ -165,34 +165,32 @@ def _keep_complete(run: Run, job: Job, alive: Alive) -> None:
 def _complete(run: Run, job: Job, alive: Alive) -> list[_Shard]:
     """The shards whose files are complete. The others wait for *Resume* with nothing stored."""
     shards = shards_of(job)
-    open_files = {
-        piece["file"] for one in shards if one.status != Job.Status.DONE for piece in one.options["pieces"]
-    }
-    kept = []
-    for one in shards:
-        if one.status == Job.Status.DONE and open_files.isdisjoint(piece["file"] for piece in one.options["pieces"]):
-            kept.append(_Shard(one, one.report["pieces"]))  # type: ignore[index]
+    open_files = {piece["file"] for row in shards if row.status != Job.Status.DONE for piece in row.options["pieces"]}
+    complete = []
+    for row in shards:
+        if row.status == Job.Status.DONE and open_files.isdisjoint(piece["file"] for piece in row.options["pieces"]):
+            complete.append(_Shard(row, row.report["pieces"]))  # type: ignore[index]
             continue
-        drop_range(run, one.options["first"], one.options["stop"] + 1, alive)
-        if one.status == Job.Status.DONE:
-            one.status, one.report = Job.Status.CANCELLED, None
+        drop_range(run, row.options["first"], row.options["stop"] + 1, alive)
+        if row.status == Job.Status.DONE:
+            row.status, row.report = Job.Status.CANCELLED, None
             with transaction.atomic():
                 alive()
-                save_columns(one, "status", "report")
-    refused = set(_refusals([piece for shard in kept for piece in shard.pieces]))
-    for shard in kept:
+                save_columns(row, "status", "report")
+    refused = set(_refusals([piece for shard in complete for piece in shard.pieces]))
+    for shard in complete:
         for piece in shard.pieces:
             piece["is_refused"] = piece["file"] in refused
-    return kept
+    return complete
 
 
 def _refusals(pieces: list[dict[str, Any]]) -> dict[int, tuple[str, str]]:
     """File -> its name and why it is refused, as the first part that was refused says."""
-    found: dict[int, tuple[str, str]] = {}
+    refusals: dict[int, tuple[str, str]] = {}
     for piece in pieces:
         if piece["refused"]:
-            found.setdefault(piece["file"], (piece["name"], piece["refused"]))
-    return found
+            refusals.setdefault(piece["file"], (piece["name"], piece["refused"]))
+    return refusals
 
 
 def _drop_refused(run: Run, shard: _Shard, alive: Alive) -> None:
@@ -228,18 +226,18 @@ def _parts(shards: list[_Shard]) -> list[NamedPart]:
 
 def _indices(shards: list[_Shard]) -> list[tuple[int, int, _Shard, dict[str, Any]]]:
     """Of each piece: the place of its first trajectory in the import, the index of that one, its shard, itself."""
-    found, place = [], 0
+    indices, place = [], 0
     for shard in shards:
         index = shard.first
         for piece in shard.pieces:
-            found.append((place, index, shard, piece))
+            indices.append((place, index, shard, piece))
             place, index = place + piece["n"], index + piece["n"]
-    return found
+    return indices
 
 
 def _located(shards: list[_Shard], places: list[int]) -> Iterator[tuple[int, int, _Shard, dict[str, Any], int]]:
     """(place, index, shard, piece, place in the piece) of places in ascending order."""
-    pieces = [one for one in _indices(shards) if one[3]["n"]]
+    pieces = [item for item in _indices(shards) if item[3]["n"]]
     n = 0
     for place in places:
         while n + 1 < len(pieces) and place >= pieces[n + 1][0]:
@@ -258,18 +256,18 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
         stored: dict[int, Named] = {}
         for some in batched([index for _, index, *_ in located], BATCH):
             stored |= {index: (name, group) for _, index, name, group in names_at(run, some)}
-        held = {id(piece): {at: (name, group) for at, name, group in piece["held"]} for *_, piece, _ in located}
-        return {place: held[id(piece)].get(at) or stored[index] for place, index, _, piece, at in located}
+        recorded = {id(piece): {at: (name, group) for at, name, group in piece["held"]} for *_, piece, _ in located}
+        return {place: recorded[id(piece)].get(at) or stored[index] for place, index, _, piece, at in located}
 
     renamed = [place + at for place, _, _, piece in _indices(shards) for at, *_ in piece["held"]]
     names = resolve(_parts(shards), renamed, load)
     changed: dict[int, _Shard] = {}
-    held: dict[int, dict[int, Named]] = {}
+    of_pieces: dict[int, dict[int, Named]] = {}
     for place, _, shard, piece, at in _located(shards, sorted(looked_at)):
-        known = held.setdefault(id(piece), {n: (name, group) for n, name, group in piece["held"]})
-        if at not in known:
-            known[at] = names.wanted[place]
-            piece["held"].append([at, *known[at]])
+        recorded_of_piece = of_pieces.setdefault(id(piece), {n: (name, group) for n, name, group in piece["held"]})
+        if at not in recorded_of_piece:
+            recorded_of_piece[at] = names[0][place]
+            piece["held"].append([at, *recorded_of_piece[at]])
             changed[shard.row.pk] = shard
     with transaction.atomic():
         alive()
@@ -280,74 +278,67 @@ def _names(run: Run, shards: list[_Shard], alive: Alive) -> Names:
 
 def _free_ids(run: Run, shards: list[_Shard], names: Names, alive: Alive) -> None:
     """Let go of every id that its trajectory will not keep, so that another one can have it."""
-    located = list(_located(shards, sorted(names.wanted)))
+    recorded, final, _ = names
+    located = list(_located(shards, sorted(recorded)))
     for some in batched(located, BATCH):
-        wanted = {index: names.final.get(place, ("", ""))[0] for place, index, *_ in some}
+        final_ids = {index: final.get(place, ("", ""))[0] for place, index, *_ in some}
         with transaction.atomic():
             alive()
             rename_trajectories(
                 [
                     (f"#{pk}:{name}"[:MAX_NAME], group, pk)
-                    for pk, index, name, group in names_at(run, wanted)
-                    if name != wanted[index]
+                    for pk, index, name, group in names_at(run, final_ids)
+                    if name != final_ids[index]
                 ]
             )
 
 
-@dataclass
-class _Changes:
-    """What one shard's trajectories become."""
-
-    named: dict[int, Named]
-    """Index -> id and group."""
-    rejected: dict[int, tuple[dict[str, Any], int, Rejected]]
-    """Index -> its piece, its place in the piece, and why it is left out."""
+Left = dict[int, tuple[dict[str, Any], int, Rejected]]
+"""Index of a trajectory that is left out -> its piece, its place in the piece, and why."""
 
 
-def _changes(shards: list[_Shard], names: Names) -> list[_Changes]:
-    """The changes of each shard, before any of them gets its place."""
-    found = {shard.row.pk: _Changes({}, {}) for shard in shards}
-    for place, index, shard, piece, at in _located(shards, sorted(names.wanted)):
-        if place in names.final:
-            found[shard.row.pk].named[index] = names.final[place]
+def _changes(shards: list[_Shard], names: Names) -> list[tuple[dict[int, Named], Left]]:
+    """Of each shard: index -> id and group that a trajectory gets, and what is left out. No shard has its place yet."""
+    recorded, final, rejected = names
+    changes: dict[int, tuple[dict[int, Named], Left]] = {shard.row.pk: ({}, {}) for shard in shards}
+    for place, index, shard, piece, at in _located(shards, sorted(recorded)):
+        if place in final:
+            changes[shard.row.pk][0][index] = final[place]
         else:
-            found[shard.row.pk].rejected[index] = piece, at, names.rejected[place]
-    return list(found.values())
+            changes[shard.row.pk][1][index] = piece, at, rejected[place]
+    return list(changes.values())
 
 
-def _place(run: Run, shard: _Shard, changes: _Changes, job: Job, alive: Alive) -> None:
+def _place(run: Run, shard: _Shard, named: dict[int, Named], left_out: Left, job: Job, alive: Alive) -> None:
     """Give a shard's trajectories their ids, and the places behind those of the shard before."""
     first, stop = shard.row.options["first"], shard.row.options["stop"]
     with transaction.atomic():
         alive()
-        for some in batched(list(changes.rejected), BATCH):
+        for some in batched(list(left_out), BATCH):
             delete_trajectories([pk for pk, *_ in names_at(run, some)])
-        for some in batched(list(changes.named), BATCH):
-            named = [
-                (*changes.named[row[1]], row[0]) for row in names_at(run, some) if changes.named[row[1]] != row[2:]
-            ]
-            rename_trajectories(named)
-        _leave_out(changes)
+        for some in batched(list(named), BATCH):
+            rename_trajectories([(*named[row[1]], row[0]) for row in names_at(run, some) if named[row[1]] != row[2:]])
+        _leave_out(left_out)
         start = next_final_index(run)
         move_range(run, first, stop + 1, start)
         shard.write_report(placed=[job.pk, start])
 
 
-def _leave_out(changes: _Changes) -> None:
+def _leave_out(trajectories: Left) -> None:
     """Take rejected trajectories out of the pieces that had them."""
     by_piece: dict[int, tuple[dict[str, Any], dict[int, Rejected]]] = {}
-    for piece, at, why in changes.rejected.values():
+    for piece, at, why in trajectories.values():
         by_piece.setdefault(id(piece), (piece, {}))[1][at] = why
     for piece, left_out in by_piece.values():
-        kept = [at for at in range(piece["n"]) if at not in left_out]
-        new_place = {at: n for n, at in enumerate(kept)}
+        places = [at for at in range(piece["n"]) if at not in left_out]
+        new_place = {at: n for n, at in enumerate(places)}
         for column in ("hashes", "lines"):
             values = unpacked(piece[column], "<u8")
-            piece[column] = packed([values[at] for at in kept], "<u8")
+            piece[column] = packed([values[at] for at in places], "<u8")
         piece["held"] = [[new_place[at], *name] for at, *name in piece["held"] if at in new_place]
         piece["rejected"] += [[why.line, why.reason] for why in left_out.values()]
         piece["n_rejected"] += len(left_out)
-        piece["n"] = len(kept)
+        piece["n"] = len(places)
 
 
 def _rejections(
@@ -362,8 +353,8 @@ def _rejections(
             name, reason = refusals[number]
             yield name, None, reason
             continue
-        found = [(line, reason) for piece in of_file for line, reason in piece["rejected"]]
-        for line, reason in sorted(found, key=lambda one: (one[0] is None, one[0] or 0)):
+        rejections = [(line, reason) for piece in of_file for line, reason in piece["rejected"]]
+        for line, reason in sorted(rejections, key=lambda one: (one[0] is None, one[0] or 0)):
             yield of_file[0]["name"], line, reason
 
 

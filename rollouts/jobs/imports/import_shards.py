@@ -22,8 +22,8 @@ from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.imports.ids_of_parts import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.imports import FileImport, ImportCancelled, names_of, rare_collections, rule_of
+from rollouts.jobs.imports.trajectory_ids import MAX_NAME, hash_of, packed
 from rollouts.jobs.imports.uploads import file_of
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
@@ -84,8 +84,8 @@ def _pieces(sources: Sequence[Source], format_name: str, n_bytes: int) -> Iterat
         chosen, parts = "", list[FilePart]()
         try:
             if source.size >= 2 * n_bytes:
-                found, _ = formats.read(source, format_name)
-                chosen, parts = found.name, found.cut(source, n_bytes) if found.cut else []
+                file_format, _ = formats.read(source, format_name)
+                chosen, parts = file_format.name, file_format.cut(source, n_bytes) if file_format.cut else []
         except FileRefused:
             pass  # the worker that reads it says why
         for part in parts:
@@ -98,10 +98,10 @@ def _grouped(pieces: Iterator[dict[str, Any]], n_bytes: int) -> list[list[dict[s
     """Pieces of one shard each: small files together, a part of a file alone."""
     groups: list[list[dict[str, Any]]] = []
     for piece in pieces:
-        held = groups[-1] if groups else [piece]
-        fits = sum(one["bytes"] for one in held) + piece["bytes"] <= n_bytes
-        if groups and fits and "part" not in piece and "part" not in held[-1]:
-            held.append(piece)
+        group = groups[-1] if groups else [piece]
+        fits = sum(member["bytes"] for member in group) + piece["bytes"] <= n_bytes
+        if groups and fits and "part" not in piece and "part" not in group[-1]:
+            group.append(piece)
         else:
             groups.append([piece])
     return groups
@@ -123,14 +123,14 @@ def _choose_tokenizer(run: Run, files: Sequence[str], pieces: Sequence[Mapping[s
     for piece in pieces[:MAX_LOOKED_AT]:
         try:
             items = islice(formats.read(_source(files, piece), piece["format"])[1], LOOK_AT)
-            names = {one.tokenizer for one in items if isinstance(one, Trajectory)}
+            names = {item.tokenizer for item in items if isinstance(item, Trajectory)}
         except FileRefused:
             continue
         if not names:
             continue
-        known = names - {""}
-        if len(known) == 1 and (found := tokenizer_named(run.project_id, known.pop())) is not None:
-            choose_tokenizer(run, found)
+        names_given = names - {""}
+        if len(names_given) == 1 and (tokenizer := tokenizer_named(run.project_id, names_given.pop())) is not None:
+            choose_tokenizer(run, tokenizer)
         return
 
 
@@ -148,21 +148,21 @@ def do_shard(shard: Job, beat: Beat) -> dict[str, Any]:
     alive = partial(beat_job, shard)
     drop_range(run, first, stop + 1, alive)
     beat(reached=0)
-    made, before, index = [], 0, first
+    pieces, before, index = [], 0, first
     for piece in shard.options["pieces"]:
-        one = _Piece(run, _source(whole.options["files"], piece), before, index, stop, beat, whole)
+        piece_import = _Piece(run, _source(whole.options["files"], piece), before, index, stop, beat, whole)
         try:
-            one.read(piece["format"])
+            piece_import.read(piece["format"])
         except FileRefused as refusal:
             drop_range(run, index, stop + 1, alive)
-            one.refused = storable_text(str(refusal))
+            piece_import.refused = storable_text(str(refusal))
         except ImportCancelled as error:
             raise Refusal("Somebody asked the import to stop.") from error
-        made.append(one.found(piece))
+        pieces.append(piece_import.found(piece))
         before += piece["bytes"]
-        index += made[-1]["n"]
+        index += pieces[-1]["n"]
     beat(reached=before)
-    return {"report": {"pieces": made}}
+    return {"report": {"pieces": pieces}}
 
 
 def _source(files: Sequence[str], piece: Mapping[str, Any]) -> Source:
@@ -176,9 +176,7 @@ def _source(files: Sequence[str], piece: Mapping[str, Any]) -> Source:
 class _Piece(FileImport):
     """The import of a file, or of a part of one, by a worker beside others."""
 
-    def __init__(
-        self, run: Run, source: Source, before: int, index: int, stop: int, beat: Beat, whole: Job
-    ) -> None:
+    def __init__(self, run: Run, source: Source, before: int, index: int, stop: int, beat: Beat, whole: Job) -> None:
         super().__init__(run, source, before, index, False, partial(beat_job, beat.job), rule_of(whole))
         self._first, self._stop, self._beat, self._whole = index, stop, beat, whole
         self._rejected: list[Rejected] = []
@@ -216,10 +214,10 @@ class _Piece(FileImport):
         if self.next_index + len(batch) > self._stop:
             raise Refusal(f"{self.source.name} holds too many trajectories for its bytes. Import it by itself.")
         for attempt in range(1, STORE_ATTEMPTS + 1):
-            held = self._taken(batch)
+            renamed = self._taken(batch)
             free = [
-                replace(one, external_id=f"#{new_code()}:{one.external_id}"[:MAX_NAME]) if n in held else one
-                for n, one in enumerate(batch)
+                replace(item, external_id=f"#{new_code()}:{item.external_id}"[:MAX_NAME]) if n in renamed else item
+                for n, item in enumerate(batch)
             ]
             try:
                 super().store(free, found)
@@ -228,14 +226,14 @@ class _Piece(FileImport):
                 if attempt == STORE_ATTEMPTS:
                     raise
         start = self.next_index - len(batch) - self._first
-        self._held |= {start + n: name for n, name in held.items()}
+        self._held |= {start + n: name for n, name in renamed.items()}
 
     def _taken(self, batch: Sequence[Trajectory]) -> dict[int, tuple[str, str]]:
         """Place in the batch -> id and group, for ids that another part has stored."""
-        taken: set[str] = set()
-        for ids in batched([one.external_id for one in batch], MAX_NAME):
-            taken |= taken_ids(self.run, ids)
-        return {n: (one.external_id, one.group) for n, one in enumerate(batch) if one.external_id in taken}
+        stored_ids: set[str] = set()
+        for ids in batched([trajectory.external_id for trajectory in batch], MAX_NAME):
+            stored_ids |= taken_ids(self.run, ids)
+        return {n: (item.external_id, item.group) for n, item in enumerate(batch) if item.external_id in stored_ids}
 
     def found(self, piece: Mapping[str, Any]) -> dict[str, Any]:
         """What the row of the shard keeps of the piece. ``at``: the place of its first trajectory in the shard."""
@@ -244,6 +242,6 @@ class _Piece(FileImport):
             "file": piece["file"], "name": piece["name"], "format": self._format, "refused": self.refused, "n": n,
             "hashes": packed(self._hashes[:n], "<u8"), "lines": packed(self._lines[:n], "<u8"),
             "held": [] if self.refused else [[at, *name] for at, name in self._held.items()],
-            "rejected": [] if self.refused else [[one.line, storable_text(one.reason)] for one in self._rejected],
+            "rejected": [] if self.refused else [[line.line, storable_text(line.reason)] for line in self._rejected],
             "n_rejected": 0 if self.refused else self._n_rejected,
         }

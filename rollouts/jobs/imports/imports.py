@@ -21,9 +21,9 @@ from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.jobs.broker import send_job, send_shards
 from rollouts.jobs.diagnosis import diagnosis_for, gap_json
 from rollouts.jobs.imports.uploads import drop_uploads, file_of, is_there, keep_files, read_in_place
-from rollouts.jobs.sending import send, send_shards
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table_of, tokenizer_named
 from rollouts.store.database import reload
@@ -84,20 +84,6 @@ def ask(
     return job
 
 
-def take_uploads(
-    run: models.Run,
-    uploads: Sequence[UploadedFile],
-    format_name: str,
-    use_recorded_tokenizer: bool,
-    training_step: TrainingStepRule = ANY,
-) -> None:
-    """Keep uploaded files, and send a worker to read them into a new run. The run fails when none can be sent.
-
-    What goes wrong before leaves neither run nor files.
-    """
-    send_import(run, ask_for_uploads(run, uploads, format_name, use_recorded_tokenizer, training_step))
-
-
 def ask_for_uploads(
     run: models.Run,
     uploads: Sequence[UploadedFile],
@@ -107,9 +93,9 @@ def ask_for_uploads(
 ) -> Job:
     """Keep uploaded files. Returns the job that reads them into a new run. A failure leaves neither run nor files."""
     try:
-        kept = keep_files(uploads, run)
+        keys = keep_files(uploads, run)
         set_bytes_total(run, sum(upload.size or 0 for upload in uploads))
-        return ask(run, kept, format_name, use_recorded_tokenizer, training_step)
+        return ask(run, keys, format_name, use_recorded_tokenizer, training_step)
     except BaseException:
         drop_uploads(run.code)
         delete_run(run)
@@ -118,7 +104,7 @@ def ask_for_uploads(
 
 def send_import(run: models.Run, job: Job) -> None:
     """Send a worker for an import. The run fails with a sentence when none can be sent."""
-    if sentence := send(job):
+    if sentence := send_job(job):
         sentence += " Then resume the run. Or use the command import_rollouts, which needs no worker."
         end_run(run, models.Run.Status.FAILED, f"The import could not be sent to a worker. {sentence}")
 
@@ -178,8 +164,8 @@ def left_of(run: models.Run) -> Job | None:
         return None
     files, shards = job.options["files"], unfinished_shards(job)
     numbers = {piece["file"] for shard in shards for piece in shard.options["pieces"]}
-    left = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
-    return job if left and all(map(is_there, left)) else None
+    remaining = [files[n] for n in sorted(numbers)] if shards else files[imported(run)["files"] :]
+    return job if remaining and all(map(is_there, remaining)) else None
 
 
 def resume(run: models.Run) -> None:
@@ -237,35 +223,32 @@ def import_files(
         set_bytes_total(run, sum(sizes))
     try:
         for n, file in enumerate(files):
-            if n >= imported(run)["files"]:
-                _read_file(
-                    run, file, names[n], format_name, use_recorded_tokenizer, sum(sizes[:n]), sizes[n], alive,
-                    training_step,
+            if n < imported(run)["files"]:
+                continue
+            drop_incomplete(run, alive)
+            done, before = imported(run), sum(sizes[:n])
+            try:
+                source = file if isinstance(file, Source) else Source.of_path(file, names[n])
+                file_import = FileImport(
+                    run, source, before, done["next_index"], use_recorded_tokenizer, alive, training_step
                 )
+                file_format = file_import.read(format_name)
+                formats_read = sorted({*done["formats"], file_format})
+                done |= {"next_index": file_import.next_index, "formats": formats_read}
+            except FileRefused as refusal:
+                drop_incomplete(run, alive)
+                reject_file(run, names[n], str(refusal), alive)
+            note_imported(run, done | {"files": done["files"] + 1}, before + sizes[n], alive)
     except ImportCancelled:
         drop_incomplete(run, alive)
         end(models.Run.Status.CANCELLED, "")
     else:
-        _end(run, end)
+        reload(run)
+        if imported(run)["next_index"]:
+            end(models.Run.Status.DONE, "")
+        else:
+            end(models.Run.Status.FAILED, nothing_imported(run))
     reload(run)
-
-
-def _read_file(
-    run: models.Run, file: Path | Source, name: str, format_name: str, use_recorded: bool, before: int, size: int,
-    alive: Callable[[], object], training_step: TrainingStepRule,
-) -> None:
-    """Store a file, or a rejection in its place. ``before``: the bytes of the files before it."""
-    drop_incomplete(run, alive)
-    done = imported(run)
-    try:
-        source = file if isinstance(file, Source) else Source.of_path(file, name)
-        one = FileImport(run, source, before, done["next_index"], use_recorded, alive, training_step)
-        found = one.read(format_name)
-        done |= {"next_index": one.next_index, "formats": sorted({*done["formats"], found})}
-    except FileRefused as refusal:
-        drop_incomplete(run, alive)
-        reject_file(run, name, str(refusal), alive)
-    note_imported(run, done | {"files": done["files"] + 1}, before + size, alive)
 
 
 def names_of(files: Sequence[Path | Source]) -> list[str]:
@@ -287,14 +270,6 @@ def size_of(file: Path | Source) -> int:
     with contextlib.suppress(OSError):
         return file.stat().st_size
     return 0
-
-
-def _end(run: models.Run, end: Callable[[str, str], object]) -> None:
-    reload(run)
-    if imported(run)["next_index"]:
-        end(models.Run.Status.DONE, "")
-    else:
-        end(models.Run.Status.FAILED, nothing_imported(run))
 
 
 def nothing_imported(run: models.Run) -> str:
@@ -324,8 +299,8 @@ class FileImport:
         self.source.on_line = self._tick
         chosen, items = formats.read(self.source, format_name, self.training_step)
         for batch in batches(self.watched(items), self.source):
-            self.reject([one for one in batch if isinstance(one, Rejected)])
-            self._save([one for one in batch if isinstance(one, Trajectory)])
+            self.reject([item for item in batch if isinstance(item, Rejected)])
+            self._save([item for item in batch if isinstance(item, Trajectory)])
             self._tick()
         return chosen.name
 
@@ -358,11 +333,11 @@ class FileImport:
             return
         self._choose_tokenizer(batch)
         batch = self.named(batch)
-        found = []
+        diagnoses = []
         for trajectory in batch:
-            found.append(diagnosis_for(trajectory, self.run))
+            diagnoses.append(diagnosis_for(trajectory, self.run))
             self._tick()
-        self.store(batch, found)
+        self.store(batch, diagnoses)
 
     def store(self, batch: Sequence[Trajectory], found: Sequence[Diagnosis]) -> None:
         """Store trajectories with their diagnoses."""
@@ -371,10 +346,15 @@ class FileImport:
             with transaction.atomic():
                 self.alive()  # in this transaction: a worker that has lost the import stores nothing more
                 records = save_trajectories(
-                    self.run, batch, [one.findings for one in found], self.next_index,
-                    checks=[one.checks for one in found], gaps=[gap_json(one) for one in found], encoded=encoded,
+                    self.run,
+                    batch,
+                    [diagnosis.findings for diagnosis in found],
+                    self.next_index,
+                    checks=[diagnosis.checks for diagnosis in found],
+                    gaps=[gap_json(diagnosis) for diagnosis in found],
+                    encoded=encoded,
                 )
-                again = [(record.pk, one.again) for record, one in zip(records, found, strict=True)]
+                again = [(record.pk, diagnosis.again) for record, diagnosis in zip(records, found, strict=True)]
                 keep_retokenized(self.run, again)
         except (IntegrityError, JobLost):  # it is rolled back; after an outage that is not known
             drop_arrays(encoded)
@@ -383,31 +363,30 @@ class FileImport:
 
     def named(self, batch: list[Trajectory]) -> list[Trajectory]:
         """Files of one run may use the same ids. If an id is taken, it and its group get the file's name in front."""
-        taken = taken_ids(self.run, [trajectory.external_id for trajectory in batch])
-        if not taken:
+        stored_ids = taken_ids(self.run, [trajectory.external_id for trajectory in batch])
+        if not stored_ids:
             return batch
         renamed = []
-        for one in batch:
-            if one.external_id in taken:
-                name, group = f"{self.source.name}:{one.external_id}", f"{self.source.name}:{one.group}"
-                one = replace(one, external_id=name[-200:], group=one.group and group[-200:])
-            renamed.append(one)
-        kept, seen = [], taken_ids(self.run, [trajectory.external_id for trajectory in renamed])
-        for one in renamed:
-            if one.external_id in seen:
-                add_rejections(
-                    self.run, self.source.name, [Rejected(None, f"The id {one.external_id!r} is in this run already.")]
-                )
+        for trajectory in batch:
+            if trajectory.external_id in stored_ids:
+                name, group = f"{self.source.name}:{trajectory.external_id}", f"{self.source.name}:{trajectory.group}"
+                trajectory = replace(trajectory, external_id=name[-200:], group=trajectory.group and group[-200:])
+            renamed.append(trajectory)
+        accepted, used_ids = [], taken_ids(self.run, [trajectory.external_id for trajectory in renamed])
+        for trajectory in renamed:
+            if trajectory.external_id in used_ids:
+                reason = f"The id {trajectory.external_id!r} is in this run already."
+                add_rejections(self.run, self.source.name, [Rejected(None, reason)])
                 continue
-            seen.add(one.external_id)
-            kept.append(one)
-        return kept
+            used_ids.add(trajectory.external_id)
+            accepted.append(trajectory)
+        return accepted
 
     def _choose_tokenizer(self, batch: Sequence[Trajectory]) -> None:
         if self.run.tokenizer is None and self.use_recorded:
-            names = {one.tokenizer for one in batch if one.tokenizer}
-            if len(names) == 1 and (found := tokenizer_named(self.run.project_id, names.pop())) is not None:
-                choose_tokenizer(self.run, found)
+            names = {trajectory.tokenizer for trajectory in batch if trajectory.tokenizer}
+            if len(names) == 1 and (tokenizer := tokenizer_named(self.run.project_id, names.pop())) is not None:
+                choose_tokenizer(self.run, tokenizer)
         if self._table is None:
             self._table = byte_table_of(self.run)
 

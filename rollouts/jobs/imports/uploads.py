@@ -85,7 +85,7 @@ def drop_uploads(code: str) -> None:
 def kept_codes() -> set[str]:
     """The codes of the runs for which files are kept. Raises :class:`StorageDown`."""
     links = {path.name for path in _links().iterdir()} if _links().is_dir() else set()
-    return links | {one.key.split("/")[1] for one in files.listed("uploads/")}
+    return links | {file.key.split("/")[1] for file in files.listed("uploads/")}
 
 
 def _links() -> Path:
@@ -100,7 +100,7 @@ def _names(named: Iterator[str]) -> list[str]:
     names: list[str] = []
     for name in map(tidy_file, named):
         numbers = (f"{number}-{name}" for number in range(2, len(names) + 3))
-        names.append(name if name not in names else next(one for one in numbers if one not in names))
+        names.append(name if name not in names else next(numbered for numbered in numbers if numbered not in names))
     return names
 
 

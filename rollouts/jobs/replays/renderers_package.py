@@ -61,10 +61,10 @@ def bridges_of(tokenizer: LoadedTokenizer, renderer: Renderer) -> Callable[[Mapp
             if len(_found) >= MAX_KEPT:
                 _found.clear()
             _found[key] = _find(tokenizer, renderer, kwargs)
-        one = _found[key]
-        if isinstance(one, str):
-            raise StrategyRefused(one)
-        return one
+        extends = _found[key]
+        if isinstance(extends, str):
+            raise StrategyRefused(extends)
+        return extends
 
     return bridge
 
@@ -91,8 +91,8 @@ class _Tokenizer:
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
-        found = self._tokenizer.token_id(tokens)
-        return self.unk_token_id if found is None else found
+        token_id = self._tokenizer.token_id(tokens)
+        return self.unk_token_id if token_id is None else token_id
 
 
 class _Bridge:
@@ -114,20 +114,20 @@ def _find(tokenizer: LoadedTokenizer, renderer: Renderer, kwargs: Mapping[str, A
     """The first renderer that renders every probe as the chat template does; else a sentence that says why not."""
     if lacking := Bridge.missing():
         return lacking
-    wanted = []
+    expected = []
     for messages, tools in PROBES:
         try:
-            wanted.append((messages, tools, renderer.render_ids(Conversation(messages, tools, kwargs, True))))
+            expected.append((messages, tools, renderer.render_ids(Conversation(messages, tools, kwargs, True))))
         except RenderFailed:
             continue  # not every template takes tools or a system message
     for name, make in _candidates(tokenizer, kwargs):
         try:
-            one = make()
-            if wanted and all(
-                np.array_equal(one.render_ids(messages, tools=tools, add_generation_prompt=True), ids)
-                for messages, tools, ids in wanted
+            candidate = make()
+            if expected and all(
+                np.array_equal(candidate.render_ids(messages, tools=tools, add_generation_prompt=True), ids)
+                for messages, tools, ids in expected
             ):
-                return _Bridge(name, one)
+                return _Bridge(name, candidate)
         except Exception:  # a renderer of another model, whose tokens are not in this vocabulary
             continue
     return (
@@ -141,10 +141,10 @@ def _candidates(tokenizer: LoadedTokenizer, kwargs: Mapping[str, Any]) -> list[t
     from renderers.configs import config_from_name
 
     shim = _Tokenizer(tokenizer)
-    asked = {name: value for name, value in kwargs.items() if name != NOW}
+    arguments = {name: value for name, value in kwargs.items() if name != NOW}
 
     def maker(name: str) -> Callable[[], Any]:
-        return lambda: create_renderer(shim, merge_chat_template_kwargs(config_from_name(name), asked))
+        return lambda: create_renderer(shim, merge_chat_template_kwargs(config_from_name(name), arguments))
 
     _populate_registry()
     return [(name, maker(name)) for name in sorted(RENDERER_REGISTRY) if name not in _LEFT_OUT]

@@ -11,9 +11,9 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.ranges import cut_run, range_of
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, loaded_trajectories
-from rollouts.jobs.replays.replays import figures, hash_of
+from rollouts.jobs.replays.trajectory_replays import figures, hash_of
+from rollouts.jobs.run_parts import cut_run, range_of
 from rollouts.store.jobs.jobs import Beat, JobKind, Sharing, end_job
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job, Run, StoredTrajectory
@@ -63,9 +63,9 @@ def replay_run(run: Run, report: dict[str, Any], after: int = -1, last: int = LA
             pending.append(record)
             yield complete_replies(value, loaded, context)
 
-    for made in replay_many(values(), list(STRATEGIES.values()), context):
+    for results in replay_many(values(), list(STRATEGIES.values()), context):
         record = pending.popleft()
-        _add(report, made)
+        _add(report, results)
         yield record.index
 
 
@@ -90,8 +90,8 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
         job.report, job.reached = new_report(run, first, last), first - 1
     n_done, n_total = (finished_trajectories(run, first, stop).count() for stop in (job.reached, last))
     beat(n_done=n_done, n_total=n_total, report=job.report, reached=job.reached)
-    with closing(replay_run(run, job.report, job.reached, last)) as made:
-        for index in made:
+    with closing(replay_run(run, job.report, job.reached, last)) as indices:
+        for index in indices:
             n_done += 1
             beat.now_and_then(n_done=n_done, report=job.report, reached=index)
     return {"report": job.report, "n_done": n_done}
@@ -100,7 +100,7 @@ def do_shard(job: Job, beat: Beat) -> dict[str, Any]:
 def join(job: Job, beat: Beat) -> None:
     """End a replay: its report is the sum of the reports of its shards, in their order."""
     run = run_of_job(job)
-    reports = [one.report or {} for one in shards_of(job) or [job]]
+    reports = [shard.report or {} for shard in shards_of(job) or [job]]
     total = new_report(run, 0, -1)
     if any(report.get("key") != total["key"] for report in reports):
         raise Refusal("The run changed while it was replayed. Replay it again.")
@@ -112,24 +112,24 @@ def join(job: Job, beat: Beat) -> None:
 
 
 def _add(report: dict[str, Any], made: Sequence[StrategyResult]) -> None:
-    for line, one in zip(report["strategies"], made, strict=True):
+    for line, result in zip(report["strategies"], made, strict=True):
         line["trajectories"] += 1
-        if one.refused:
+        if result.refused:
             line["refused"] += 1
-            line["why"][one.refused] = line["why"].get(one.refused, 0) + 1
+            line["why"][result.refused] = line["why"].get(result.refused, 0) + 1
             continue
-        of_one = figures(one)
+        of_one = figures(result)
         for name, figure in _SUMMED.items():
             line[name] += of_one[figure]
-        line["differing"] += one.differs_at is not None
+        line["differing"] += result.differs_at is not None
 
 
 def _merge(total: dict[str, Any], report: dict[str, Any]) -> None:
     """Add the figures of a report to those of another one."""
-    for line, one in zip(total["strategies"], report["strategies"], strict=True):
-        line["why"] = dict(Counter(line["why"]) + Counter(one["why"]))
+    for line, other in zip(total["strategies"], report["strategies"], strict=True):
+        line["why"] = dict(Counter(line["why"]) + Counter(other["why"]))
         for name in ("trajectories", "refused", *_SUMMED, "differing"):
-            line[name] += one[name]
+            line[name] += other[name]
     for name, n in report["recorded"].items():
         total["recorded"][name] += n
 

@@ -1,16 +1,5 @@
 """Search in the tokens, findings and metadata of stored trajectories: what is asked, how it is found, part by part."""
 
 from rollouts.jobs.search.patterns import PatternTooSlow
-from rollouts.jobs.search.questions import BY, INDEXES, SearchQuestion
-from rollouts.jobs.search.walk import Found, SearchedPart, find_in_row, search
-
-__all__ = [
-    "BY",
-    "INDEXES",
-    "Found",
-    "PatternTooSlow",
-    "SearchQuestion",
-    "SearchedPart",
-    "find_in_row",
-    "search",
-]
+from rollouts.jobs.search.search_question import BY, INDEXES, SearchQuestion
+from rollouts.jobs.search.trajectory_search import SearchedPart, SearchHit, find_in_row, search

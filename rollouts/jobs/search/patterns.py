@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 import regex
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
-from rollouts.jobs.search.buffer import TokenBuffer
+from rollouts.jobs.search.token_buffer import TokenBuffer
 
 MAX_IDS, MAX_TEXT, MAX_REGEX = 256, 2000, 500
 REGEX_SECONDS = 2.0
@@ -38,77 +37,54 @@ class PatternTooSlow(Exception):
     """The number of the trajectory in the buffer."""
 
 
-class Pattern(Protocol):
+@dataclass(frozen=True)
+class Pattern:
     """What is looked for."""
 
-    @property
-    def needs_text(self) -> bool:
-        """Nothing can be found without the bytes of the tokens."""
-        ...
+    find: Callable[[TokenBuffer, ByteTable | None, int], Iterator[Range]]
+    """The ranges ``[start, stop)`` of the buffer that match and start at the number or later, in order.
 
-    @property
-    def shares_tokens(self) -> bool:
-        """Two results may have tokens in common."""
-        ...
-
-    @property
-    def carry(self) -> int:
-        """How many tokens before a break a match can begin, so that it still ends behind the break."""
-        ...
-
-    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
-        """The ranges ``[start, stop)`` of the buffer that match and start at ``first`` or later, in order.
-
-        A range may lie across two blocks, which no stream holds: the caller leaves it out. Raises
-        :class:`PatternTooSlow`.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class IdsPattern:
-    """Ids in a row. Occurrences may overlap."""
-
-    parts: tuple[int | bytes | None, ...]
-    """An id; the bytes of a token, which stand for every id with these bytes; None = any one id."""
-    needs_text = False
-    shares_tokens = True
-
-    @property
-    def carry(self) -> int:
-        return len(self.parts) - 1
-
-    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
-        wanted = [self._ids(part, table) for part in self.parts]
-        n, ids = len(wanted), buffer.ids
-        if len(ids) - first < n or any(one is not None and not len(one) for one in wanted):
-            return
-        # Byte-pair encoders give rare tokens large ids, so that few places are left after the first look.
-        known = [(len(one), -int(one[0]), k) for k, one in enumerate(wanted) if one is not None]
-        anchor = min(known)[2]
-        starts = first + np.flatnonzero(_is_among(ids[first + anchor : len(ids) - (n - 1 - anchor)], wanted[anchor]))
-        for k, one in enumerate(wanted):
-            if one is not None and k != anchor:
-                starts = starts[_is_among(ids[starts + k], one)]
-        for start in starts:
-            yield int(start), int(start) + n
-
-    @staticmethod
-    def _ids(part: int | bytes | None, table: ByteTable | None) -> Ids | None:
-        if isinstance(part, bytes):
-            return np.zeros(0, np.int32) if table is None else ids_of_text(table, part)
-        return None if part is None else np.array([part], np.int32)
-
-    @property
-    def names_texts(self) -> bool:
-        """Some tokens are named by their texts."""
-        return any(isinstance(part, bytes) for part in self.parts)
+    A range may lie across two blocks, which no stream holds: the caller leaves it out. It may raise
+    ``PatternTooSlow``."""
+    carry: int
+    """How many tokens before a break a match can begin, so that it still ends behind the break."""
+    needs_text: bool = True
+    """Nothing can be found without the bytes of the tokens."""
+    shares_tokens: bool = True
+    """Two results may have tokens in common."""
+    token_texts: tuple[bytes, ...] = ()
+    """Each must be the text of one token."""
 
     def unknown(self, tables: Sequence[ByteTable]) -> str:
         """The first token text that is a token of none of the tokenizers; empty = there is none."""
-        texts = (part for part in self.parts if isinstance(part, bytes))
-        missing = (text for text in texts if not any(len(ids_of_text(table, text)) for table in tables))
+        missing = (text for text in self.token_texts if not any(len(ids_of_text(table, text)) for table in tables))
         return next(missing, b"").decode("utf-8", "replace")
+
+
+Part = int | bytes | None
+"""Of a pattern of ids: an id; the bytes of a token, which stand for every id with these bytes; None = any one id."""
+
+
+def _find_ids(parts: Sequence[Part], buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
+    """Ids in a row. Occurrences may overlap."""
+    choices = [_ids_of(part, table) for part in parts]
+    n, ids = len(choices), buffer.ids
+    if len(ids) - first < n or any(choice is not None and not len(choice) for choice in choices):
+        return
+    # Byte-pair encoders give rare tokens large ids, so that few places are left after the first look.
+    anchor = min((len(choice), -int(choice[0]), k) for k, choice in enumerate(choices) if choice is not None)[2]
+    starts = first + np.flatnonzero(_is_among(ids[first + anchor : len(ids) - (n - 1 - anchor)], choices[anchor]))
+    for k, choice in enumerate(choices):
+        if choice is not None and k != anchor:
+            starts = starts[_is_among(ids[starts + k], choice)]
+    for start in starts:
+        yield int(start), int(start) + n
+
+
+def _ids_of(part: Part, table: ByteTable | None) -> Ids | None:
+    if isinstance(part, bytes):
+        return np.zeros(0, np.int32) if table is None else ids_of_text(table, part)
+    return None if part is None else np.array([part], np.int32)
 
 
 def _is_among(ids: Ids, wanted: Ids | None) -> NDArray[np.bool_]:
@@ -126,86 +102,69 @@ def ids_of_text(table: ByteTable, text: bytes) -> Ids:
     return of_length[same].astype(np.int32)
 
 
-@dataclass(frozen=True)
-class TextPattern:
+def _find_text(text: bytes, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
     """A text in the joined bytes of the tokens, exact in case. It may begin and end inside a token."""
-
-    text: bytes
-    needs_text = True
-    shares_tokens = True
-
-    @property
-    def carry(self) -> int:
-        return len(self.text) - 1
-
-    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
-        assert table is not None
-        data, ends = table.joined(buffer.ids)
-        n = len(self.text)
-        at = int(ends[first - 1]) if first else 0
-        before: Range | None = None
-        while (at := data.find(self.text, at)) >= 0:
-            if (tokens := _tokens(ends, at, at + n)) != before:
-                yield tokens
-            before, at = tokens, at + 1
+    assert table is not None
+    data, ends = table.joined(buffer.ids)
+    n = len(text)
+    at = int(ends[first - 1]) if first else 0
+    before: Range | None = None
+    while (at := data.find(text, at)) >= 0:
+        if (tokens := _tokens(ends, at, at + n)) != before:
+            yield tokens
+        before, at = tokens, at + 1
 
 
-@dataclass(frozen=True)
-class RegexPattern:
-    """A regular expression over the text of each block. Two ranges share no token."""
+def _find_regex(
+    pattern: regex.Pattern[str], buffer: TokenBuffer, table: ByteTable | None, first: int
+) -> Iterator[Range]:
+    """A regular expression over the text of each block. Two ranges share no token. Raises :class:`PatternTooSlow`."""
+    assert table is not None
+    data, ends = table.joined(buffer.ids)
+    edges = [0, *ends.tolist()] if len(buffer.ids) < 4096 else np.concatenate([[0], ends])
+    late: float | None = None
+    trajectory = -1
+    for start, stop in pairwise([*buffer.block_starts, len(buffer.ids)]):
+        if stop <= first:
+            continue
+        if (owner := buffer.trajectory_at(start)) != trajectory:
+            trajectory, late = owner, time.monotonic() + REGEX_SECONDS
+        low = int(edges[start])
+        text = data[low : int(edges[stop])].decode("utf-8", "surrogateescape")
+        skipped = int(edges[max(first, start)]) - low
+        try:
+            for a, b in _matches(pattern, text, _characters(text, skipped), late):
+                yield _tokens(ends, low + a, low + b)
+        except PatternTooSlow as slow:
+            slow.trajectory = trajectory
+            raise
 
-    pattern: regex.Pattern[str]
-    needs_text = True
-    shares_tokens = False
-    carry = REGEX_CARRY
 
-    def find(self, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
-        """Raises :class:`PatternTooSlow`."""
-        assert table is not None
-        data, ends = table.joined(buffer.ids)
-        edges = [0, *ends.tolist()] if len(buffer.ids) < 4096 else np.concatenate([[0], ends])
-        late: float | None = None
-        trajectory = -1
-        for start, stop in pairwise([*buffer.block_starts, len(buffer.ids)]):
-            if stop <= first:
-                continue
-            if (owner := buffer.trajectory_at(start)) != trajectory:
-                trajectory, late = owner, time.monotonic() + REGEX_SECONDS
-            low = int(edges[start])
-            text = data[low : int(edges[stop])].decode("utf-8", "surrogateescape")
-            skipped = int(edges[max(first, start)]) - low
+def _matches(pattern: regex.Pattern[str], text: str, at: int, late: float | None) -> Iterator[Range]:
+    """The ranges of bytes of a text; ``at``: the character to begin at."""
+    start, start_bytes = 0, 0  # a character, and how many bytes stand before it
+    for window in range(0, len(text), WINDOW):
+        while at < min(window + WINDOW, len(text)):
+            seconds = REGEX_SECONDS if late is None else late - time.monotonic()
+            if seconds <= 0:
+                raise PatternTooSlow
             try:
-                for a, b in self._matches(text, _characters(text, skipped), late):
-                    yield _tokens(ends, low + a, low + b)
-            except PatternTooSlow as slow:
-                slow.trajectory = trajectory
-                raise
-
-    def _matches(self, text: str, at: int, late: float | None) -> Iterator[Range]:
-        """The ranges of bytes of a text; ``at``: the character to begin at."""
-        known, known_bytes = 0, 0  # a character, and how many bytes stand before it
-        for window in range(0, len(text), WINDOW):
-            while at < min(window + WINDOW, len(text)):
-                left = REGEX_SECONDS if late is None else late - time.monotonic()
-                if left <= 0:
-                    raise PatternTooSlow
-                try:
-                    match = self.pattern.search(text, at, window + WINDOW + OVERLAP, timeout=left, concurrent=True)
-                except (TimeoutError, MemoryError, RecursionError) as error:
-                    raise PatternTooSlow from error
-                if match is None or match.start() >= window + WINDOW:
-                    at = max(at, window + WINDOW)
-                    break
-                if match.end() == match.start():
-                    at = match.end() + 1
-                    continue
-                first = known_bytes + _n_bytes(text[known : match.start()])
-                last = first + _n_bytes(match.group())
-                known, known_bytes, at = match.end(), last, match.end()
-                asked = time.monotonic()
-                yield first, last
-                if late is not None:
-                    late += time.monotonic() - asked
+                match = pattern.search(text, at, window + WINDOW + OVERLAP, timeout=seconds, concurrent=True)
+            except (TimeoutError, MemoryError, RecursionError) as error:
+                raise PatternTooSlow from error
+            if match is None or match.start() >= window + WINDOW:
+                at = max(at, window + WINDOW)
+                break
+            if match.end() == match.start():
+                at = match.end() + 1
+                continue
+            first = start_bytes + _n_bytes(text[start : match.start()])
+            last = first + _n_bytes(match.group())
+            start, start_bytes, at = match.end(), last, match.end()
+            paused_at = time.monotonic()
+            yield first, last
+            if late is not None:
+                late += time.monotonic() - paused_at
 
 
 def _n_bytes(text: str) -> int:
@@ -229,12 +188,12 @@ def _tokens(ends: NDArray[np.int64], first: int, last: int) -> Range:
 _PART = re.compile(r"[\s,\[\]]*(?:(\*)|(-?\d+)|`([^`]+)`|\"([^\"]+)\"|'([^']+)'|(after\b)|([^\s,\[\]]+))[\s,\[\]]*")
 
 
-def read_ids(text: str) -> IdsPattern:
+def read_ids(text: str) -> Pattern:
     """A pattern of ids: ``271 * 151657``, or ``271 after `</tool_response>```. Raises :class:`Refusal`."""
     if len(text) > MAX_TEXT:
         raise Refusal(f"This has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
-    parts: list[int | bytes | None] = []
-    behind: list[int | bytes | None] | None = None
+    parts: list[Part] = []
+    behind: list[Part] | None = None
     for match in _PART.finditer(text):
         star, number, back, double, single, after, wrong = match.groups()
         token = back or double or single
@@ -265,30 +224,32 @@ def read_ids(text: str) -> IdsPattern:
         raise Refusal("A pattern of wildcards alone matches everywhere. Name at least one id or token.")
     if len(parts) > MAX_IDS:
         raise Refusal(f"This pattern has {len(parts):,} ids; at most {MAX_IDS} are searched for.")
-    return IdsPattern(tuple(parts))
+    texts = tuple(part for part in parts if isinstance(part, bytes))
+    return Pattern(partial(_find_ids, parts), len(parts) - 1, bool(texts), token_texts=texts)
 
 
-def read_text(text: str) -> TextPattern:
+def read_text(text: str) -> Pattern:
     """A text. Raises :class:`Refusal`."""
     if not text:
         raise Refusal("Write the text to search for.")
     if len(text) > MAX_TEXT:
         raise Refusal(f"This text has {len(text):,} characters; at most {MAX_TEXT:,} are searched for.")
-    return TextPattern(text.encode("utf-8", "replace"))
+    data = text.encode("utf-8", "replace")
+    return Pattern(partial(_find_text, data), len(data) - 1)
 
 
 _RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
 
 
 @lru_cache(maxsize=64)
-def read_regex(text: str) -> RegexPattern:
+def read_regex(text: str) -> Pattern:
     """A regular expression in the syntax of Python. Raises :class:`Refusal` with the place that is wrong."""
     if not text:
         raise Refusal("Write the regular expression to search for.")
     if len(text) > MAX_REGEX:
         raise Refusal(f"This expression has {len(text):,} characters; at most {MAX_REGEX} are searched for.")
-    if found := _RECURSION.search(text):
-        raise Refusal(f"The expression calls itself at character {found.start() + 1}; that is not searched for.")
+    if recursion := _RECURSION.search(text):
+        raise Refusal(f"The expression calls itself at character {recursion.start() + 1}; that is not searched for.")
     try:
         pattern = regex.compile(text)
     except regex.error as error:
@@ -300,4 +261,4 @@ def read_regex(text: str) -> RegexPattern:
         raise Refusal("The expression is nested too deep. Write a simpler one.") from error
     if pattern.flags & regex.REVERSE:
         raise Refusal("The expression asks to search backwards, by (?r); leave that out.")
-    return RegexPattern(pattern)
+    return Pattern(partial(_find_regex, pattern), REGEX_CARRY, shares_tokens=False)

@@ -76,15 +76,15 @@ def back_up(target: Storage, tell: Callable[[str], object]) -> Manifest:
         raise Refusal("There are files already. Name a new folder or an empty prefix for each backup.")
     copied: dict[str, Part] = {}
     for attempt in range(1, ATTEMPTS + 1):
-        before = {one.key for one in files.listed("")}
+        before = {stored.key for stored in files.listed("")}
         manifest, segments = _save_tables(target, f"tables-{attempt}")
         tell(f"{sum(manifest.rows.values()):,} rows of {len(manifest.rows)} tables are saved.")
-        wanted = sorted(key for key in before | {one.key for one in files.listed("")} if _is_copied(key))
-        for key in wanted:
+        keys = sorted(key for key in before | {stored.key for stored in files.listed("")} if _is_copied(key))
+        for key in keys:
             if key not in copied and (part := _copy_file(key, target)) is not None:
                 copied[key] = part
         # Segments that nothing names go at any time, and others may have come and gone between two lists of files.
-        lost = {key for key in wanted if not key.startswith(SEGMENTS)} | segments
+        lost = {key for key in keys if not key.startswith(SEGMENTS)} | segments
         manifest.gone = sorted(lost - copied.keys())
         if not manifest.gone:
             break
@@ -93,7 +93,7 @@ def back_up(target: Storage, tell: Callable[[str], object]) -> Manifest:
     for old in range(1, attempt):
         backend.delete_all(f"tables-{old}/")
     _put(target, MANIFEST, lambda file: file.write(json.dumps(asdict(manifest), indent=1).encode()))
-    tell(f"{len(manifest.files):,} files are saved, {sum(one.size for one in manifest.files):,} bytes.")
+    tell(f"{len(manifest.files):,} files are saved, {sum(part.size for part in manifest.files):,} bytes.")
     return manifest
 
 
@@ -132,8 +132,10 @@ def snapshot() -> Iterator[None]:
 
 def saved_models() -> list[Any]:
     """Every model with a table, tables between two models included."""
-    found = apps.get_models(include_auto_created=True)
-    return sorted((one for one in found if one._meta.managed and not one._meta.proxy), key=lambda m: m._meta.db_table)
+    models = apps.get_models(include_auto_created=True)
+    return sorted(
+        (model for model in models if model._meta.managed and not model._meta.proxy), key=lambda m: m._meta.db_table
+    )
 
 
 def _save_tables(target: Storage, folder: str) -> tuple[Manifest, set[str]]:

@@ -45,21 +45,21 @@ def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False
     tell(f"{len(manifest.files):,} files are restored.")
     executor.migrate(targets)
     old = MigrationExecutor(connection).loader.project_state(targets).apps
-    found = {model._meta.db_table: model for model in old.get_models(include_auto_created=True)}
-    named = {*manifest.tables, *(table for table, n in manifest.rows.items() if n)}
-    if missing := sorted(named - found.keys()):
+    models = {model._meta.db_table: model for model in old.get_models(include_auto_created=True)}
+    tables = {*manifest.tables, *(table for table, n in manifest.rows.items() if n)}
+    if missing := sorted(tables - models.keys()):
         raise Refusal(f"This version knows no table {missing[0]}. Use the version that made the backup.")
     with connection.constraint_checks_disabled(), transaction.atomic():
-        for table in found:  # migrations may have made rows of their own
+        for table in models:  # migrations may have made rows of their own
             with connection.cursor() as cursor:
                 cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
         for table, parts in manifest.tables.items():
-            n_rows = sum(_restore_part(source, part, found[table]) for part in parts)
+            n_rows = sum(_restore_part(source, part, models[table]) for part in parts)
             if n_rows != manifest.rows.get(table, 0):
                 raise Refusal(f"{table} has {n_rows} rows in the backup, not {manifest.rows.get(table, 0)}.")
         connection.check_constraints()
         with connection.cursor() as cursor:
-            for statement in connection.ops.sequence_reset_sql(no_style(), list(found.values())):
+            for statement in connection.ops.sequence_reset_sql(no_style(), list(models.values())):
                 cursor.execute(statement)
     tell(f"{sum(manifest.rows.values()):,} rows of {len(manifest.rows)} tables are restored.")
     call_command("migrate", interactive=False, verbosity=0)  # to this version
@@ -70,8 +70,8 @@ def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False
 
 def _identity() -> str:
     """Of the database; empty = it has no tables yet."""
-    held = MigrationRecorder(connection).has_table()
-    return database_identity() if held else ""
+    has_tables = MigrationRecorder(connection).has_table()
+    return database_identity() if has_tables else ""
 
 
 def _migrations_to_begin_with(manifest: Manifest) -> tuple[MigrationExecutor, list[tuple[str, str]]]:
@@ -97,9 +97,9 @@ def _refuse_what_is_held(manifest: Manifest) -> None:
             what = model._meta.verbose_name_plural
             raise Refusal(f"The database is not empty: it has {what}. Name an empty one in DATABASE_URL.")
     sizes = {part.name: part.size for part in manifest.files}
-    for held in files.listed(""):
-        if sizes.get(held.key, held.size) != held.size:
-            raise Refusal(f"The file storage has another {held.key}. Name an empty place in INSPECTOR_FILES.")
+    for stored in files.listed(""):
+        if sizes.get(stored.key, stored.size) != stored.size:
+            raise Refusal(f"The file storage has another {stored.key}. Name an empty place in INSPECTOR_FILES.")
 
 
 def _restore_part(source: Storage, part: Part, model: Any) -> int:

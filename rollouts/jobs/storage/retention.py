@@ -15,7 +15,7 @@ from django.conf import settings
 from django.core.cache import cache
 from django.utils import timezone
 
-from rollouts.jobs import run_control
+from rollouts.jobs import run_actions
 from rollouts.store.models import ACTIVE, Project, Run
 from rollouts.store.people.activity_log import Actor, acting
 from rollouts.store.runs.retention import runs_by_change, segment_bytes, with_change
@@ -29,18 +29,6 @@ BYTES_PER_TOKEN = 8
 SWEEP_SECONDS = 3600
 """How often one of the workers deletes by itself."""
 MAX_RUNS_PER_SWEEP = 50
-
-
-@dataclass(frozen=True)
-class KeepLimits:
-    """What is kept. None = everything."""
-
-    days: int | None = None
-    """Runs whose last change is longer ago go."""
-    n_bytes: int | None = None
-    """While the token arrays of all runs take more, the oldest runs go."""
-    project: Project | None = None
-    """Only runs of this project count and go; None = all projects."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +48,7 @@ class RetentionPlan:
 
     leaving: list[Leaving] = field(default_factory=list)
     """The oldest first."""
-    held: dict[str, int] = field(default_factory=dict)
+    staying: dict[str, int] = field(default_factory=dict)
     """Why runs stay that would go otherwise -> how many."""
     n_bytes: int = 0
     """Of all runs that count."""
@@ -68,24 +56,33 @@ class RetentionPlan:
     """Of those that stay."""
 
 
-def plan(limits: KeepLimits, now: datetime | None = None) -> RetentionPlan:
-    """What goes under these limits. Two queries; nothing is changed."""
+def plan(
+    days: int | None = None, n_bytes: int | None = None, project: Project | None = None, now: datetime | None = None
+) -> RetentionPlan:
+    """Runs go whose last change is over ``days`` ago, and the oldest ones while the token arrays of all are larger.
+
+    None = everything is kept. ``project``: only its runs count and go. Two queries; nothing is changed.
+    """
     now = now or timezone.now()
-    sizes = segment_bytes(limits.project)
-    made = RetentionPlan()
-    runs = runs_by_change(limits.project).iterator(1000)
-    found = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs]
-    made.n_bytes = made.n_bytes_left = sum(n for _, n in found)
-    for run, n_bytes in found:
-        reason = _reason(run, made.n_bytes_left, limits, now)
-        if not reason:
+    sizes = segment_bytes(project)
+    plan = RetentionPlan()
+    runs = runs_by_change(project).iterator(1000)
+    sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs]
+    plan.n_bytes = plan.n_bytes_left = sum(size for _, size in sizes_of_runs)
+    for run, size in sizes_of_runs:
+        age: timedelta = now - run.changed_at
+        if days is not None and age > timedelta(days=days):
+            reason = f"its last change was {age.days} days ago"
+        elif n_bytes is not None and plan.n_bytes_left > n_bytes:
+            reason = f"the runs take {plan.n_bytes_left / 1e9:.2f} GB"
+        else:
             continue
         if why := _why_it_stays(run, now):
-            made.held[why] = made.held.get(why, 0) + 1
+            plan.staying[why] = plan.staying.get(why, 0) + 1
             continue
-        made.leaving.append(Leaving(run, run.changed_at, n_bytes, reason))
-        made.n_bytes_left -= n_bytes
-    return made
+        plan.leaving.append(Leaving(run, run.changed_at, size, reason))
+        plan.n_bytes_left -= size
+    return plan
 
 
 def delete(leaving: Leaving) -> bool:
@@ -93,27 +90,18 @@ def delete(leaving: Leaving) -> bool:
     run = with_change(leaving.run)
     if run is None or _why_it_stays(run, timezone.now()) or run.changed_at != leaving.changed_at:
         return False
-    run_control.delete(run, leaving.reason)
+    run_actions.delete(run, leaving.reason)
     return True
 
 
 def sweep() -> None:
     """Once an hour, delete what the settings say; a bounded number of runs each time."""
-    limits = KeepLimits(settings.KEEP_DAYS or None, settings.KEEP_BYTES or None)
-    if limits == KeepLimits() or not cache.add("retention", 1, timeout=SWEEP_SECONDS):
+    days, n_bytes = settings.KEEP_DAYS or None, settings.KEEP_BYTES or None
+    if not (days or n_bytes) or not cache.add("retention", 1, timeout=SWEEP_SECONDS):
         return
     with acting(lambda: Actor("retention")):
-        for leaving in plan(limits).leaving[:MAX_RUNS_PER_SWEEP]:
+        for leaving in plan(days, n_bytes).leaving[:MAX_RUNS_PER_SWEEP]:
             delete(leaving)
-
-
-def _reason(run: Any, n_bytes: int, limits: KeepLimits, now: datetime) -> str:
-    age: timedelta = now - run.changed_at
-    if limits.days is not None and age > timedelta(days=limits.days):
-        return f"its last change was {age.days} days ago"
-    if limits.n_bytes is not None and n_bytes > limits.n_bytes:
-        return f"the runs take {n_bytes / 1e9:.2f} GB"
-    return ""
 
 
 def _why_it_stays(run: Any, now: datetime) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollout_inspector.streams.batches import batched
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, StoredTrajectory
 from rollouts.store.token_arrays import STORES
@@ -49,7 +49,7 @@ def gather() -> None:
     for run in runs_to_gather(KIND.slug):
         job, is_new = ask_job(run, KIND.slug, {"to": "segments"}, run.created_by)
         if is_new:
-            send(job)
+            send_job(job)
 
 
 KIND = JobKind("move_tokens", "Move Tokens", do_job)

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand, one_line
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.models import ApiToken
 from rollouts.store.people.accounts import LOCAL_USER, account_named
 from rollouts.store.people.api_keys import (
@@ -44,7 +44,8 @@ class Command(TerminalCommand):
             if record is None:
                 raise CommandError(f"There is no token with the id {options['revoke']}; --list shows them.")
             revoke(record)
-            self._say({"id": record.pk, "revoked_at": str(record.revoked_at)}, f"{record.name} is revoked.", options)
+            data = {"id": record.pk, "revoked_at": str(record.revoked_at)}
+            self.print_result(options["json"], data, f"{record.name} is revoked.")
         else:
             self._make(options)
 
@@ -63,14 +64,14 @@ class Command(TerminalCommand):
             self.stderr.write(
                 f"{user.get_username()} has no role in this project yet; until then the token is refused."
             )
-        self._say({"id": record.pk, "name": record.name, "token": token}, token, options)
+        self.print_result(options["json"], {"id": record.pk, "name": record.name, "token": token}, token)
         if not options["json"]:
             self.stderr.write(
                 "The token is shown only once. Keep it where the trainer finds it, e.g. ROLLOUT_INSPECTOR_TOKEN."
             )
 
     def _list(self, as_json: bool) -> None:
-        found = [
+        keys = [
             {
                 "id": record.pk,
                 "name": record.name,
@@ -86,19 +87,16 @@ class Command(TerminalCommand):
             for record in all_api_keys()
         ]
         if as_json:
-            self.stdout.write(json.dumps(found))
+            self.stdout.write(json.dumps(keys))
             return
-        for one in found:
-            used = f"last used {one['last_used_at'] or 'never'}"
-            state = f"revoked {one['revoked_at']}" if one["revoked_at"] else used
-            if one["expires_at"]:
-                state += f", until {one['expires_at']}"
+        for key in keys:
+            used = f"last used {key['last_used_at'] or 'never'}"
+            state = f"revoked {key['revoked_at']}" if key["revoked_at"] else used
+            if key["expires_at"]:
+                state += f", until {key['expires_at']}"
             self.stdout.write(
-                f"{one['id']:>5}  {one['hint']}…  {one_line(str(one['name']))}  "
-                f"by {one['user']} in {one_line(str(one['project']))} ({', '.join(one['scopes'])}), {state}"
+                f"{key['id']:>5}  {key['hint']}…  {one_line(str(key['name']))}  "
+                f"by {key['user']} in {one_line(str(key['project']))} ({', '.join(key['scopes'])}), {state}"
             )
-        if not found:
+        if not keys:
             self.stdout.write("There are no tokens.")
-
-    def _say(self, data: dict[str, Any], sentence: str, options: dict[str, Any]) -> None:
-        self.stdout.write(json.dumps(data) if options["json"] else sentence)

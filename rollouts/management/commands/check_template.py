@@ -17,6 +17,7 @@ from django.core.management.base import CommandError
 
 from rollout_inspector.commands.remedies import sentence_of
 from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.message_validation import messages_problem, tools_problem
@@ -25,9 +26,8 @@ from rollout_inspector.text.chat_templates.probes.report import CheckReport, Che
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs import template_checks
 from rollouts.management import TerminalCommand
-from rollouts.management.files import read_text
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.chat_templates.tokenizers import (
     find_tokenizer,
     load_tokenizer,
@@ -77,8 +77,8 @@ class Command(TerminalCommand):
 
     def _one(self, options: dict[str, Any]) -> int:
         # A file alone is checked without a database.
-        named = options["tokenizer"]
-        tokenizer = resolve_tokenizer(named, project_named(options["project"])) if named else None
+        name = options["tokenizer"]
+        tokenizer = resolve_tokenizer(name, project_named(options["project"])) if name else None
         if options["chat_template"]:
             text = read_text(options["chat_template"], "The chat template")
         elif tokenizer is not None and tokenizer.chat_template is not None:
@@ -153,17 +153,16 @@ class Command(TerminalCommand):
             if check.status is CheckStatus.OK:
                 continue
             write(f"{check.status.value:12} {check.title}: {check.detail}")
-            found = check.to_dict(report.chat_template)
-            if check.decisive and found["index"] is not None:
+            difference = check.to_dict(report.chat_template)
+            if check.decisive and difference["index"] is not None:
                 for word in ("expected", "actual"):
-                    write(f"             {word:9} {found[f'{word}_ids'][:8]} {found[f'{word}_text'][:60]!r}")
-                    line = found["lines"][word]
+                    write(f"             {word:9} {difference[f'{word}_ids'][:8]} {difference[f'{word}_text'][:60]!r}")
+                    line = difference["lines"][word]
                     if line:
-                        write(f"             line {line}: {found['sources'][word][:100]}")
-                if found["decided_by"]:
-                    write(
-                        f"             decided on line {found['decided_by']['line']}: {found['decided_by']['source']}"
-                    )
+                        write(f"             line {line}: {difference['sources'][word][:100]}")
+                if difference["decided_by"]:
+                    place = difference["decided_by"]
+                    write(f"             decided on line {place['line']}: {place['source']}")
         if report.repair is not None:
             write("")
             write(report.repair.diff)
@@ -205,10 +204,10 @@ def resolve_tokenizer(name: str, project: Project) -> LoadedTokenizer:
         except ValueError as error:
             raise Refusal(str(error)) from error
     if registered is None:
-        known = ", ".join(tokenizer_names(project, 20))
+        names = ", ".join(tokenizer_names(project, 20))
         raise Refusal(
             f"There is no folder {name} and no registered tokenizer of that name. "
-            + (f"Registered are: {known}." if known else "None is registered yet.")
+            + (f"Registered are: {names}." if names else "None is registered yet.")
         )
     return _load(registered)
 

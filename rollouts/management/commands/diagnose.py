@@ -14,13 +14,12 @@ from django.core.management.base import CommandError
 from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.refusal import worded
 from rollouts.management import TerminalCommand
-from rollouts.management.files import registered_chat_template
+from rollouts.management.arguments import registered_chat_template, run_named
 from rollouts.management.jobs import run_or_send
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.database import reload, save_columns
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job
-from rollouts.store.runs.runs import find_run
 
 
 class Command(TerminalCommand):
@@ -32,9 +31,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(templates=True, code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"], templates=True)
         try:
             if options["tokenizer"]:
                 run.tokenizer = find_tokenizer(options["tokenizer"], run.project)
@@ -43,10 +40,10 @@ class Command(TerminalCommand):
                 run.chat_template = registered_chat_template(options["chat_template"], run.project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-        asked = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
+        job_options = {"tokenizer": run.tokenizer.name} if options["tokenizer"] and run.tokenizer else {}
 
         def ask() -> tuple[Job, bool]:
-            job, is_new = ask_job(run, "diagnose", asked)
+            job, is_new = ask_job(run, "diagnose", job_options)
             if is_new:
                 save_columns(run, "tokenizer", "chat_template")
             return job, is_new
@@ -63,5 +60,4 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps({"run": run.code, "trajectories": job.n_done, "findings": run.finding_counts}))
             return
         self.stdout.write(f"{job.n_done:,} trajectories diagnosed.")
-        for kind, count in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
-            self.stdout.write(f"  {count:>6,}  {kind}")
+        self.print_findings(run.finding_counts)

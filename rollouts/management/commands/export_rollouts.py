@@ -12,7 +12,7 @@ from typing import IO, Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollouts.jobs.exports.exports import KIND, WRITERS, Wanted, Written, is_rows, write_run
+from rollouts.jobs.exports.exports import KIND, WRITERS, ExportOptions, is_rows, write_run
 from rollouts.management import TerminalCommand
 from rollouts.store.people.activity_log import record
 from rollouts.store.runs.runs import run_and_trajectories
@@ -40,15 +40,17 @@ class Command(TerminalCommand):
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        wanted = Wanted(**{field.name: options[field.name] for field in fields(Wanted) if field.name in options})
+        plan = ExportOptions(
+            **{field.name: options[field.name] for field in fields(ExportOptions) if field.name in options}
+        )
         target = Path(options["output"])
         if options["output"] == "-":
-            self._write(sys.stdout.buffer, options["run"], wanted)
+            self._write(sys.stdout.buffer, options["run"], plan)
             return
         draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with draft.open("wb") as file:
-                written = self._write(file, options["run"], wanted)
+                n = self._write(file, options["run"], plan)
             os.replace(draft, target)
         except BrokenPipeError:
             raise
@@ -57,15 +59,15 @@ class Command(TerminalCommand):
         finally:
             draft.unlink(missing_ok=True)
         what = "rows" if is_rows(options["format"]) else "trajectories"
-        self.stdout.write(f"{written.n:,} {what} written to {target}.")
+        self.stdout.write(f"{n:,} {what} written to {target}.")
 
-    def _write(self, file: IO[bytes], code: str, wanted: Wanted) -> Written:
-        found = run_and_trajectories(code)
-        if found is None:
+    def _write(self, file: IO[bytes], code: str, wanted: ExportOptions) -> int:
+        target = run_and_trajectories(code)
+        if target is None:
             raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-        run, records = found
-        written = write_run(run, records, wanted, file, tell=self.stderr.write)
+        run, records = target
+        n, left_out = write_run(run, records, wanted, file, self.stderr.write)
         record(KIND.activity, run, detail=wanted.format)
-        if written.left_out:
-            self.stderr.write(written.left_out)
-        return written
+        if left_out:
+            self.stderr.write(left_out)
+        return n

@@ -33,10 +33,10 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         code = options["code"]
-        found = run_and_trajectories(code)
-        if found is None:
+        target = run_and_trajectories(code)
+        if target is None:
             raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-        run, trajectories = found
+        run, trajectories = target
         if options["kind"] and options["kind"] not in KINDS:
             raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
         rows = list_findings(trajectories, options["kind"])
@@ -46,7 +46,9 @@ class Command(TerminalCommand):
                 raise CommandError("--kind and --checks exclude each other: a check has findings of several kinds.")
             self._say_checks(checks, unknown, options["json"])
         elif options["json"]:
-            self.stdout.write("[" + ",\n".join(json.dumps(finding_value(one, muted_in(run))) for one in rows) + "]")
+            self.stdout.write(
+                "[" + ",\n".join(json.dumps(finding_value(finding, muted_in(run))) for finding in rows) + "]"
+            )
         else:
             self._say(rows, muted_in(run))
             if unchecked := all_clear(checks).partition("Not checked: ")[2]:
@@ -57,56 +59,56 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps([asdict(total) for total in checks]))
             return
         self.stdout.write(f"{'check':<18}{'checked':>9}{'failed':>9}{'not decidable':>15}  needs")
-        for one in checks:
-            counts = f"{one.checked:>9,}{one.failed:>9,}{one.not_decidable:>15,}"
-            self.stdout.write(f"{one.name:<18}{counts}  {', '.join(one.needs)}".rstrip())
+        for check in checks:
+            counts = f"{check.checked:>9,}{check.failed:>9,}{check.not_decidable:>15,}"
+            self.stdout.write(f"{check.name:<18}{counts}  {', '.join(check.needs)}".rstrip())
         if unknown:
             self.stdout.write(f"Of {unknown:,} trajectories it is not known what was checked: diagnose the run again.")
 
     def _say(self, rows: Iterator[StoredFinding], muted: Container[str]) -> None:
         n = 0
-        for one in rows:
+        for finding in rows:
             n += 1
-            place = f"row {one.row_index}" if one.step_index is None else f"step {one.step_index}"
-            kind = f"{one.kind} (muted)" if one.kind in muted else one.kind
+            place = f"row {finding.row_index}" if finding.step_index is None else f"step {finding.step_index}"
+            kind = f"{finding.kind} (muted)" if finding.kind in muted else finding.kind
             self.stdout.write(
-                f"{one.severity:7}  {kind}  {one_line(one.trajectory.external_id)} ({one.trajectory.code}) "
-                f"{place}, tokens {one.start}-{one.stop}"
+                f"{finding.severity:7}  {kind}  {one_line(finding.trajectory.external_id)} ({finding.trajectory.code}) "
+                f"{place}, tokens {finding.start}-{finding.stop}"
             )
-            self.stdout.write(f"         {one_line(one.evidence)}")
-            if one.remedy:
-                self.stdout.write(f"         {one.remedy}")
+            self.stdout.write(f"         {one_line(finding.evidence)}")
+            if finding.remedy:
+                self.stdout.write(f"         {finding.remedy}")
         self.stdout.write(f"{n:,} finding{'s' * (n != 1)}.")
 
 
-def finding_value(one: StoredFinding, muted: Container[str]) -> dict[str, Any]:
+def finding_value(finding: StoredFinding, muted: Container[str]) -> dict[str, Any]:
     """A finding as ``--json`` prints it. Its ``trajectory`` must be loaded. ``muted``: the muted kinds of its run."""
     return {
-        "trajectory": one.trajectory.code,
-        "external_id": one.trajectory.external_id,
-        "step": one.step_index,
-        "row": one.row_index,
-        "axis": one.axis,
-        "kind": one.kind,
-        "muted": one.kind in muted,
-        "severity": one.severity,
-        "start": one.start,
-        "stop": one.stop,
-        "places": places_of(one),
-        "expected_ids": one.expected_ids.tolist(),
-        "actual_ids": one.actual_ids.tolist(),
-        "expected_text": one.expected_text,
-        "actual_text": one.actual_text,
-        "message_index": one.message_index,
-        "evidence": one.evidence,
-        "remedy": one.remedy,
-        "missing": one.missing,
-        "decided": one.kind != "not_decidable",
+        "trajectory": finding.trajectory.code,
+        "external_id": finding.trajectory.external_id,
+        "step": finding.step_index,
+        "row": finding.row_index,
+        "axis": finding.axis,
+        "kind": finding.kind,
+        "muted": finding.kind in muted,
+        "severity": finding.severity,
+        "start": finding.start,
+        "stop": finding.stop,
+        "places": places_of(finding),
+        "expected_ids": finding.expected_ids.tolist(),
+        "actual_ids": finding.actual_ids.tolist(),
+        "expected_text": finding.expected_text,
+        "actual_text": finding.actual_text,
+        "message_index": finding.message_index,
+        "evidence": finding.evidence,
+        "remedy": finding.remedy,
+        "missing": finding.missing,
+        "decided": finding.kind != "not_decidable",
         "cost": {
-            "trained_tokens_lost": one.trained_tokens_lost,
-            "trained_tokens_wrong": one.trained_tokens_wrong,
-            "rows": one.rows,
-            "prompt_tokens_repaid": one.prompt_tokens_repaid,
-            "lost_in_one_row": one.lost_in_one_row,
+            "trained_tokens_lost": finding.trained_tokens_lost,
+            "trained_tokens_wrong": finding.trained_tokens_wrong,
+            "rows": finding.rows,
+            "prompt_tokens_repaid": finding.prompt_tokens_repaid,
+            "lost_in_one_row": finding.lost_in_one_row,
         },
     }

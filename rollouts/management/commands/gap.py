@@ -11,7 +11,7 @@ from django.core.management.base import CommandError
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollouts.jobs.gap_reports import read_gap, why_no_columns, why_no_gap
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_run
+from rollouts.management.arguments import run_named
 
 PRINTED_WORST = 5
 """Worst tokens that are printed as text."""
@@ -25,13 +25,11 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
-        named = {side: options[side] for side in ("sampler", "trainer")}
-        if any(named.values()) and (sentence := why_no_columns(run, **named)):
+        run = run_named(options["run"])
+        columns = {side: options[side] for side in ("sampler", "trainer")}
+        if any(columns.values()) and (sentence := why_no_columns(run, **columns)):
             raise CommandError(sentence)
-        report = read_gap(run, **named)
+        report = read_gap(run, **columns)
         if options["json"]:
             self.stdout.write(json.dumps({name: value for name, value in report.items() if name != "key"}))
             return
@@ -54,8 +52,8 @@ class Command(TerminalCommand):
             self.stdout.write("No cause is named: sampler and trainer agree to rounding.")
         for name, sentence in report["undecided"].items():
             self.stdout.write(f"Not decided, {CAUSES[name].title.lower()}: {sentence}")
-        for one in report["worst"][:PRINTED_WORST]:
+        for token in report["worst"][:PRINTED_WORST]:
             self.stdout.write(
-                f"{one['trajectory']} row {one['row']} token {one['offset']:,}: sampler {one['sampler']:.4g}, "
-                f"trainer {one['trainer']:.4g}"
+                f"{token['trajectory']} row {token['row']} token {token['offset']:,}: sampler {token['sampler']:.4g}, "
+                f"trainer {token['trainer']:.4g}"
             )

@@ -13,11 +13,12 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.guard.shard_audit import AuditSettings
 from rollouts.jobs.imports import imports
-from rollouts.jobs.imports.audit_import import FlaggedTrajectories, flagged_by, write_flagged
+from rollouts.jobs.imports.audit_import import write_flagged
 from rollouts.management import TerminalCommand, one_line
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.database import reload
@@ -37,7 +38,7 @@ class Command(TerminalCommand):
             "--kind", action="append", default=[], help="only with this kind; several times for several"
         )
         parser.add_argument(
-            "--severity", default="warning", choices=[one.value for one in Severity],
+            "--severity", default="warning", choices=[severity.value for severity in Severity],
             help="with a finding of this severity or a worse one, where no kind is named (default: warning)",
         )
         parser.add_argument("--limit", type=int, default=MAX_FLAGGED, help=f"at most so many ({MAX_FLAGGED:,})")
@@ -52,11 +53,9 @@ class Command(TerminalCommand):
             raise CommandError("--limit must be 1 or more.")
         project = project_named(options["project"])
         try:
-            flagged = flagged_by(folder, options["kind"], Severity(options["severity"]), options["limit"])
-            if not flagged.places:
-                raise CommandError("The audit flagged nothing of that severity, so nothing was imported.")
-            tokenizer, template = _tools(flagged, options["tokenizer"], project)
-            file = write_flagged(folder, flagged)
+            severity = Severity(options["severity"])
+            file, n_left_out, settings = write_flagged(folder, options["kind"], severity, options["limit"])
+            tokenizer, template = _tools(settings, options["tokenizer"], project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         name = options["run"] or f"audit {folder.absolute().name}"
@@ -66,32 +65,32 @@ class Command(TerminalCommand):
         reload(run)
         if run.status != Run.Status.DONE:
             raise CommandError(run.error or f"The import ended as {run.status}.")
-        self._say(run, flagged, options["json"])
+        self._say(run, n_left_out, options["json"])
 
-    def _say(self, run: Run, flagged: FlaggedTrajectories, as_json: bool) -> None:
+    def _say(self, run: Run, n_left_out: int, as_json: bool) -> None:
         if as_json:
-            shown = [{"external_id": name, "page": f"/trajectories/{code}"} for name, code in ids_and_codes(run)]
+            trajectories = [{"external_id": name, "page": f"/trajectories/{code}"} for name, code in ids_and_codes(run)]
             value = {
-                "run": run.code, "page": f"/runs/{run.code}", "trajectories": shown, "left_out": flagged.n_left_out,
+                "run": run.code,
+                "page": f"/runs/{run.code}",
+                "trajectories": trajectories,
+                "left_out": n_left_out,
                 "findings": run.finding_counts,
             }
             self.stdout.write(json.dumps(value))
             return
         self.stdout.write(f"Run {run.code}: {run.n_trajectories:,} flagged trajectories, at /runs/{run.code}")
-        for kind, n in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
-            self.stdout.write(f"  {n:>6,}  {kind}")
+        self.print_findings(run.finding_counts)
         for name, code in ids_and_codes(run, MAX_LINKS):
             self.stdout.write(f"/trajectories/{code}  {one_line(name)}")
-        if flagged.n_left_out:
-            self.stdout.write(f"{flagged.n_left_out:,} more were flagged: --limit or --kind chooses others.")
+        if n_left_out:
+            self.stdout.write(f"{n_left_out:,} more were flagged: --limit or --kind chooses others.")
 
 
-def _tools(
-    flagged: FlaggedTrajectories, named: str, project: Project
-) -> tuple[Tokenizer | None, ChatTemplate | None]:
+def _tools(settings: AuditSettings, named: str, project: Project) -> tuple[Tokenizer | None, ChatTemplate | None]:
     """The tokenizer and the chat template of the audit, registered in the project."""
-    name = named or flagged.settings.tokenizer
+    name = named or settings.tokenizer
     tokenizer = find_tokenizer(name, project) if name else None
-    if flagged.settings.template:
-        return tokenizer, register_chat_template(flagged.settings.template, "audit", project)
+    if settings.template:
+        return tokenizer, register_chat_template(settings.template, "audit", project)
     return tokenizer, tokenizer.chat_template if tokenizer is not None else None

@@ -18,9 +18,8 @@ from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import checked_rule
 from rollouts.jobs.imports import imports
 from rollouts.management import TerminalCommand
-from rollouts.management.files import registered_chat_template
+from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.chat_templates.tokenizers import find_tokenizer
 from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
@@ -52,10 +51,10 @@ class Command(TerminalCommand):
     def handle(self, *_: Any, **options: Any) -> None:
         if options["format"] != "auto" and options["format"] not in FORMATS:
             raise CommandError(f"There is no format {options['format']!r}. There are: auto, {', '.join(FORMATS)}.")
-        named = [Path(name) for name in options["files"]]
+        paths = [Path(name) for name in options["files"]]
         project = project_named(options["project"])
         try:
-            files = [file for one in named for file in files_of(one)]
+            files = [file for path in paths for file in files_of(path)]
             rule = checked_rule(options["training_step"], options["training_step_from"])
             tokenizer = find_tokenizer(options["tokenizer"], project) if options["tokenizer"] else None
             template = tokenizer.chat_template if tokenizer else None
@@ -63,10 +62,10 @@ class Command(TerminalCommand):
                 template = registered_chat_template(options["chat_template"], project)
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
-        more = f" and {len(named) - 1} more" if len(named) > 1 else ""
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         run = create_run(
             Run.Kind.IMPORT,
-            options["run"] or f"{named[0].name}{more}",
+            options["run"] or f"{paths[0].name}{more}",
             project=project,
             tokenizer=tokenizer,
             chat_template=template,
@@ -99,14 +98,13 @@ class Command(TerminalCommand):
                 self.stdout.write(
                     "No tokenizer was chosen, so text-level findings are missing: name one with --tokenizer."
                 )
-            for kind, n in sorted(run.finding_counts.items(), key=lambda item: (-item[1], item[0])):
-                self.stdout.write(f"  {n:>6,}  {kind}")
+            self.print_findings(run.finding_counts)
             if not run.finding_counts:
                 _, checks, _ = check_totals(run.trajectories.all())
                 self.stdout.write(f"Findings: {all_clear(checks)}")
-        for one in rejections:
-            place = one["file"] if one["line"] is None else f"{one['file']}:{one['line']}"
-            self.stderr.write(f"rejected {place}: {one['reason']}")
+        for rejection in rejections:
+            place = rejection["file"] if rejection["line"] is None else f"{rejection['file']}:{rejection['line']}"
+            self.stderr.write(f"rejected {place}: {rejection['reason']}")
         if run.n_rejected > len(rejections):
             self.stderr.write(f"... and {run.n_rejected - len(rejections):,} more.")
 

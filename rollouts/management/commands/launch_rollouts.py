@@ -24,9 +24,8 @@ from rollout_inspector.streams.figures import reward_mean
 from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
-from rollouts.management.files import registered_chat_template
-from rollouts.management.projects import add_project_option, project_named
-from rollouts.sampling.environments import Prompt, PromptsRejected, read_prompts
+from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
+from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
 from rollouts.store.database import reload
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
@@ -49,23 +48,25 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 def is_served(model: str) -> bool:
     """Whether a worker on this data folder's broker answers that it takes the model's runs. Waits up to a second."""
-    known = launch.served_models().get(model)
-    if known is None:
+    served = launch.served_models().get(model)
+    if served is None:
         return False
     try:
         answers = current_app.control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
     except (OSError, OperationalError, RedisError):
         return False
-    return any(queue["name"] == known.queue for queues in answers.values() for queue in queues)
+    return any(queue["name"] == served.queue for queues in answers.values() for queue in queues)
 
 
 class Command(TerminalCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         for setting in fields(LaunchSettings):
-            said = {"default": getattr(_DEFAULTS, setting.name), "help": setting.metadata["description"]}
+            arguments = {"default": getattr(_DEFAULTS, setting.name), "help": setting.metadata["description"]}
             if "least" in setting.metadata:
-                said |= {"type": float if setting.type == "float" else int, "metavar": "N"}
-            parser.add_argument(f"--{setting.name.replace('_', '-')}", **{**said, **_OPTIONS.get(setting.name, {})})
+                arguments |= {"type": float if setting.type == "float" else int, "metavar": "N"}
+            parser.add_argument(
+                f"--{setting.name.replace('_', '-')}", **{**arguments, **_OPTIONS.get(setting.name, {})}
+            )
         parser.add_argument(
             "--prompts-file", type=Path, metavar="FILE", help="JSONL of prompts, see docs/environments.md"
         )
@@ -98,7 +99,7 @@ class Command(TerminalCommand):
         if run.status == Run.Status.FAILED:
             raise CommandError(f"The run {run.code} failed: {run.error}")
 
-    def _prompts(self, path: Path | None) -> list[Prompt]:
+    def _prompts(self, path: Path | None) -> list[Task]:
         if path is None:
             return []
         try:

@@ -13,8 +13,8 @@ from django.core.management import CommandError
 
 from rollouts.jobs import gallery
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
-from rollouts.management.projects import add_project_option, project_named
 from rollouts.store.database import reload
 from rollouts.store.models import Project, Run
 from rollouts.store.runs.gallery import gallery_trajectories
@@ -35,10 +35,10 @@ class Command(TerminalCommand):
             self._load_training(project_named(options["project"]), options["json"])
             return
         run = gallery.load(project_named(options["project"]))
-        codes = [one.code for one in gallery_trajectories(run)]
+        codes = [trajectory.code for trajectory in gallery_trajectories(run)]
         if options["json"]:
-            found = {"run": run.code, "trajectories": codes, "findings": run.finding_counts}
-            self.stdout.write(json.dumps(found))
+            values = {"run": run.code, "trajectories": codes, "findings": run.finding_counts}
+            self.stdout.write(json.dumps(values))
         else:
             self.stdout.write(
                 f"Run {run.code}: {len(codes)} trajectories, {len(run.finding_counts)} kinds of findings."

@@ -9,13 +9,11 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from rollout_inspector.diagnose.loss_weights.rules import MEANS, RULES
 from rollout_inspector.streams.figures import percent_of
 from rollouts.jobs.loss_weights import RunWeights
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_run
+from rollouts.management.arguments import run_named
 
 
 class Command(TerminalCommand):
@@ -26,9 +24,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(templates=True, code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"], templates=True)
         weights = RunWeights(run, options["strategies"])
         for _counted in weights.counted():
             pass
@@ -47,13 +43,13 @@ class Command(TerminalCommand):
         if line["known"]:
             clipped, masked = (_percent(line[name] / line["known"]) for name in ("clipped", "masked"))
             self.stdout.write(f"{label}: {line['known']:,} tokens weighed, {clipped} clipped, {masked} masked")
-            held = {kind: shares for kind, shares in line["findings"].items() if shares["trajectories"][mean]}
-            for kind, shares in held.items():
-                told = ", ".join(f"{_percent(share[mean])} in its {what}" for what, share in shares.items())
-                self.stdout.write(f"  {kind}: {told}")
-            for one in line["classes"]:
-                told = ", ".join(f"{_percent(one[name] / one['known'])} {name}" for name in ("clipped", "masked"))
-                self.stdout.write(f"  {one['class']}: {_percent(one['share'][mean])} of the weight, {told}")
+            for kind, shares in line["findings"].items():
+                if shares["trajectories"][mean]:
+                    words = ", ".join(f"{_percent(share[mean])} in its {what}" for what, share in shares.items())
+                    self.stdout.write(f"  {kind}: {words}")
+            for item in line["classes"]:
+                words = ", ".join(f"{_percent(item[name] / item['known'])} {name}" for name in ("clipped", "masked"))
+                self.stdout.write(f"  {item['class']}: {_percent(item['share'][mean])} of the weight, {words}")
         for why in line["why_not"]:
             self.stdout.write(f"{label}: not decidable for {why['tokens']:,} of {tokens:,} tokens. {why['sentence']}")
 
@@ -61,7 +57,7 @@ class Command(TerminalCommand):
         if not line["trajectories"]:
             self.stdout.write(f"{line['strategy']}: refused. {next(iter(line['why']), '')}")
             return
-        moves = ", ".join(f"{RULES[one['rule']].label} {_percent(one['moved'][mean])}" for one in line["rules"])
+        moves = ", ".join(f"{RULES[rule['rule']].label} {_percent(rule['moved'][mean])}" for rule in line["rules"])
         self.stdout.write(f"{line['strategy']}: {line['rows']:,} rows, {line['tokens']:,} trained; moved: {moves}")
 
 

@@ -13,9 +13,10 @@ from django.core.management.base import CommandError
 
 from rollouts.jobs.storage.token_moves import move_run
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import run_named
 from rollouts.store.files import StorageDown
 from rollouts.store.people.activity_log import Action, record
-from rollouts.store.runs.runs import count_active, find_run
+from rollouts.store.runs.runs import count_active
 from rollouts.store.token_arrays import STORES
 
 
@@ -25,9 +26,7 @@ class Command(TerminalCommand):
         parser.add_argument("--to", required=True, choices=list(STORES))
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"])
         n_moved = 0
         try:
             for last, n in move_run(run, options["to"]):

@@ -7,11 +7,9 @@ from argparse import ArgumentParser
 from dataclasses import asdict
 from typing import Any
 
-from django.core.management.base import CommandError
-
 from rollout_inspector.diagnose.training_axis import axis_sentences
 from rollouts.management import TerminalCommand
-from rollouts.store.runs.runs import find_run
+from rollouts.management.arguments import run_named
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, TrainingStepLine, over_training
 
 
@@ -21,22 +19,20 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
-        found = over_training(run)
+        run = run_named(options["run"])
+        training = over_training(run)
         if options["json"]:
-            self.stdout.write(json.dumps(asdict(found)))
+            self.stdout.write(json.dumps(asdict(training)))
             return
-        if not found.steps:
+        if not training.steps:
             self.stdout.write("No trajectory of this run has a training step. docs/formats.md says where one is read.")
             return
-        for line in found.steps:
+        for line in training.steps:
             self.stdout.write(_words(line))
-        for kind, step in found.began.items():
+        for kind, step in training.began.items():
             if kind != NOT_DECIDABLE:  # no fault
                 self.stdout.write(f"{kind} begins at training step {step:,}.")
-        for sentence in axis_sentences(found.steps):
+        for sentence in axis_sentences(training.steps):
             self.stdout.write(sentence)
 
 

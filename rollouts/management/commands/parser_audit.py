@@ -13,7 +13,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.jobs.parser_audits import audit_steps
+from rollouts.jobs.parser_comparison import compare_steps
 from rollouts.management import TerminalCommand
 from rollouts.store.trajectories.trajectories import find_trajectory
 
@@ -29,28 +29,28 @@ class Command(TerminalCommand):
         if record is None:
             raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
         steps = None if options["step"] is None else [options["step"]]
-        found = audit_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
+        steps_read = compare_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
         if options["json"]:
-            self.stdout.write(json.dumps(found))
+            self.stdout.write(json.dumps(steps_read))
             return
-        for one in found:
-            self._say(one)
+        for step in steps_read:
+            self._say(step)
 
-    def _say(self, one: dict[str, Any]) -> None:
-        start, stop = one["tokens"]
-        self.stdout.write(f"step {one['step']}, {stop - start:,} tokens")
-        if one["message"] is None:
+    def _say(self, step: dict[str, Any]) -> None:
+        start, stop = step["tokens"]
+        self.stdout.write(f"step {step['step']}, {stop - start:,} tokens")
+        if step["message"] is None:
             self.stdout.write("  message: the source has none of this reply")
         else:
-            by = f", read with {one['run_reads']}" if one["run_reads"] else ""
-            self.stdout.write(f"  message ({one['message_of']}{by}): {_line(one['message'])}")
-        for reading in one["readings"]:
+            by = f", read with {step['run_reads']}" if step["run_reads"] else ""
+            self.stdout.write(f"  message ({step['message_of']}{by}): {_line(step['message'])}")
+        for reading in step["readings"]:
             differs = reading["differs"]
             same = "" if differs is None else "other " + " and ".join(differs) if differs else "as the message"
             self.stdout.write(f"  {', '.join(reading['parsers'])}: {_line(reading)}{same and '; ' + same}")
-        for refused in one["unusable"]:
+        for refused in step["unusable"]:
             self.stdout.write(f"  {refused['parser']}: not usable: {refused['reason']}")
-        for note in one["notes"]:
+        for note in step["notes"]:
             self.stdout.write(f"  {note}")
 
     def _tell(self, sentence: str) -> None:

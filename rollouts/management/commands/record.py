@@ -19,7 +19,7 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.recorder.access import token_problem
 from rollouts.recorder.proxy import Recorder
 from rollouts.recorder.writer import Writer
@@ -104,8 +104,8 @@ class Command(TerminalCommand):
         url = f"http://{host}:{port}/v1"
         writer.start()
         try:
-            self._say(
-                options,
+            self.print_result(
+                options["json"],
                 {"run": run.code, "url": url, "upstream": recorder.upstream, "engine": engine},
                 f"Recording {recorder.upstream} ({engine or 'it does not answer yet'}) as run {run.code}.\n"
                 f"Set the harness's base URL to {url} and send an X-Session-Id for each trajectory; Ctrl-C ends it.\n"
@@ -121,11 +121,7 @@ class Command(TerminalCommand):
             sentence += f" {counts['without_ids']} came back without token ids."
         if counts["rescued"]:
             sentence += f" The database did not take {counts['rescued']}: import {writer.rescue_file}."
-        self._say(options, {"run": run.code, **counts}, sentence)
-
-    def _say(self, options: dict[str, Any], data: dict[str, Any], sentence: str) -> None:
-        self.stdout.write(json.dumps(data) if options["json"] else sentence)
-        self.stdout.flush()
+        self.print_result(options["json"], {"run": run.code, **counts}, sentence)
 
 
 def _run_of(name: str, tokenizer_name: str, project: Project) -> Run:

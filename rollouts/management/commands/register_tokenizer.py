@@ -12,7 +12,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollouts.management import TerminalCommand
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 
 
@@ -27,14 +27,16 @@ class Command(TerminalCommand):
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            one = register_tokenizer(
+            tokenizer = register_tokenizer(
                 options["folder"], options["name"], project=project_named(options["project"])
             )
         except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
-            fields = {name: getattr(one, name) for name in ("name", "sha256", "vocab_size", "encoder")}
-            self.stdout.write(json.dumps({**fields, "chat_template": one.chat_template_id}))
+            fields = {name: getattr(tokenizer, name) for name in ("name", "sha256", "vocab_size", "encoder")}
+            self.stdout.write(json.dumps({**fields, "chat_template": tokenizer.chat_template_id}))
             return
-        template = "with its chat template" if one.chat_template_id else "without a chat template"
-        self.stdout.write(f"Registered {one.name}: {one.vocab_size:,} tokens, encoder {one.encoder}, {template}.")
+        template = "with its chat template" if tokenizer.chat_template_id else "without a chat template"
+        self.stdout.write(
+            f"Registered {tokenizer.name}: {tokenizer.vocab_size:,} tokens, encoder {tokenizer.encoder}, {template}."
+        )

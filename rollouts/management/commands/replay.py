@@ -16,9 +16,9 @@ from rollout_inspector.streams.strategies.replay import StrategyResult, replay_m
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
-from rollouts.jobs.replays import replay_context, replays
+from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.management import TerminalCommand
-from rollouts.management.files import read_chat_template
+from rollouts.management.arguments import read_chat_template
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import load_tokenizer, tokenizer_named
 from rollouts.store.runs.runs import run_and_trajectories
@@ -40,21 +40,21 @@ class Command(TerminalCommand):
                 f"There is no strategy named {slugs[0]!r}; choose all or one of {', '.join(STRATEGIES)}."
             )
         run, records = self._find(options["target"])
-        result = []
-        for record, all_made in _replayed(run, records, slugs, options["tokenizer"], options["chat_template"]):
-            for made in all_made:
+        values = []
+        for record, results in _replayed(run, records, slugs, options["tokenizer"], options["chat_template"]):
+            for result in results:
                 if options["json"]:
-                    result.append(_json(record, made, not options["no_rows"]))
+                    values.append(_json(record, result, not options["no_rows"]))
                 else:
-                    self.stdout.write(_line(record, made))
+                    self.stdout.write(_line(record, result))
         if options["json"]:
-            self.stdout.write(json.dumps(result))
+            self.stdout.write(json.dumps(values))
 
     def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.StoredTrajectory, Any]]]:
-        found = run_and_trajectories(code)
-        if found is None:
+        target = run_and_trajectories(code)
+        if target is None:
             raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
-        run, trajectories = found
+        run, trajectories = target
         return run, replay_context.loaded_trajectories(trajectories)
 
 
@@ -74,8 +74,8 @@ def _replayed(
             pending.append(record)
             yield replay_context.complete_replies(value, loaded, context)
 
-    for made in replay_many(values(), [STRATEGIES[slug] for slug in slugs], context):
-        yield pending.popleft(), made
+    for results in replay_many(values(), [STRATEGIES[slug] for slug in slugs], context):
+        yield pending.popleft(), results
 
 
 def _chosen(run: models.Run, named: str) -> LoadedTokenizer | None:
@@ -93,14 +93,12 @@ def _text(template_file: str) -> str | None:
     return read_chat_template(template_file) if template_file else None
 
 
-def _json(record: models.StoredTrajectory, made: StrategyResult, with_rows: bool) -> dict[str, Any]:
+def _json(record: models.StoredTrajectory, result: StrategyResult, with_rows: bool) -> dict[str, Any]:
     values: dict[str, Any] = {
-        "trajectory": record.code,
-        "external_id": record.external_id,
-        **replays.figures(made),
+        "trajectory": record.code, "external_id": record.external_id, **trajectory_replays.figures(result),
     }
     if with_rows:
-        values["rows"] = [_row(row) for row in made.rows]
+        values["rows"] = [_row(row) for row in result.rows]
     return values
 
 
@@ -116,14 +114,14 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _line(record: models.StoredTrajectory, made: StrategyResult) -> str:
-    if made.refused:
-        return f"{record.code}  {made.slug:<17} refused: {made.refused}"
-    where = made.differs_at
+def _line(record: models.StoredTrajectory, result: StrategyResult) -> str:
+    if result.refused:
+        return f"{record.code}  {result.slug:<17} refused: {result.refused}"
+    where = result.differs_at
     place = "as recorded" if where is None else f"differs at step {where[0]}, token {where[1]}"
-    frozen = f" (frozen up to step {made.frozen_steps}, where history was rewritten)" if made.frozen_steps else ""
+    frozen = f" (frozen up to step {result.frozen_steps}, where history was rewritten)" if result.frozen_steps else ""
     return (
-        f"{record.code}  {made.slug:<17} {len(made.rows)} rows, {made.trained_tokens} trained, {made.lost_tokens} lost "
-        f"of {made.sampled_tokens} sampled{frozen}, "
-        f"{made.prompt_tokens_repaid} repaid, {place}"
+        f"{record.code}  {result.slug:<17} {len(result.rows)} rows, {result.trained_tokens} trained, "
+        f"{result.lost_tokens} lost of {result.sampled_tokens} sampled{frozen}, "
+        f"{result.prompt_tokens_repaid} repaid, {place}"
     )

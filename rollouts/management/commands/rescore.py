@@ -17,13 +17,13 @@ from rollout_inspector.commands.remedies import WORDS
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import worded
 from rollouts.jobs import rescore
-from rollouts.jobs.sending import engine_queue
+from rollouts.jobs.broker import engine_queue
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import run_named
 from rollouts.management.jobs import run_or_send
 from rollouts.sampling.engines import scoring_engines
 from rollouts.store.models import Job, Run, ScoredColumn
 from rollouts.store.runs.logprob_columns import columns_of, find_scored_column, gap_of_columns, scored_value
-from rollouts.store.runs.runs import find_run
 from rollouts.worker.run_rollouts import close_engines
 
 
@@ -41,9 +41,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        run = find_run(code=options["run"])
-        if run is None:
-            raise CommandError(f"There is no run with the code {options['run']!r}.")
+        run = run_named(options["run"])
         if options["compare"]:
             first, second = options["compare"]
             self._compare(run, first, second, options["json"])
@@ -83,14 +81,14 @@ class Command(TerminalCommand):
     def _say(self, job: Job, column: ScoredColumn, as_json: bool) -> None:
         value, gap = scored_value(column), None if column.gap is None else GapFigures.from_json(column.gap)
         if as_json:
-            told = {
+            summary = {
                 "run": column.run.code, "column": value.name, "model": value.model, "engine": value.engine,
                 "weights": value.weights, "temperature": value.temperature,
                 "trajectories": column.n_trajectories, "tokens": column.n_tokens,
                 "against_sampler": None if gap is None else _figures(gap),
                 "notes": job.notes,
             }
-            self.stdout.write(json.dumps(told))
+            self.stdout.write(json.dumps(summary))
             return
         for note in job.notes:
             self.stdout.write(note)

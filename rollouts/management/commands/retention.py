@@ -14,7 +14,7 @@ from django.core.management.base import CommandError
 
 from rollouts.jobs.storage import retention
 from rollouts.management import TerminalCommand
-from rollouts.management.projects import add_project_option, project_named
+from rollouts.management.arguments import add_project_option, project_named
 
 
 class Command(TerminalCommand):
@@ -33,19 +33,19 @@ class Command(TerminalCommand):
         if not days and not n_bytes:
             raise CommandError("Say what is kept: --days N, --gb N, or both.")
         project = project_named(options["project"]) if options["project"] else None
-        plan = retention.plan(retention.KeepLimits(days or None, n_bytes or None, project))
-        gone = [one for one in plan.leaving if options["delete"] and retention.delete(one)]
+        plan = retention.plan(days or None, n_bytes or None, project)
+        gone = [run for run in plan.leaving if options["delete"] and retention.delete(run)]
         if options["json"]:
-            runs = [{"run": one.run.code, "changed_at": one.changed_at.isoformat(), "bytes": one.n_bytes,
-                     "reason": one.reason} for one in plan.leaving]
-            body = {"runs": runs, "deleted": [one.run.code for one in gone], "kept": plan.held,
+            runs = [{"run": run.run.code, "changed_at": run.changed_at.isoformat(), "bytes": run.n_bytes,
+                     "reason": run.reason} for run in plan.leaving]
+            body = {"runs": runs, "deleted": [run.run.code for run in gone], "kept": plan.staying,
                     "bytes": plan.n_bytes, "bytes_left": plan.n_bytes_left}
             self.stdout.write(json.dumps(body))
             return
-        for one in plan.leaving:
-            what = "deleted" if one in gone else "stays, because somebody uses it now" if options["delete"] else "goes"
-            self.stdout.write(f"{one.run.code} {what}: {one.reason}; {one.n_bytes / 1e6:,.1f} MB; {one.run.name}")
-        for why, n in sorted(plan.held.items()):
+        for run in plan.leaving:
+            what = "deleted" if run in gone else "stays, because somebody uses it now" if options["delete"] else "goes"
+            self.stdout.write(f"{run.run.code} {what}: {run.reason}; {run.n_bytes / 1e6:,.1f} MB; {run.run.name}")
+        for why, n in sorted(plan.staying.items()):
             self.stdout.write(f"{n} more would go and {'stays' if n == 1 else 'stay'}: {why}.")
         self.stdout.write(f"{len(plan.leaving)} runs, {(plan.n_bytes - plan.n_bytes_left) / 1e9:.2f} GB of "
                           f"{plan.n_bytes / 1e9:.2f} GB.")

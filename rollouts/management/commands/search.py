@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.jobs.search import Found, SearchedPart, SearchQuestion, search
+from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.management import TerminalCommand, one_line
 from rollouts.store.models import Run
 from rollouts.store.people.access import EVERYTHING
@@ -19,12 +19,12 @@ from rollouts.store.runs.runs import find_run
 class Command(TerminalCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("run", metavar="RUN", help="the code of a run, or all")
-        wanted = parser.add_mutually_exclusive_group(required=True)
-        wanted.add_argument("--ids", help="ids in a row; * is any one id, `text` any id of a token with that text")
-        wanted.add_argument("--text", help="a text in the tokens")
-        wanted.add_argument("--regex", help="a regular expression in the text of the tokens")
-        wanted.add_argument("--metadata", help="a part of an id, a group, a task or other metadata")
-        wanted.add_argument("--finding", metavar="KIND", help="a kind of finding")
+        question = parser.add_mutually_exclusive_group(required=True)
+        question.add_argument("--ids", help="ids in a row; * is any one id, `text` any id of a token with that text")
+        question.add_argument("--text", help="a text in the tokens")
+        question.add_argument("--regex", help="a regular expression in the text of the tokens")
+        question.add_argument("--metadata", help="a part of an id, a group, a task or other metadata")
+        question.add_argument("--finding", metavar="KIND", help="a kind of finding")
         parser.add_argument("--limit", type=int, default=1000, help="the most results (default 1000)")
         parser.add_argument("--seconds", type=float, default=60.0, help="the longest time (default 60)")
         parser.add_argument("--json", action="store_true", help="print a JSON object")
@@ -40,20 +40,20 @@ class Command(TerminalCommand):
         by = next(name for name in ("ids", "text", "regex", "metadata", "finding") if options[name] is not None)
         question = SearchQuestion.read(by, options[by])
         parts = self._parts(question, run, options["limit"], options["seconds"])
-        results = [found for part in parts for found in part.results]
+        results = [result for part in parts for result in part.results]
         complete = not parts[-1].next and not any(part.too_slow for part in parts)
         for note in dict.fromkeys(note for part in parts for note in part.notes):
             self.stderr.write(note)
         if options["json"]:
-            values = [result_value(found) for found in results]
+            values = [result_value(result) for result in results]
             self.stdout.write(json.dumps({"results": values, "complete": complete}))
             return
-        for found in results:
-            place = "" if found.start is None else f", tokens {found.start}-{found.stop}"
-            where = f" step {found.step}" if found.row is None and found.step is not None else ""
-            where = where or ("" if found.row is None else f" row {found.row}")
-            self.stdout.write(f"{one_line(found.external_id)} ({found.trajectory}){where}{place}")
-            self.stdout.write(f"    {one_line(found.before)}[{one_line(found.text)}]{one_line(found.after)}")
+        for result in results:
+            place = "" if result.start is None else f", tokens {result.start}-{result.stop}"
+            where = f" step {result.step}" if result.row is None and result.step is not None else ""
+            where = where or ("" if result.row is None else f" row {result.row}")
+            self.stdout.write(f"{one_line(result.external_id)} ({result.trajectory}){where}{place}")
+            self.stdout.write(f"    {one_line(result.before)}[{one_line(result.text)}]{one_line(result.after)}")
         cut = "" if complete else " A limit cut the search: --limit and --seconds raise it."
         self.stdout.write(f"{len(results):,} result{'s' * (len(results) != 1)}.{cut}")
 
@@ -63,12 +63,12 @@ class Command(TerminalCommand):
         late, parts = time.monotonic() + seconds, list[SearchedPart]()
         while not parts or (parts[-1].next and parts[-1].too_slow and time.monotonic() < late):
             cursor = parts[-1].next if parts else ""
-            left = limit - sum(len(part.results) for part in parts)
-            parts.append(search(EVERYTHING, question, run, cursor, left, max(late - time.monotonic(), 0)))
+            n_left = limit - sum(len(part.results) for part in parts)
+            parts.append(search(EVERYTHING, question, run, cursor, n_left, max(late - time.monotonic(), 0)))
         return parts
 
 
-def result_value(found: Found) -> dict[str, Any]:
+def result_value(found: SearchHit) -> dict[str, Any]:
     """A result as ``--json`` prints it."""
     return {
         "trajectory": found.trajectory,

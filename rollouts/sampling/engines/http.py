@@ -15,13 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rollout_inspector.streams.trajectory import Floats, Ids
-from rollouts.sampling.engines.protocol import (
-    EngineError,
-    Generation,
-    GenerationRequest,
-    RequestRefused,
-    check_request,
-)
+from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
 
 T = TypeVar("T")
 

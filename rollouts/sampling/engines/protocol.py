@@ -87,7 +87,7 @@ class Generation:
 
 
 class Engine(Protocol):
-    """One loaded model. Not thread-safe: :class:`rollouts.sampling.engines.worker.EngineThread` owns it."""
+    """One loaded model. Not thread-safe: :class:`rollouts.sampling.engines.engine_thread.EngineThread` owns it."""
 
     name: str
     version: str
@@ -99,7 +99,6 @@ class Engine(Protocol):
 
     def add(self, request: GenerationRequest) -> None:
         """Take a request, at any time. Raises :class:`RequestRefused`."""
-        ...
 
     def step(self) -> list[Generation]:
         """Let every live request grow, and return the generations that finished.
@@ -107,15 +106,28 @@ class Engine(Protocol):
         Raises :class:`RequestRefused` with its ``request_id`` when a server refuses a request late. Every other
         exception means that the engine is lost.
         """
-        ...
 
     def abort(self, request_id: str) -> None:
         """Drop a request; no generation is returned for it. An unknown or finished id is ignored."""
-        ...
 
     def has_unfinished(self) -> bool: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine is, for those who must not touch it."""
+
+    name: str
+    version: str
+    max_model_len: int
+    vocab_size: int
+    logprobs_mode: str
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineInfo:
+        return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
 
 
 def check_request(request: GenerationRequest, vocab_size: int, max_model_len: int) -> None:

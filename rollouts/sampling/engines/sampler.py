@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -32,21 +30,14 @@ class Draws:
         return self._block[self._next - 1]
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A token that was drawn, and what the request asked to know beside it."""
-
-    id: int
-    logprob: float
-    """Under the distribution that the token was drawn from."""
-    alternatives: tuple[list[int], list[float]] | None = None
-    """The likeliest ids, at most as many as there are, and their log-probabilities; None = not asked."""
-    entropy: float = 0.0
-    """Of the same distribution, in nats. Only with alternatives."""
+Alternatives = tuple[list[int], list[float], float]
+"""The likeliest ids at a place, at most as many as there are, their log-probabilities, and the entropy in nats."""
 
 
-def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[Drawn]:
+def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[tuple[int, float, Alternatives | None]]:
     """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
+
+    Also the alternatives under that distribution, where the request asks for some.
 
     The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token; its
     log-probability is that of the model's unchanged distribution.
@@ -67,16 +58,16 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[
     ids = torch.where(greedy, logits.argmax(dim=-1), tokens.clamp_(max=logits.shape[-1] - 1))
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0]
     return [
-        Drawn(item, logprob, *(_beside(log_probabilities[row], n) if (n := samplings[row].alternatives) else ()))
+        (item, logprob, _alternatives(log_probabilities[row], n) if (n := samplings[row].alternatives) else None)
         for row, (item, logprob) in enumerate(zip(ids.tolist(), chosen.tolist(), strict=True))
     ]
 
 
-def _beside(row: Tensor, n: int) -> tuple[tuple[list[int], list[float]], float]:
+def _alternatives(row: Tensor, n: int) -> Alternatives:
     """The ``n`` likeliest tokens of log-probabilities ``[V]``, and their entropy."""
     top = torch.topk(row, min(n, row.numel()))
     entropy = -(row.double().exp() * row.double()).nan_to_num(nan=0.0).sum()  # 0 * log 0 is 0
-    return (top.indices.tolist(), top.values.tolist()), max(float(entropy), 0.0)
+    return top.indices.tolist(), top.values.tolist(), max(float(entropy), 0.0)
 
 
 def _cut(logits: Tensor, sampling: Sampling) -> Tensor:

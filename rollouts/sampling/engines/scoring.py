@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rollout_inspector.streams.trajectory import Floats, Ids
-from rollouts.sampling.engines.protocol import EngineError, RequestRefused
+from rollouts.sampling.engines.protocol import EngineError, EngineInfo, RequestRefused
 from rollouts.sampling.engines.registry import ENGINES, engine_spec
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 10.0
 """At 0 the likeliest token has all of the probability, so there is nothing to compare."""
 
 
-@dataclass(frozen=True)
-class Scorer:
-    """What an engine that scores is, without touching it."""
-
-    name: str
-    version: str
-    vocab_size: int
-    max_length: int
-    """The longest stream that it scores, in tokens."""
-
-    @classmethod
-    def of(cls, engine: Any) -> Scorer:
-        """Run in the engine's process by ``EngineOwner.call``."""
-        whole = engine_spec(engine.name).scores_full_context
-        return cls(engine.name, engine.version, engine.vocab_size, engine.max_model_len - (0 if whole else 1))
+def max_scored_length(info: EngineInfo) -> int:
+    """The longest stream that an engine scores, in tokens."""
+    return info.max_model_len - (not engine_spec(info.name).scores_full_context)
 
 
 def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0) -> list[Floats]:
@@ -45,9 +32,9 @@ def score_streams(streams: Sequence[Ids], engine: Any, temperature: float = 1.0)
     if problem := temperature_problem(engine.name, temperature):
         raise RequestRefused(problem)
     more = {} if temperature == 1 else {"temperature": temperature}
-    limits = Scorer.of(engine)
+    info = EngineInfo.of(engine)
     for ids in streams:
-        if problem := stream_problem(ids, limits):
+        if problem := stream_problem(ids, info):
             raise RequestRefused(problem)
     scores: list[Floats] = engine.score([ids for ids in streams if len(ids)], **more) if any(map(len, streams)) else []
     values = iter(scores)
@@ -74,14 +61,14 @@ def temperature_problem(engine: str, temperature: float) -> str:
     return ""
 
 
-def stream_problem(ids: Ids, limits: Scorer) -> str:
-    """Why an engine with these limits cannot score a stream, as a sentence; empty = it can."""
+def stream_problem(ids: Ids, info: EngineInfo) -> str:
+    """Why an engine cannot score a stream, as a sentence; empty = it can."""
     if not len(ids):
         return ""
     low, high = int(ids.min()), int(ids.max())
-    if low < 0 or high >= limits.vocab_size:
+    if low < 0 or high >= info.vocab_size:
         bad = low if low < 0 else high
-        return f"It holds the id {bad}, and the model's ids run from 0 to {limits.vocab_size - 1}."
-    if len(ids) > limits.max_length:
-        return f"It has {len(ids):,} tokens, and this engine scores at most {limits.max_length:,}."
+        return f"It holds the id {bad}, and the model's ids run from 0 to {info.vocab_size - 1}."
+    if len(ids) > (longest := max_scored_length(info)):
+        return f"It has {len(ids):,} tokens, and this engine scores at most {longest:,}."
     return ""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +11,10 @@ import numpy as np
 from rollout_inspector.streams.alternatives import packed
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
 from rollouts.sampling.engines.protocol import Generation, GenerationRequest, check_request
-from rollouts.sampling.engines.stops import StopTexts
+from rollouts.sampling.engines.stop_texts import StopTexts
 
 Script = Callable[[Ids], Sequence[int]]
 """The whole continuation of a prompt. The engine cuts it at stop tokens and limits."""
-
-
-@dataclass
-class _Live:
-    request: GenerationRequest
-    planned: list[int]
-    done: int = 0
 
 
 def echo(vocab_size: int) -> Script:
@@ -53,33 +46,38 @@ class ScriptedEngine:
         self.vocab_size, self.max_model_len = vocab_size, max_model_len
         self._script = script or echo(vocab_size)
         self._stops = StopTexts(path)
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, tuple[GenerationRequest, Generation]] = {}
+        self._n_sampled: Counter[str] = Counter()
 
     def add(self, request: GenerationRequest) -> None:
         check_request(request, self.vocab_size, self.max_model_len)
         self._stops.check(request.sampling)
-        planned = [int(value) for value in self._script(request.prompt_ids)]
-        if not planned:
-            raise ValueError("a script must return at least one id")
-        self._live[request.request_id] = _Live(request, planned)
+        self._live[request.request_id] = request, self._generation(request)
+        self._n_sampled[request.request_id] = 0
 
     def step(self) -> list[Generation]:
         finished = []
-        for request_id, live in list(self._live.items()):
-            live.done += 1
-            sampling, last = live.request.sampling, live.planned[live.done - 1]
-            text = self._stops.completed(live.planned[: live.done], sampling.stop)
-            stopped = last in sampling.stop_token_ids or bool(text)
-            room = self.max_model_len - len(live.request.prompt_ids)
-            if not stopped and live.done < min(sampling.max_tokens, room, len(live.planned)):
-                continue
-            ids = ids_array(live.planned[: live.done])
-            logprobs = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
-            reasons = ("stop", text or str(last)) if stopped else ("length", "")
-            more = self._alternatives(ids, sampling.alternatives) or (None, None)
-            finished.append(Generation(request_id, ids, logprobs, *reasons, 0, *more))
-            del self._live[request_id]
+        for request_id, (_, generation) in list(self._live.items()):
+            self._n_sampled[request_id] += 1
+            if self._n_sampled[request_id] == len(generation.completion_ids):
+                finished.append(generation)
+                del self._live[request_id]
         return finished
+
+    def _generation(self, request: GenerationRequest) -> Generation:
+        sampling, room = request.sampling, self.max_model_len - len(request.prompt_ids)
+        planned = [int(value) for value in self._script(request.prompt_ids)][: min(sampling.max_tokens, room)]
+        if not planned:
+            raise ValueError("a script must return at least one id")
+        stop = ""
+        for n, last in enumerate(planned, start=1):
+            stop = self._stops.completed(planned[:n], sampling.stop) or str(last) * (last in sampling.stop_token_ids)
+            if stop:
+                break
+        ids = ids_array(planned[:n])
+        logprobs = (-1.0 / (1.0 + ids.astype(np.float64))).astype(np.float32)
+        more = self._alternatives(ids, sampling.alternatives) or (None, None)
+        return Generation(request.request_id, ids, logprobs, "stop" if stop else "length", stop, 0, *more)
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream, by the rule of its completions; the first is NaN."""

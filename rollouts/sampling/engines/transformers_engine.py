@@ -16,10 +16,10 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, D
 from transformers.utils.logging import disable_progress_bar
 
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
+from rollouts.sampling.engines.kv_slots import Slot, SlotCache, grouped_attention
 from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, check_request
-from rollouts.sampling.engines.sampler import Drawn, Draws, draw
-from rollouts.sampling.engines.slots import Slot, SlotCache, grouped_attention
-from rollouts.sampling.engines.stops import StopTexts
+from rollouts.sampling.engines.sampler import Alternatives, Draws, draw
+from rollouts.sampling.engines.stop_texts import StopTexts
 
 ATTENTION = "rollouts_grouped"
 PREFILL_TOKENS = 2048
@@ -38,7 +38,8 @@ class _Live:
     """How many more tokens it may get, by its own limit and the model's."""
     cached: int = 0
     ids: list[int] = field(default_factory=list)
-    tokens: list[Drawn] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    alternatives: list[Alternatives] = field(default_factory=list)
 
 
 class TransformersEngine:
@@ -280,9 +281,11 @@ class TransformersEngine:
     def _sample(self, slots: list[Slot], logits: torch.Tensor) -> None:
         live = [slot.owner for slot in slots]
         sampled = draw(logits, [item.request.sampling for item in live], [item.draws for item in live])
-        for item, token in zip(live, sampled, strict=True):
-            item.ids.append(token.id)
-            item.tokens.append(token)
+        for item, (token, logprob, alternatives) in zip(live, sampled, strict=True):
+            item.ids.append(token)
+            item.logprobs.append(logprob)
+            if alternatives is not None:
+                item.alternatives.append(alternatives)
 
     def _finished(self, live: _Live) -> Generation | None:
         sampling = live.request.sampling
@@ -291,19 +294,17 @@ class TransformersEngine:
         if not stopped and len(live.ids) < live.room:
             return None
         finish, stop = ("stop", text or live.ids[-1]) if stopped else ("length", None)
-        logprobs = [token.logprob for token in live.tokens]
-        generation = Generation.of(live.request.request_id, live.ids, logprobs, finish, stop, live.cached)
-        return replace(generation, **_beside(live.tokens)) if sampling.alternatives else generation
-
-
-def _beside(drawn: list[Drawn]) -> dict[str, Any]:
-    """The fields of a generation that hold the alternatives and the entropy."""
-    entries = [token.alternatives for token in drawn if token.alternatives is not None]
-    return {
-        "alternative_ids": ids_array([value for ids, _ in entries for value in ids]),
-        "alternative_logprobs": np.array([value for _, values in entries for value in values], dtype=np.float32),
-        "entropy": np.array([token.entropy for token in drawn], dtype=np.float32),
-    }
+        generation = Generation.of(live.request.request_id, live.ids, live.logprobs, finish, stop, live.cached)
+        if not sampling.alternatives:
+            return generation
+        return replace(
+            generation,
+            alternative_ids=ids_array([value for ids, _, _ in live.alternatives for value in ids]),
+            alternative_logprobs=np.array(
+                [value for _, row, _ in live.alternatives for value in row], dtype=np.float32
+            ),
+            entropy=np.array([entropy for *_, entropy in live.alternatives], dtype=np.float32),
+        )
 
 
 def _refuse_other_attention(config: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from rollouts.sampling.engines.protocol import (
     check_request,
     reason,
 )
-from rollouts.sampling.engines.stops import StopTexts
+from rollouts.sampling.engines.stop_texts import StopTexts
 
 # vllm reads these when it is imported. The engine stays in this process and sends no usage reports. On a CPU more than
 # one thread makes a small model ten times slower. A GPU without flashinfer's kernels needs vllm's own sampler.
@@ -38,13 +37,8 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(eq=False)
-class _Watched:
-    """A completion that a stop text may end, with the tokens sampled so far."""
-
-    stop: tuple[str, ...]
-    ids: list[int] = field(default_factory=list)
-    entries: list[Any] = field(default_factory=list)
+Watched = tuple[tuple[str, ...], list[int], list[Any]]
+"""A completion that a stop text may end: the texts, the ids sampled so far, and vLLM's log-probabilities of each."""
 
 
 def _tokens(out: Any) -> tuple[list[int], list[Any]]:
@@ -119,7 +113,7 @@ class VllmEngine:
         self._refusals = ValueError, getattr(vllm.exceptions, "VLLMClientError", ValueError)
         self._internal: dict[str, str] = {}  # our request ids -> vllm's ids
         self._stops = StopTexts(path)
-        self._watched: dict[str, _Watched] = {}
+        self._watched: dict[str, Watched] = {}
         self._alternatives: dict[str, int] = {}  # of the requests that ask for some
         self._finished: list[Generation] = []  # while streams were scored
 
@@ -145,7 +139,7 @@ class VllmEngine:
         except self._refusals as error:  # vllm's own checks of one request; the engine still works
             raise RequestRefused(f"vLLM refused the request: {error}") from error
         if sampling.stop:
-            self._watched[request.request_id] = _Watched(sampling.stop)
+            self._watched[request.request_id] = sampling.stop, [], []
         if sampling.alternatives:
             self._alternatives[request.request_id] = sampling.alternatives
 
@@ -193,17 +187,18 @@ class VllmEngine:
             return [] if generation is None else [generation]
         return [self._generation(out, *_tokens(out))] if out.finished else []
 
-    def _watch(self, out: Any, watched: _Watched) -> Generation | None:
+    def _watch(self, out: Any, watched: Watched) -> Generation | None:
         """Take the new tokens of a completion that a stop text may end. When one does, the later tokens are dropped."""
+        stop, ids, entries = watched
         for token, entry in zip(*_tokens(out), strict=True):
-            watched.ids.append(token)
-            watched.entries.append(entry)
-            if text := self._stops.completed(watched.ids, watched.stop):
-                generation = self._generation(out, watched.ids, watched.entries, text)
+            ids.append(token)
+            entries.append(entry)
+            if text := self._stops.completed(ids, stop):
+                generation = self._generation(out, ids, entries, text)
                 if not out.finished:
                     self.llm_engine.abort_request([out.request_id])
                 return generation
-        return self._generation(out, watched.ids, watched.entries) if out.finished else None
+        return self._generation(out, ids, entries) if out.finished else None
 
     def _generation(self, out: Any, ids: list[int], entries: list[Any], text: str = "") -> Generation:
         self._internal.pop(out.request_id, None)

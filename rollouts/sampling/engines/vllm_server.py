@@ -66,10 +66,7 @@ class VllmServerEngine(HttpEngine):
             }
         else:
             body = {
-                "model": self.model,
-                "prompt": ids,
-                "return_token_ids": True,
-                "add_special_tokens": False,
+                "model": self.model, "prompt": ids, "return_token_ids": True, "add_special_tokens": False,
             } | request_body
             if sampling.alternatives:
                 body["return_tokens_as_token_ids"] = True

@@ -9,7 +9,7 @@ from rollout_inspector.refusal import Refusal
 from rollouts.sampling.environments import reasoning_gym, skyrl_gym
 from rollouts.sampling.environments.calculator import CalculatorEnvironment
 from rollouts.sampling.environments.lookup import LookupEnvironment
-from rollouts.sampling.environments.prompts import Prompt, PromptsEnvironment, PromptsRejected, read_prompts
+from rollouts.sampling.environments.prompts import PromptsEnvironment, PromptsRejected, read_prompts
 from rollouts.sampling.environments.protocol import Environment, Episode, Outcome, Task
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
@@ -38,7 +38,7 @@ _WITHHELD = {
 }
 
 
-def environment(name: str, prompts: Sequence[Prompt] = ()) -> Environment:
+def environment(name: str, prompts: Sequence[Task] = ()) -> Environment:
     """The environment of that name. ``prompts`` are its tasks if it takes them from a file.
 
     Raises :class:`Refusal` with a sentence for the form.

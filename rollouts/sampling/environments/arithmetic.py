@@ -53,26 +53,10 @@ def _number(rng: random.Random, most_digits: int = 4) -> int:
 
 
 _DIRECT = (
-    "What is {}?",
-    "What is {}?",
-    "What's {}?",
-    "Compute {}.",
-    "Calculate {}.",
-    "Calculate {}, please.",
-    "Please compute {}.",
-    "Please work out {}.",
-    "Evaluate {}.",
-    "Work out {}.",
-    "How much is {}?",
-    "Find the value of {}.",
-    "Tell me {}.",
-    "Can you compute {}?",
-    "Can you tell me what {} is?",
-    "I need the value of {}.",
-    "Could you work out {} for me?",
-    "{} = ?",
-    "{}",
-    "Give me the result of {}.",
+    "What is {}?", "What is {}?", "What's {}?", "Compute {}.", "Calculate {}.", "Calculate {}, please.",
+    "Please compute {}.", "Please work out {}.", "Evaluate {}.", "Work out {}.", "How much is {}?",
+    "Find the value of {}.", "Tell me {}.", "Can you compute {}?", "Can you tell me what {} is?",
+    "I need the value of {}.", "Could you work out {} for me?", "{} = ?", "{}", "Give me the result of {}.",
     "What does {} come to?",
 )
 _SPOKEN = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}
@@ -183,16 +167,9 @@ _THEN: tuple[tuple[str, str], ...] = (
     ("subtract the result from {e}", "{e}-{r}"),
 )
 _JOINED = (
-    "First {}, then {}.",
-    "First {}. Then {}.",
-    "{}, then {}.",
-    "{} and then {}.",
-    "{}. After that, {}.",
-    "Please {}, then {}.",
-    "Please {} first and {} afterwards.",
-    "Step one: {}. Step two: {}.",
-    "In two steps: {}, then {}.",
-    "I want you to {} and then to {}.",
+    "First {}, then {}.", "First {}. Then {}.", "{}, then {}.", "{} and then {}.", "{}. After that, {}.",
+    "Please {}, then {}.", "Please {} first and {} afterwards.", "Step one: {}. Step two: {}.",
+    "In two steps: {}, then {}.", "I want you to {} and then to {}.",
 )
 
 

@@ -19,11 +19,7 @@ CALCULATOR_TOOL: dict[str, Any] = {
     "function": {
         "name": "calculator",
         "description": "Evaluates one arithmetic expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-        },
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
     },
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,16 +26,6 @@ MAX_PROBLEMS = 20
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One line of the file."""
-
-    messages: list[dict[str, Any]]
-    answer: str | None = None
-    """None = the line has no answer, and its trajectories get no reward."""
-    tools: list[dict[str, Any]] | None = None
-
-
 class PromptsRejected(Refusal):
     """The file holds lines that are not prompts. ``problems`` has a sentence for each, up to ``MAX_PROBLEMS``."""
 
@@ -44,9 +34,12 @@ class PromptsRejected(Refusal):
         self.problems = tuple(problems)
 
 
-def read_prompts(source: Path | BinaryIO) -> list[Prompt]:
-    """The prompts of a JSONL file (a path, or a file open for reading bytes). Raises :class:`PromptsRejected`."""
-    prompts: list[Prompt] = []
+def read_prompts(source: Path | BinaryIO) -> list[Task]:
+    """The prompts of a JSONL file (a path, or a file open for reading bytes). Raises :class:`PromptsRejected`.
+
+    The trajectories of a line without an answer get no reward.
+    """
+    prompts: list[Task] = []
     problems: list[str] = []
     with source.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
         for number, line in _lines(file):
@@ -79,7 +72,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
             pass
 
 
-def _prompt(line: bytes) -> Prompt:
+def _prompt(line: bytes) -> Task:
     if len(line) > MAX_LINE:
         raise ValueError(f"it is longer than {MAX_LINE >> 20} MiB.")
     try:
@@ -107,7 +100,7 @@ def _prompt(line: bytes) -> Prompt:
         raise ValueError('"tools" must be a list of function schemas.')
     if problem := tools_problem(tools or ()):
         raise ValueError(f'"tools" must be a list of function schemas. {problem}')
-    return Prompt(messages, None if answer is None else str(answer), tools or None)
+    return Task(messages, tools or None, None if answer is None else str(answer))
 
 
 def _check_message(message: object, place: int) -> None:
@@ -169,15 +162,14 @@ class PromptsEnvironment:
 
     name = "prompts"
 
-    def __init__(self, prompts: Sequence[Prompt] = ()) -> None:
+    def __init__(self, prompts: Sequence[Task] = ()) -> None:
         self._prompts = prompts
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         """The first ``n`` prompts. Raises :class:`Refusal` without a file."""
         if not self._prompts:
             raise Refusal("The environment prompts needs a JSONL file of prompts; choose one.")
-        chosen = [self._prompts[index % len(self._prompts)] for index in range(n)]
-        return [Task(prompt.messages, prompt.tools, prompt.answer, index) for index, prompt in enumerate(chosen)]
+        return [replace(self._prompts[index % len(self._prompts)], index=index) for index in range(n)]
 
     def start(self, task: Task) -> PromptsEpisode:
         return PromptsEpisode(task)

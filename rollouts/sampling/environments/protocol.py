@@ -31,11 +31,11 @@ class Task:
 
     messages: list[dict[str, Any]]
     """The chat messages that the episode starts with. The user wrote the last one."""
-    tools: list[dict[str, Any]] | None
+    tools: list[dict[str, Any]] | None = None
     """Function schemas as the chat template takes them; ``None`` when there are none."""
-    answer: str | None
+    answer: str | None = None
     """The right answer; ``None`` when the task has no single one."""
-    index: int
+    index: int = 0
     """The place among the tasks of one call of ``tasks``, counted from 0."""
     data: dict[str, Any] = field(default_factory=dict)
     """JSON that the environment needs to start the episode, also in another process. Often empty."""
@@ -61,11 +61,9 @@ class Episode(Protocol):
 
     def step(self, message: Mapping[str, Any]) -> Outcome:
         """Answer a parsed assistant message (``role``, ``content``, maybe ``tool_calls``), even a malformed one."""
-        ...
 
     def truncated(self, reason: str) -> Outcome:
         """Score an episode that the loop ends (out of tokens or turns). ``reason`` becomes the stop reason."""
-        ...
 
 
 class Environment(Protocol):
@@ -75,6 +73,5 @@ class Environment(Protocol):
 
     def tasks(self, n: int, seed: int) -> list[Task]:
         """Returns the ``n`` tasks of a seed. A longer list starts with the shorter one."""
-        ...
 
     def start(self, task: Task) -> Episode: ...

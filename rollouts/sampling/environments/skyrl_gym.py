@@ -5,31 +5,20 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from rollout_inspector.refusal import Refusal
 from rollouts.sampling.environments.arithmetic import random_problem
-from rollouts.sampling.environments.prompts import Prompt, PromptsEnvironment
+from rollouts.sampling.environments.prompts import PromptsEnvironment
 from rollouts.sampling.environments.protocol import Outcome, Task, import_package
 
-
-@dataclass(frozen=True)
-class _Offered:
-    instruction: str
-    """Text after the question."""
-    extras: str
-    """The key under which SkyRL-Gym looks for the right answer."""
-
-
-OFFERED: dict[str, _Offered] = {
-    "gsm8k": _Offered('Think step by step and write the final number behind "####".', "reward_spec"),
-    "gsm8k_multi_turn": _Offered(
-        'Think step by step and end every turn with your number so far behind "####".', "reward_spec"
-    ),
-    "aime": _Offered('Think step by step. The last line is "Answer: " and the number.', "reward_model"),
+OFFERED = {
+    "gsm8k": ('Think step by step and write the final number behind "####".', "reward_spec"),
+    "gsm8k_multi_turn": ('Think step by step and end every turn with your number so far behind "####".', "reward_spec"),
+    "aime": ('Think step by step. The last line is "Answer: " and the number.', "reward_model"),
 }
+"""Environment -> the text after a question, and the key under which SkyRL-Gym looks for the right answer."""
 
 _EXECUTES = "it executes code that the model writes, on the machine of the worker."
 WITHHELD: dict[str, str] = {
@@ -88,7 +77,7 @@ def _action(message: Mapping[str, Any]) -> str:
 class SkyRLGymEnvironment:
     """The package has no tasks. They come from a file of prompts; without one, arithmetic with whole answers."""
 
-    def __init__(self, env: str, prompts: Sequence[Prompt] = ()) -> None:
+    def __init__(self, env: str, prompts: Sequence[Task] = ()) -> None:
         self.name = f"skyrl_gym:{env}"
         self._env, self._prompts = env, prompts
 
@@ -106,12 +95,12 @@ class SkyRLGymEnvironment:
         while True:
             problem = random_problem(rng)
             if re.fullmatch(r"-?\d+", problem.answer):
-                content = f"{problem.question} {OFFERED[self._env].instruction}"
+                content = f"{problem.question} {OFFERED[self._env][0]}"
                 return Task([{"role": "user", "content": content}], None, problem.answer, index)
 
     def start(self, task: Task) -> SkyRLGymEpisode:
         # The environment looks in "extra_info" for a number of turns. Empty = its default.
-        extras = {OFFERED[self._env].extras: {"ground_truth": task.answer}, "extra_info": {}}
+        extras = {OFFERED[self._env][1]: {"ground_truth": task.answer}, "extra_info": {}}
         env = load_package().make(self._env, extras=extras)
         env.init([dict(message) for message in task.messages])
         return SkyRLGymEpisode(env)

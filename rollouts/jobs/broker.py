@@ -45,7 +45,7 @@ def send_shards(keys: Iterable[int]) -> None:
             break
 
 
-def send(job: Job) -> str:
+def send_job(job: Job) -> str:
     """Send a job. If the broker does not answer, the job fails with a sentence, which is returned."""
     if sentence := send_task(DO_JOB, job.pk, queue_of(job)):
         end_job(job, Job.Status.FAILED, sentence)

@@ -25,8 +25,8 @@ from typing import Any
 
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.sampling.engines import ENGINES, EngineError, reason
-from rollouts.sampling.engines.owner import EngineLost, EngineNotBuilt, EngineOwner, Life
-from rollouts.sampling.engines.worker import EngineDriver
+from rollouts.sampling.engines.engine_owner import EngineLost, EngineNotBuilt, EngineOwner, Life
+from rollouts.sampling.engines.engine_thread import EngineDriver
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _NOBODY = -1
 
 
 class EngineProcess(EngineOwner):
-    """An :class:`~rollouts.sampling.engines.owner.EngineOwner` whose engine runs in a separate process.
+    """An :class:`~rollouts.sampling.engines.engine_owner.EngineOwner` whose engine runs in a separate process.
 
     ``build``, the argument of ``call`` and its result are pickled. Each life of the engine is one process. When an
     engine dies its process ends too, so its memory is free before the next engine is built.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rollouts.jobs import launch
+from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.jobs.exports.exports import drop_files_of
 from rollouts.jobs.imports import import_join, imports
 from rollouts.jobs.imports.uploads import drop_uploads
-from rollouts.jobs.sending import DO_JOB, send_task
 from rollouts.store.database import reload
 from rollouts.store.files import StorageDown
 from rollouts.store.jobs.activity import is_active, is_silent
@@ -26,8 +26,8 @@ def cancel(run: Run) -> None:
     if (job := _import_of(run)) is not None:
         if not is_silent(job) and (stopped := stop_shards(job)) is not None:
             send_task(DO_JOB, stopped.pk)  # its worker puts complete files together; the clock sends it, too
-        elif not (is_cut(job) and not is_silent(job)) and (held := take_job(job.pk)) is not None:
-            import_join.cancel(held)
+        elif not (is_cut(job) and not is_silent(job)) and (taken_job := take_job(job.pk)) is not None:
+            import_join.cancel(taken_job)
     reload(run)
 
 

@@ -1,4 +1,4 @@
-"""Parser audits: what every parser reads of one completion. A worker reads, and the result is stored with its key."""
+"""Parser comparisons: what every parser reads of one completion. A worker reads; the result is stored with its key."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rollouts.store.trajectories.parser_audits import (
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1
-"""Raise it when an audit says other things than before: stored ones are then stale."""
+"""Raise it when a comparison says other things than before: stored ones are then stale."""
 MAX_CHARACTERS = 1_500_000
 """Of a completion's text. A longer one is read by no parser."""
 KEPT_CHARACTERS = 2_000
@@ -55,7 +55,7 @@ TEMPLATE = "the chat template's form"
 
 
 def key_of(trajectory: StoredTrajectory) -> str:
-    """The hash of all that audits of a trajectory depend on, but for the version of vLLM, which the worker has."""
+    """The hash of all that comparisons of a trajectory depend on, but for the version of vLLM, which the worker has."""
     run = trajectory.run
     parts = (
         VERSION, trajectory.attempt, trajectory.n_steps, trajectory.n_tokens, trajectory.status,
@@ -65,7 +65,7 @@ def key_of(trajectory: StoredTrajectory) -> str:
 
 
 def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[ParserAudit, bool]:
-    """The audit of a step's reply, and whether a worker has to be sent for it. One that has ended is made again."""
+    """The comparison of a step's reply, and whether a worker has to be sent. One that has ended is made again."""
     key = key_of(trajectory)
     with transaction.atomic():
         audit = parser_audit_of(trajectory, step, key)
@@ -77,17 +77,17 @@ def ask(trajectory: StoredTrajectory, step: int, user: Any = None) -> tuple[Pars
 
 
 def current(trajectory: StoredTrajectory, step: int) -> ParserAudit | None:
-    """The stored audit of a step's reply if it is not stale or a worker is making it now; else None. One query."""
+    """The stored comparison of a step's reply if it is not stale or a worker is making it now; else None. One query."""
     audit = find_parser_audit(trajectory, step)
     return audit if audit is not None and (audit.key == key_of(trajectory) or is_active(audit.job)) else None
 
 
 def do_job(job: Job, beat: Beat) -> None:
-    """Read the reply of a job's audit with every parser, and store what each one read."""
+    """Read the reply of a job's comparison with every parser, and store what each one read."""
     audit = parser_audit_of_job(job)
     beat(progress="the parsers are started")
     audit.key = key_of(audit.trajectory)
-    (audit.report,) = audit_steps(
+    (audit.report,) = compare_steps(
         audit.trajectory, [audit.step_index], lambda note: beat.now_and_then(progress=note[:200])
     )
     with transaction.atomic():
@@ -107,7 +107,7 @@ def missing(trajectory: StoredTrajectory) -> Refusal | None:
     return None
 
 
-def audit_steps(
+def compare_steps(
     record: StoredTrajectory, indices: Sequence[int] | None = None, say: Callable[[str], object] = lambda _: None
 ) -> list[dict[str, Any]]:
     """What each parser reads of these steps' completions; None = of all. One process of vLLM serves them all.
@@ -130,7 +130,7 @@ def audit_steps(
         parsers = None
     try:
         return [
-            _audited(record, value, codec, case, index, parsers, notes, say)
+            _compared(record, value, codec, case, index, parsers, notes, say)
             for index in (range(len(value.steps)) if indices is None else indices)
         ]
     finally:
@@ -138,7 +138,7 @@ def audit_steps(
             parsers.close()
 
 
-def _audited(
+def _compared(
     record: StoredTrajectory, value: Trajectory, codec: LoadedTokenizer, case: DiagnosisContext, index: int,
     parsers: VllmParsers | None, notes: Sequence[str], say: Callable[[str], object],
 ) -> dict[str, Any]:
@@ -156,10 +156,11 @@ def _audited(
         [("template", TEMPLATE, reading)] if (reading := _by_template(record, codec, step, notes)) is not None else []
     )
     if parsers is not None:
-        for kind, name, found in parsers.read_all(completion.text, tools, say):
-            calls = tuple(ToolCall(call["name"], _value(call["arguments"])) for call in found.get("calls", ()))
-            error = storable_text(without_paths(found.get("error", "")))
-            read.append((kind, name, ParserReading(found.get("content", ""), found.get("reasoning", ""), calls, error)))
+        for kind, name, answer in parsers.read_all(completion.text, tools, say):
+            calls = tuple(ToolCall(call["name"], _value(call["arguments"])) for call in answer.get("calls", ()))
+            error = storable_text(without_paths(answer.get("error", "")))
+            reading = ParserReading(answer.get("content", ""), answer.get("reasoning", ""), calls, error)
+            read.append((kind, name, reading))
     say("what they read is looked for in the tokens")
     start = len(step.prompt_ids)
     return {
@@ -171,7 +172,7 @@ def _audited(
         "message_of": "" if message is None else "reply" if step.reply is not None else "next request",
         "message": None if stored is None else _told(stored, audit(completion, stored), start),
         "readings": _grouped(completion, read, stored, start),
-        "unusable": [{"kind": kind, "parser": name, "reason": one.error} for kind, name, one in read if one.error],
+        "unusable": [{"kind": kind, "parser": name, "reason": item.error} for kind, name, item in read if item.error],
         "notes": notes,
     }
 
@@ -204,18 +205,18 @@ def _grouped(
 ) -> list[dict[str, Any]]:
     """The readings, equal ones together: those that agree with the stored message first, then by number of parsers."""
     groups: dict[tuple[bool, str], list[tuple[str, str, ParserReading]]] = {}
-    for one in read:
-        if not one[2].error:
-            groups.setdefault((one[0] == "reasoning", one[2].key), []).append(one)
-    found = []
+    for kind, name, reading in read:
+        if not reading.error:
+            groups.setdefault((kind == "reasoning", reading.key), []).append((kind, name, reading))
+    groups_json = []
     for (is_reasoning, _), members in groups.items():
         reading = members[0][2]
         differs = None if stored is None else differences(reading, stored, is_reasoning)
-        told = _told(reading, audit(completion, reading), start)
-        kind = "reasoning" if is_reasoning else "tool"
-        found.append({"kind": kind, "parsers": [name for _, name, _ in members], "differs": differs, **told})
+        group = {"kind": "reasoning" if is_reasoning else "tool", "parsers": [name for _, name, _ in members]}
+        groups_json.append({**group, "differs": differs, **_told(reading, audit(completion, reading), start)})
     return sorted(
-        found, key=lambda one: (one["kind"] == "reasoning", bool(one["differs"]), one["n_lost"], -len(one["parsers"]))
+        groups_json,
+        key=lambda one: (one["kind"] == "reasoning", bool(one["differs"]), one["n_lost"], -len(one["parsers"])),
     )
 
 

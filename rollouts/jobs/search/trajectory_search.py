@@ -18,9 +18,9 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Ids
 from rollout_inspector.text.tokenizers import ByteTable
-from rollouts.jobs.search.buffer import of_row, of_trajectories
-from rollouts.jobs.search.patterns import IdsPattern, Pattern, PatternTooSlow
-from rollouts.jobs.search.questions import SearchQuestion
+from rollouts.jobs.search.patterns import Pattern, PatternTooSlow
+from rollouts.jobs.search.search_question import SearchQuestion
+from rollouts.jobs.search.token_buffer import of_row, of_trajectories
 from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
@@ -61,7 +61,7 @@ class _Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchHit:
     """A result: a range of tokens of a trajectory, or its metadata."""
 
     run: Run
@@ -87,7 +87,7 @@ class Found:
 class SearchedPart:
     """Part of what a search finds."""
 
-    results: list[Found] = field(default_factory=list)
+    results: list[SearchHit] = field(default_factory=list)
     next: str = ""
     """Where the next part begins; empty = everything was searched."""
     done: int = 0
@@ -115,9 +115,9 @@ def search(
     :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
     """
     runs = searched_runs(access, run, project)
-    held = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
-    place = _Place(*held) if held else None
-    if place is None and isinstance(question.pattern, IdsPattern):
+    values = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
+    place = _Place(*values) if values else None
+    if place is None and question.pattern is not None and question.pattern.token_texts:
         _check_texts(question.pattern, runs)
     total = place.total if place is not None else sum_of_trajectories(runs)
     part = SearchedPart(total=total)
@@ -125,9 +125,7 @@ def search(
     return part
 
 
-def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
-    if not pattern.names_texts:
-        return
+def _check_texts(pattern: Pattern, runs: QuerySet[Run]) -> None:
     tables = [table for key in tokenizer_files(runs) if (table := _table(key))]
     if text := pattern.unknown(tables):
         raise Refusal(no_token(text))
@@ -136,11 +134,6 @@ def _check_texts(pattern: IdsPattern, runs: QuerySet[Run]) -> None:
 def no_token(text: str) -> str:
     """The sentence for a text that is no token."""
     return f"“{text[:60]}” is no single token here. Search it as a text, or write its tokens one by one."
-
-
-def needs_table(pattern: Pattern) -> bool:
-    """Whether nothing can be found without the bytes of the tokens."""
-    return pattern.needs_text or (isinstance(pattern, IdsPattern) and pattern.names_texts)
 
 
 def _table(files_sha256: str) -> ByteTable | None:
@@ -181,7 +174,7 @@ class _Walk:
         """Search the trajectories of a run from ``index`` on. False = the part has ended."""
         table = byte_table_of(run)
         pattern = self.question.pattern
-        if pattern is not None and table is None and needs_table(pattern):
+        if pattern is not None and table is None and pattern.needs_text:
             if run.n_tokens and not index:
                 self.part.notes.append(f"“{run.name}” has no tokenizer that can be read; only ids are found in it.")
             return self._in_time(run, run.n_trajectories, done)
@@ -209,14 +202,14 @@ class _Walk:
     def _search_batch(self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int, done: int) -> bool:
         """Search some trajectories; ``at``: how far the first one is searched. False = the part has ended."""
         find = {"finding": self._findings, "metadata": self._metadata}.get(self.question.by, self._tokens)
-        for looked, then, found in find(run, table, batch, at):
-            if found is None:
+        for looked, then, result in find(run, table, batch, at):
+            if result is None:
                 sentence = "The expression took too long in {}, and was stopped there. Make it more specific."
                 self.part.notes.append(sentence.format(f"“{looked.external_id[:80]}”"))
                 self.part.too_slow = True
                 self._stop(run, looked.number + 1, 0, done)
                 return False
-            self.part.results.append(found)
+            self.part.results.append(result)
             if len(self.part.results) >= self.limit:
                 self._stop(run, looked.number, then, done)
                 return False
@@ -224,11 +217,11 @@ class _Walk:
 
     def _tokens(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
-    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+    ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         """The trajectory, how far it is searched then, and a result; None = it takes too long."""
         pattern = self.question.pattern
         assert pattern is not None
-        buffer = of_trajectories([one.pk for one in batch], pattern.carry)
+        buffer = of_trajectories([looked.pk for looked in batch], pattern.carry)
         first = at
         try:
             for start, stop in pattern.find(buffer, table, at):
@@ -237,7 +230,7 @@ class _Walk:
                 looked = batch[spot.trajectory]
                 first = start + 1 if pattern.shares_tokens else stop
                 before, after = (_text(table, ids) for ids in buffer.around(start, stop))
-                yield looked, first - buffer.first_of[spot.trajectory], Found(
+                yield looked, first - buffer.first_of[spot.trajectory], SearchHit(
                     run, looked.code, looked.external_id, looked.number, spot.row, spot.step, spot.start, spot.stop,
                     _text(table, buffer.ids[start:stop]), before.lstrip("\ufffd"), after.rstrip("\ufffd"),
                 )
@@ -246,10 +239,10 @@ class _Walk:
 
     def _findings(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
-    ) -> Iterator[tuple[_Looked, int, Found | None]]:
-        by_key = {one.pk: one for one in batch}
+    ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
+        by_key = {looked.pk: looked for looked in batch}
         findings = findings_among(run, list(by_key), self.question.filters)
-        rows = rows_of_steps([one for one in findings if one.row_index is None and one.step_index is not None])
+        rows = rows_of_steps([item for item in findings if item.row_index is None and item.step_index is not None])
         n_of: dict[int, int] = {}
         for finding in sorted(findings, key=lambda finding: by_key[finding.trajectory_id].number):
             looked = by_key[finding.trajectory_id]
@@ -257,14 +250,14 @@ class _Walk:
             if looked is batch[0] and n_of[looked.pk] <= at:
                 continue
             row = rows.get((finding.trajectory_id, finding.step_index), finding.row_index)
-            yield looked, n_of[looked.pk], Found(
+            yield looked, n_of[looked.pk], SearchHit(
                 run, looked.code, looked.external_id, looked.number, row, finding.step_index, finding.start,
                 finding.stop, finding.evidence[:MAX_CHARACTERS], kind=finding.kind,
             )
 
     def _metadata(
         self, run: Run, table: ByteTable | None, batch: Sequence[_Looked], at: int
-    ) -> Iterator[tuple[_Looked, int, Found | None]]:
+    ) -> Iterator[tuple[_Looked, int, SearchHit | None]]:
         text, as_json = self.question.text, self.question.as_json
         by_key = {looked.pk: looked for looked in batch}
         for key, values in metadata_with(list(by_key), text, as_json):
@@ -272,7 +265,7 @@ class _Walk:
             if at and looked is batch[0]:
                 continue
             field, before, match, after = _where(values, text, as_json)
-            yield looked, 1, Found(
+            yield looked, 1, SearchHit(
                 run, looked.code, looked.external_id, looked.number, None, None, None, None, match,
                 f"{field}: {before}", after,
             )
@@ -284,18 +277,18 @@ _AROUND = 80
 def _where(values: dict[str, Any], text: str, as_json: str) -> tuple[str, str, str, str]:
     """The field that holds the text, and the text with what stands around it."""
     for name, value in values.items():
-        wanted = as_json if name in BODIES else text
-        at = (value or "").lower().find(wanted.lower())
+        needle = as_json if name in BODIES else text
+        at = (value or "").lower().find(needle.lower())
         if at >= 0:
-            end = at + len(wanted)
+            end = at + len(needle)
             return name, value[max(at - _AROUND, 0) : at], value[at:end], value[end : end + _AROUND]
     return "external_id", "", str(values["external_id"]), ""
 
 
 def _text(table: ByteTable | None, ids: Ids) -> str:
-    shown = ids[:MAX_CHARACTERS]
-    text = " ".join(map(str, shown.tolist())) if table is None else table.text(shown)
-    return text if len(text) <= MAX_CHARACTERS and len(shown) == len(ids) else f"{text[:MAX_CHARACTERS]} …"
+    first_ids = ids[:MAX_CHARACTERS]
+    text = " ".join(map(str, first_ids.tolist())) if table is None else table.text(first_ids)
+    return text if len(text) <= MAX_CHARACTERS and len(first_ids) == len(ids) else f"{text[:MAX_CHARACTERS]} …"
 
 
 def find_in_row(
@@ -308,9 +301,9 @@ def find_in_row(
     pattern = question.pattern
     if pattern is None:
         raise Refusal("A row is searched by text, ids or regex.")
-    if table is None and needs_table(pattern):
+    if table is None and pattern.needs_text:
         raise Refusal("Without a tokenizer only ids are found.")
-    if isinstance(pattern, IdsPattern) and table is not None and (text := pattern.unknown([table])):
+    if table is not None and (text := pattern.unknown([table])):
         raise Refusal(no_token(text))
     buffer = of_row(row_window(trajectory, row, 0, row.n_tokens).ids)
     places: list[tuple[int, int]] = []

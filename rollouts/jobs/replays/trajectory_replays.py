@@ -42,7 +42,7 @@ def missing(trajectory: StoredTrajectory) -> Refusal | None:
 
 def all_installed() -> bool:
     """Whether no strategy lacks its optional package."""
-    return not any(one.missing() for one in STRATEGIES.values())
+    return not any(strategy.missing() for strategy in STRATEGIES.values())
 
 
 def key_of(trajectory: StoredTrajectory) -> str:
@@ -118,8 +118,8 @@ def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
             Remedy.REPLAY_BY_COMMAND,
         )
     context, loaded = context_of(record.run)
-    (made,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
-    return made
+    (results,) = replay_many([complete_replies(value, loaded, context)], list(STRATEGIES.values()), context)
+    return results
 
 
 def figures(made: StrategyResult) -> dict[str, Any]:

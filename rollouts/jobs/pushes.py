@@ -11,17 +11,12 @@ from rollout_inspector.formats import FileRefused, Rejected, Source, TooLarge, l
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Trajectory
-from rollouts.jobs.sending import send
+from rollouts.jobs.broker import send_job
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Run
 from rollouts.store.runs.rejections import add_rejections
-from rollouts.store.trajectories.pushed_trajectories import (
-    add_new_trajectories,
-    differing,
-    named_by_content,
-    note_push,
-)
+from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories, differing, named_by_content, note_push
 
 BATCH_TRAJECTORIES = 50
 BATCH_TOKENS = 1_000_000
@@ -57,7 +52,7 @@ class Pushed:
         add_rejections(run, "pushed", rejected)
         self.n_rejected += len(rejected)
         room = MAX_LISTED - len(self.rejected)
-        self.rejected += [{"line": one.line, "reason": one.reason} for one in rejected[:room]]
+        self.rejected += [{"line": line.line, "reason": line.reason} for line in rejected[:room]]
 
 
 def take_push(run: Run, source: Source, format_name: str, prefix: str, training_step: TrainingStepRule = ANY) -> Pushed:
@@ -77,13 +72,13 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
     others: list[str] = []
     try:
         for batch in batched(items, BATCH_TOKENS, _weight):
-            named = [one if isinstance(one, Rejected) else _named(one, prefix) for one in batch]
-            trajectories = [one for one in named if isinstance(one, Trajectory)]
-            stored, known = add_new_trajectories(run, trajectories, table)
+            items_in_run = [item if isinstance(item, Rejected) else _named(item, prefix) for item in batch]
+            trajectories = [item for item in items_in_run if isinstance(item, Trajectory)]
+            stored, stored_before = add_new_trajectories(run, trajectories, table)
             pushed.trajectories += len(stored)
-            pushed.known += len(known)
-            others += differing(run, known) if known else []
-            pushed.reject(run, [one for one in named if isinstance(one, Rejected)])
+            pushed.known += len(stored_before)
+            others += differing(run, stored_before) if stored_before else []
+            pushed.reject(run, [item for item in items_in_run if isinstance(item, Rejected)])
             limits.current().check_rejected(pushed.n_rejected)
     except FileRefused as error:
         pushed.reject(run, [Rejected(None, str(error))])
@@ -99,7 +94,7 @@ def _take(run: Run, source: Source, format_name: str, prefix: str, training_step
     if pushed.trajectories:
         # The diagnosis needs a tokenizer and time, so a worker makes it.
         job, is_new = ask_job(run, "diagnose_pushed", user=run.created_by)
-        if is_new and (sentence := send(job)):
+        if is_new and (sentence := send_job(job)):
             notices.append(
                 f"The trajectories are stored without findings. {sentence} `manage.py diagnose {run.code}` makes them."
             )

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
-from rollouts.sampling.engines.protocol import Engine, EngineError, Generation, GenerationRequest, RequestRefused
+from rollouts.sampling.engines.protocol import (
+    Engine,
+    EngineError,
+    EngineInfo,
+    Generation,
+    GenerationRequest,
+    RequestRefused,
+)
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -42,35 +49,18 @@ class EngineNotBuilt(EngineLost):
     """The engine could not be built, and its process lived on to say why."""
 
 
-@dataclass(frozen=True)
-class EngineInfo:
-    """What the loop needs to know about an engine, without touching the engine."""
-
-    name: str
-    version: str
-    max_model_len: int
-    vocab_size: int
-    logprobs_mode: str
-
-    @classmethod
-    def of(cls, engine: Engine) -> EngineInfo:
-        return cls(engine.name, engine.version, engine.max_model_len, engine.vocab_size, engine.logprobs_mode)
-
-
 class Life(Protocol):
     """One engine from its building to its end, in a thread or in a process. It reports to its owner."""
 
     def send(self, message: Any) -> None:
         """Hand over what ``EngineOwner._packed`` returned. Never waits."""
-        ...
 
     def end(self, timeout: float | None) -> None:
         """Wait at most so many seconds until it has ended."""
-        ...
 
 
 @dataclass(eq=False)
-class _Asked:
+class _Question:
     """A future that is not done yet."""
 
     value: Any
@@ -97,7 +87,7 @@ class EngineOwner(ABC):
         self._build, self._name = build, name
         self._lock = threading.Lock()
         self._numbers = count()
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _Question] = {}
         self._waiting: list[int] = []
         """Numbers of what was asked and is not under way."""
         self._alone: int | None = None
@@ -220,7 +210,7 @@ class EngineOwner(ABC):
             if self._closing:
                 raise EngineClosed("The engine is shutting down.")
             number = next(self._numbers)
-            question = self._asked[number] = _Asked(value, self._packed((kind, number, value)))
+            question = self._asked[number] = _Question(value, self._packed((kind, number, value)))
             self._waiting.append(number)
             if self._is_built:
                 self._pass_on()
@@ -246,7 +236,7 @@ class EngineOwner(ABC):
         for number in numbers:
             self._life.send(self._asked[number].message)
 
-    def _take_back(self) -> list[_Asked]:
+    def _take_back(self) -> list[_Question]:
         """Have what was under way wait for the next engine. Returns what is not to be asked again."""
         waited = set(self._waiting)
         for number, question in self._asked.items():
@@ -266,7 +256,7 @@ class EngineOwner(ABC):
         self._pause.start()
         return ended
 
-    def _give_up(self) -> list[_Asked]:
+    def _give_up(self) -> list[_Question]:
         ended = list(self._asked.values())
         self._asked.clear()
         self._waiting.clear()

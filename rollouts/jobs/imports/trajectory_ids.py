@@ -36,16 +36,10 @@ class NamedPart:
     """The line of each trajectory."""
 
 
-@dataclass
-class Names:
-    """What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts."""
+Names = tuple[dict[int, Named], dict[int, Named], dict[int, Rejected]]
+"""What becomes of the trajectories whose ids occur twice; a place counts the trajectories of all parts.
 
-    wanted: dict[int, Named]
-    """Place -> what the file says."""
-    final: dict[int, Named] = field(default_factory=dict)
-    """Place -> what is stored."""
-    rejected: dict[int, Rejected] = field(default_factory=dict)
-    """Place -> why the trajectory is left out."""
+Place -> what the file says; place -> what is stored; place -> why the trajectory is left out."""
 
 
 def hash_of(name: str) -> int:
@@ -60,8 +54,8 @@ def packed(values: Sequence[int], kind: str) -> str:
 
 def unpacked(text: str, kind: str) -> list[int]:
     """The numbers of :func:`packed`."""
-    found: list[int] = np.frombuffer(b64decode(text), dtype=kind).tolist()
-    return found
+    values: list[int] = np.frombuffer(b64decode(text), dtype=kind).tolist()
+    return values
 
 
 def prefixed(file: str, name: str) -> str:
@@ -76,16 +70,16 @@ def resolve(
 
     ``renamed``: the places of these. ``load`` returns what the files say at places.
     """
-    hashes: NDArray[np.uint64] = np.array([one for part in parts for one in part.hashes], dtype=np.uint64)
+    hashes: NDArray[np.uint64] = np.array([part_hash for part in parts for part_hash in part.hashes], dtype=np.uint64)
     values, counts = np.unique(hashes, return_counts=True)
-    wanted: dict[int, Named] = {}
-    names = Names(wanted)
+    recorded: dict[int, Named] = {}
+    names: Names = recorded, {}, {}
     more = _places(hashes, values[counts > 1]) | set(renamed)
     while more:
-        wanted |= load(sorted(more))
-        names = _named(parts, wanted)
-        made = [hash_of(name) for place, (name, _) in names.final.items() if name != wanted[place][0]]
-        more = _places(hashes, np.array(made, dtype=np.uint64)) - set(wanted)
+        recorded |= load(sorted(more))
+        names = _named(parts, recorded)
+        new_hashes = [hash_of(name) for place, (name, _) in names[1].items() if name != recorded[place][0]]
+        more = _places(hashes, np.array(new_hashes, dtype=np.uint64)) - set(recorded)
     return names
 
 
@@ -93,26 +87,26 @@ def _places(hashes: NDArray[np.uint64], of: NDArray[np.uint64]) -> set[int]:
     return set(np.flatnonzero(np.isin(hashes, of)).tolist())
 
 
-def _named(parts: Sequence[NamedPart], wanted: Mapping[int, Named]) -> Names:
-    names = Names(dict(wanted))
-    taken: set[str] = set()
+def _named(parts: Sequence[NamedPart], recorded: Mapping[int, Named]) -> Names:
+    final: dict[int, Named] = {}
+    rejected: dict[int, Rejected] = {}
+    used_names: set[str] = set()
     in_file: set[tuple[int, str]] = set()
     starts = [0, *accumulate(len(part.hashes) for part in parts)]
-    for place, part, line in _located(parts, starts, sorted(wanted)):
-        name, group = wanted[place]
+    for place, part, line in _located(parts, starts, sorted(recorded)):
+        name, group = recorded[place]
         if (part.number, name) in in_file:
-            reason = f"The id {name!r} was used on an earlier line of this file."
-            names.rejected[place] = Rejected(line, reason)
+            rejected[place] = Rejected(line, f"The id {name!r} was used on an earlier line of this file.")
             continue
         in_file.add((part.number, name))
-        if name in taken:
+        if name in used_names:
             name, group = prefixed(part.file, name), group and prefixed(part.file, group)
-        if name in taken:
-            names.rejected[place] = Rejected(None, f"The id {name!r} is in this run already.")
+        if name in used_names:
+            rejected[place] = Rejected(None, f"The id {name!r} is in this run already.")
             continue
-        taken.add(name)
-        names.final[place] = name, group
-    return names
+        used_names.add(name)
+        final[place] = name, group
+    return dict(recorded), final, rejected
 
 
 def _located(

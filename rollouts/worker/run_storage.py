@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
@@ -14,7 +14,17 @@ from rollouts.store.runs.runs import get_run
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
 from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.trajectories import load_trajectory, trajectories_by_key
-from rollouts.worker.batch import StorageBatch
+
+
+@dataclass(frozen=True, eq=False)
+class StorageBatch:
+    """What is stored in one go. A batch that was stored already changes nothing."""
+
+    run: int
+    """Primary key of the run."""
+    steps: Sequence[tuple[int, int, Step]]
+    """(trajectory key, step index, step)."""
+    ends: Sequence[TrajectoryEnd]
 
 
 class RunStorage:
@@ -29,9 +39,9 @@ class RunStorage:
         """Store a batch. A batch that was stored already changes nothing."""
         save_steps(batch.steps)
         for key, index, step in batch.steps:
-            held = self._steps.setdefault(key, [])
-            if index == len(held):
-                held.append(step)
+            steps = self._steps.setdefault(key, [])
+            if index == len(steps):
+                steps.append(step)
         for end in batch.ends:
             if end.error:
                 fail_trajectory(end)
@@ -50,9 +60,12 @@ class RunStorage:
         """
         records = {record.pk: record for record in trajectories_by_key([end.key for end in ends])}
         ours = [end for end in ends if end.key in records and records[end.key].attempt == end.attempt]
-        found = [self._diagnosis(records[end.key], end) for end in ours]
-        told = [replace(end, findings=one.findings, checks=one.checks) for end, one in zip(ours, found, strict=True)]
-        return told, {end.key: one.again for end, one in zip(ours, found, strict=True)}
+        diagnoses = [self._diagnosis(records[end.key], end) for end in ours]
+        diagnosed = [
+            replace(end, findings=diagnosis.findings, checks=diagnosis.checks)
+            for end, diagnosis in zip(ours, diagnoses, strict=True)
+        ]
+        return diagnosed, {end.key: diagnosis.again for end, diagnosis in zip(ours, diagnoses, strict=True)}
 
     def _diagnosis(self, record: StoredTrajectory, end: TrajectoryEnd) -> Diagnosis:
         from rollouts.jobs.diagnosis import diagnosis_for

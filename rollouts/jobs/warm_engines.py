@@ -8,9 +8,9 @@ from functools import partial
 
 from rollouts.jobs.launch import ServedModel
 from rollouts.sampling.engines import build_engine, engine_spec
-from rollouts.sampling.engines.owner import EngineOwner
-from rollouts.sampling.engines.process import EngineProcess
-from rollouts.sampling.engines.worker import EngineThread
+from rollouts.sampling.engines.engine_owner import EngineOwner
+from rollouts.sampling.engines.engine_process import EngineProcess
+from rollouts.sampling.engines.engine_thread import EngineThread
 
 MAX_LIVE = 64
 """Completions that an engine of a worker samples at once, where the model's options name no ``max_live``."""

@@ -93,8 +93,8 @@ class TokenBuffer:
         last = cell.offset + stop - cell.start
         spot = Spot(cell.trajectory, cell.row, cell.step, last - (stop - start), last)
         if cell.row is None and any(
-            number == cell.trajectory and np.array_equal(held[spot.start : spot.stop], self.ids[start:stop])
-            for (number, _), held in self.own_rows.items()
+            number == cell.trajectory and np.array_equal(row_ids[spot.start : spot.stop], self.ids[start:stop])
+            for (number, _), row_ids in self.own_rows.items()
         ):
             return None  # a row of its own has the same tokens at the same place
         return spot
@@ -161,14 +161,14 @@ def _followers(stored: Sequence[Any], rows: Sequence[Any]) -> list[int | None]:
         follows = {index for index, last_step, _ in rows if last_step is not None}
         return [row if row in follows else None for _, _, _, _, _, row, *_ in stored]
     # A trajectory without stored rows is shown with those that its steps make so far.
-    found, at, open_rows = list[int | None](), dict[int, int](), 0
+    followers, at, open_rows = list[int | None](), dict[int, int](), 0
     for pk, _, parent, shared, parent_length, *_ in stored:
         row = at.pop(parent, None) if shared == parent_length else None
         if row is None:
             row, open_rows = open_rows, open_rows + 1
         at[pk] = row
-        found.append(row)
-    return found
+        followers.append(row)
+    return followers
 
 
 class _Builder:

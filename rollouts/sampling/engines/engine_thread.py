@@ -9,14 +9,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from rollouts.sampling.engines import reason
-from rollouts.sampling.engines.owner import EngineClosed, EngineLost, EngineNotBuilt, EngineOwner, Life
-from rollouts.sampling.engines.protocol import (
-    Engine,
-    EngineError,
-    GenerationRequest,
-    RequestRefused,
-    check_generation,
-)
+from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost, EngineNotBuilt, EngineOwner, Life
+from rollouts.sampling.engines.protocol import Engine, EngineError, GenerationRequest, RequestRefused, check_generation
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,56 @@
+"""What arguments of commands name: a project, a run, a file. A command acts as the operator, who may do everything."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+
+from django.core.management.base import CommandError
+
+from rollout_inspector.guard.text_files import read_text
+from rollout_inspector.text import chat_templates
+from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.models import ChatTemplate, Project, Run
+from rollouts.store.people.projects import find_project_named, project_names, project_or_default
+from rollouts.store.runs.runs import find_run
+
+
+def add_project_option(parser: ArgumentParser, default: str = "the default project") -> None:
+    """Adds ``--project NAME``. ``default``: what no name means, in words."""
+    parser.add_argument(
+        "--project", default="", metavar="NAME", help=f"name or code of the project (default: {default})"
+    )
+
+
+def project_named(name: str) -> Project:
+    """The project with that name or code; empty = the default one. Raises :class:`CommandError`."""
+    if not name:
+        return project_or_default()
+    project = find_project_named(name)
+    if project is None:
+        names = ", ".join(project_names(10))
+        raise CommandError(f"There is no project {name!r}. There are: {names}.")
+    return project
+
+
+def run_named(code: str, templates: bool = False) -> Run:
+    """The run with that code, with its ``templates`` if they are asked for. Raises :class:`CommandError`."""
+    run = find_run(templates=templates, code=code)
+    if run is None:
+        raise CommandError(f"There is no run with the code {code!r}.")
+    return run
+
+
+def read_chat_template(path: str | Path) -> str:
+    """A chat template that renders. Raises :class:`CommandError` with the line that cannot be used."""
+    text = read_text(path, "The chat template")
+    if "\0" in text or not text.strip():
+        raise CommandError(f"{path} holds no template text. Name another file.")
+    if problem := chat_templates.cannot_render(chat_templates.renderer(None, text)):
+        raise CommandError(f"The chat template {path} cannot be used. {problem} Mend it, or name another file.")
+    return text
+
+
+def registered_chat_template(path: str | Path, project: Project) -> ChatTemplate:
+    """The same template, stored in a project under the file's name."""
+    return register_chat_template(read_chat_template(path), Path(path).stem, project)
