@@ -92,9 +92,9 @@ def test_a_worker_that_is_lost_is_gone_on_with_and_counts_nothing_twice(
     Job.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=10))
     assert "gives no sign of life" in web.get(f"/runs/{run.code}/cost").content.decode()
     loaded: list[int] = []
-    real = replay_context.selectors.load_trajectories
+    real = replay_context.load_trajectories
     monkeypatch.setattr(
-        replay_context.selectors,
+        replay_context,
         "load_trajectories",
         lambda pile: (loaded.extend(one.index for one in pile), real(pile))[1],
     )

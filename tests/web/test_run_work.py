@@ -256,7 +256,7 @@ def test_work_is_cancelled_from_the_page(web: Client, visitor: Client, sent: lis
     assert visitor.post(address).status_code in (302, 403) and web.get(address).status_code == 405
     web.post(address)
     page = web.get(f"/runs/{run.code}").content.decode()
-    assert "Cancelled after 0 of 0" in page and address not in page
+    assert "Cancelled after 0 trajectories" in page and address not in page
     do_job(job.pk)
     job.refresh_from_db()
     assert job.status == "cancelled" and job.attempt == 0
