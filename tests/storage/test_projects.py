@@ -56,7 +56,7 @@ def without_project(source: str) -> list[str]:
 
 def asks_a_server(source: str) -> bool:
     """The file makes runs by the client alone: there the token names the project."""
-    return "from rollout_inspector.client.client import" in source and "services" not in source
+    return "from rollout_inspector.client.client import" in source and "from rollouts.store" not in source
 
 
 def test_no_code_of_the_product_leaves_the_project_to_the_default() -> None:
