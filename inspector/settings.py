@@ -294,9 +294,7 @@ LOGGING = {
         "text": {"()": "inspector.server.logs.TextLineFormatter"},
         "json": {"()": "inspector.server.logs.JsonLineFormatter"},
     },
-    "handlers": {
-        "stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["request_id"]},
-    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT, "filters": ["request_id"]}},
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django": {"level": "INFO", "handlers": [], "propagate": True},

@@ -59,7 +59,7 @@ def named_of_made(run: TrainingRun, steps: range) -> tuple[str, ...]:
                 for found in examine(one, None).findings:
                     kinds[found.row or 0].add(found.kind)
             collector.add(one, enumerate(one.rows), kinds=kinds)
-    return tuple(sorted(one.cause for one in causes_of(collector.done()).causes))
+    return tuple(sorted(one.cause for one in causes_of(collector.done())[0]))
 
 
 # --- cases that are planted into the clean one
@@ -233,7 +233,7 @@ class Case:
         for value, kinds in self.values():
             collector.add(value, enumerate(value.rows), kinds={0: kinds})
         self.found = causes_of(collector.done())
-        return tuple(sorted(one.cause for one in self.found.causes))
+        return tuple(sorted(one.cause for one in self.found[0]))
 
 
 def log_softmax(logits: Values) -> Values:

@@ -82,10 +82,7 @@ def compare(request: HttpRequest) -> HttpResponse:
         for template in (a, b):
             _ask(tokenizer, template, request, project)
         query = {
-            "project": project.code,
-            "a": a.sha256,
-            "b": b.sha256,
-            "tokenizer": tokenizer.name if tokenizer else "",
+            "project": project.code, "a": a.sha256, "b": b.sha256, "tokenizer": tokenizer.name if tokenizer else "",
         }
         return redirect(f"{reverse('templates-compare')}?{urlencode(query)}")
     compare_page = template_compare.compare(project, listed, a, b, tokenizer)

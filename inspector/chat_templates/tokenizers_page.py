@@ -37,9 +37,7 @@ def index(request: HttpRequest) -> HttpResponse:
             "tokenizers": [_line(request, tokenizer) for tokenizer in listed], "errors": form.sentences(),
         }
         only_html: dict[str, Any] = {
-            "form": form if where is not None else None,
-            "where": where,
-            "hub": settings.HUB_ALLOWED,
+            "form": form if where is not None else None, "where": where, "hub": settings.HUB_ALLOWED,
         }
         only_html |= {"projects": projects_to_filter(request), "asked": project_code}
         return page(request, "tokenizers/index.html", tokenizers_page, 422 if form.errors else 200, **only_html)

@@ -88,9 +88,7 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
         strategies=strategies_of(run),
     )
-    step_bars = share_bars(
-        [(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.by_step]
-    )
+    step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.by_step])
     slice_bars = share_bars(
         [(f"trajectories {a:,} to {b:,}", n, of, f"{here}?from={a}&to={b}&flawed=1{also}") for a, b, n, of in slices]
     )

@@ -77,10 +77,7 @@ def progress_part(run: Run) -> dict[str, Any]:
     live = run.kind == Run.Kind.LAUNCH and is_active(run)
     state = progress(run, count_running(run) if live else 0)
     return {
-        "run": RunValues.of(run),
-        "progress": state,
-        "live": is_active(run),
-        "resumable": run_actions.can_resume(run),
+        "run": RunValues.of(run), "progress": state, "live": is_active(run), "resumable": run_actions.can_resume(run),
     }
 
 
@@ -156,9 +153,7 @@ def list_mark(found: CursorPart[StoredTrajectory]) -> str:
     return mark_of(found.next, [[getattr(item, name) for name in _MARKED_FIELDS] for item in found.items])
 
 
-def list_part(
-    run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None
-) -> dict[str, Any]:
+def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], reader: int | None) -> dict[str, Any]:
     """The lines of the list. ``reader``: the key of the user who asks; None = a visitor. Four queries, or two."""
     groups = group_stats(run, sorted({item.group for item in found.items if item.group}))
     kinds = finding_kinds(found.items)

@@ -19,11 +19,7 @@ from inspector.web.access import access
 from inspector.web.twins import Page, from_columns, jsonable, page, whole_number
 from rollouts.store.jobs.jobs import JOB_KINDS
 from rollouts.store.models import AuditEvent, Role
-from rollouts.store.people.activity_log import (
-    Action,
-    activity_page,
-    activity_rows,
-)
+from rollouts.store.people.activity_log import Action, activity_page, activity_rows
 
 EVENTS_PER_PAGE = 100
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")

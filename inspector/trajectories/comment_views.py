@@ -137,11 +137,7 @@ def _change(request: HttpRequest, trajectory: StoredTrajectory, comment: str) ->
 
 
 def _refused(
-    request: HttpRequest,
-    trajectory: StoredTrajectory,
-    refusal: Refusal,
-    action: str,
-    comment: Comment | None = None,
+    request: HttpRequest, trajectory: StoredTrajectory, refusal: Refusal, action: str, comment: Comment | None = None,
 ) -> HttpResponse:
     """The form again with what was typed, and why nothing was changed."""
     edited = comment if request.POST.get("do") == "edit" else None

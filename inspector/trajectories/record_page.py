@@ -40,14 +40,7 @@ MEDIA_CHARACTERS = 8_000_000
 MAX_LONG = 3
 """The most texts of a page that are read whole for their media."""
 STEP_FIELDS = (
-    "finish_reason",
-    "stop_reason",
-    "temperature",
-    "top_p",
-    "top_k",
-    "engine",
-    "policy_version",
-    "logprobs_mode",
+    "finish_reason", "stop_reason", "temperature", "top_p", "top_k", "engine", "policy_version", "logprobs_mode",
 )
 _BODIES = ("messages_new_id", "tools_id", "template_kwargs_id", "reply_id", "text_id", "extra_id")
 _SAID = ("messages", "prompt", "new_messages", "items_before")

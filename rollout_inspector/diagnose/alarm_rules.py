@@ -36,10 +36,7 @@ class AlarmFigure(StrEnum):
 
 
 DEFAULTS: Mapping[AlarmFigure, float] = {
-    AlarmFigure.BROKEN: 0.1,
-    AlarmFigure.GAP: 3.0,
-    AlarmFigure.TRUNCATED: 0.5,
-    AlarmFigure.SAME_REWARD: 0.9,
+    AlarmFigure.BROKEN: 0.1, AlarmFigure.GAP: 3.0, AlarmFigure.TRUNCATED: 0.5, AlarmFigure.SAME_REWARD: 0.9,
 }
 """The limits that hold where nobody has said otherwise."""
 

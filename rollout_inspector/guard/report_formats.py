@@ -311,9 +311,7 @@ def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     ]
     if checked.kinds:
         lines += [
-            "",
-            "| severity | kind | findings | trajectories | share | first place |",
-            "|---|---|---:|---:|---:|---|",
+            "", "| severity | kind | findings | trajectories | share | first place |", "|---|---|---:|---:|---:|---|",
         ]
         for kind, count in checked.sorted_kinds():
             first = next(iter(_by_kind(checked, kind)), None)

@@ -140,8 +140,5 @@ def _file_of(checked: CheckedTemplate) -> str:
 
 TemplateReport = Callable[[Sequence[CheckedTemplate]], str]
 TEMPLATE_REPORTS: dict[str, TemplateReport] = {
-    "text": as_text,
-    "json": as_json,
-    "github": as_github,
-    "markdown": as_markdown,
+    "text": as_text, "json": as_json, "github": as_github, "markdown": as_markdown,
 }

@@ -15,14 +15,7 @@ from rollout_inspector.streams.message_view import ToolCall
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
-from rollout_inspector.text.replies.audit import (
-    Completion,
-    ParserReading,
-    ReadingAudit,
-    as_text,
-    audit,
-    reading_of,
-)
+from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadingAudit, as_text, audit, reading_of
 from rollout_inspector.text.replies.call_readers import form_of, parser_of
 from rollout_inspector.text.replies.parsing import plain_message
 from rollout_inspector.text.tokenizers import LoadedTokenizer
@@ -34,11 +27,7 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
 from rollouts.store.text import storable_text, without_paths
-from rollouts.store.trajectories.parser_audits import (
-    find_parser_audit,
-    parser_audit_of,
-    parser_audit_of_job,
-)
+from rollouts.store.trajectories.parser_audits import find_parser_audit, parser_audit_of, parser_audit_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1

@@ -43,10 +43,7 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
             "transform": {"type": "function", "function": "{content}"},
         },
         "content": {
-            "close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)",
-            "content": "text",
-            "repeats": True,
-            "join": "",
+            "close_pattern": r"\s*(?:<\|im_end\|>|<\|endoftext\|>)", "content": "text", "repeats": True, "join": "",
         },
     },
 }

@@ -25,11 +25,7 @@ PROSE = Path(__file__).with_name("prose.txt")
 
 
 def train(
-    output: Path = MODEL_DIR,
-    steps: int = STEPS,
-    seed: int = 0,
-    threads: int = 2,
-    say: Callable[[str], None] = print,
+    output: Path = MODEL_DIR, steps: int = STEPS, seed: int = 0, threads: int = 2, say: Callable[[str], None] = print,
 ) -> None:
     """Build the tokenizer, train the model and write both to ``output``. Takes about 20 minutes on two cores."""
     torch.set_num_threads(threads)

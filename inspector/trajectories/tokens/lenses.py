@@ -122,9 +122,7 @@ def column_label(name: str) -> str:
 
 
 LENS_OF_KIND = {
-    "advantage_misplaced": "advantages",
-    "logprob_invalid": "logprob",
-    "logprobs_other_distribution": "mismatch",
+    "advantage_misplaced": "advantages", "logprob_invalid": "logprob", "logprobs_other_distribution": "mismatch",
 }
 
 

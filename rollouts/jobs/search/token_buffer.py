@@ -124,10 +124,7 @@ def of_trajectories(keys: Sequence[int], carry: int) -> TokenBuffer:
         steps[values[0]].append(values[1:])
     rows: dict[int, list[Any]] = {key: [] for key in keys}
     for key, index, last_step, ids in values_with_arrays(
-        StoredRow,
-        keys,
-        ("trajectory_id", "index", "last_step_id"),
-        ("ids",),
+        StoredRow, keys, ("trajectory_id", "index", "last_step_id"), ("ids",),
     ):
         rows[key].append((index, last_step, ids))
     builder, firsts = _Builder(max(carry, CONTEXT)), list[int]()

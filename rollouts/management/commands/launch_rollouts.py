@@ -142,10 +142,7 @@ class Command(TerminalCommand):
             "tokens": run.n_tokens,
             "sampled": run.n_sampled,
             "rewards": {
-                "mean": mean,
-                "min": min(rewards, default=None),
-                "max": max(rewards, default=None),
-                "n": len(rewards),
+                "mean": mean, "min": min(rewards, default=None), "max": max(rewards, default=None), "n": len(rewards),
             },
             "findings": run.finding_counts,
             "seed": run.settings["seed"],

@@ -56,9 +56,7 @@ class StoredStep(InSegment):
         indexes = [
             # The few steps with a break among millions.
             models.Index(
-                fields=["trajectory", "index"],
-                name="step_broken",
-                condition=Q(shared_length__lt=F("parent_length")),
+                fields=["trajectory", "index"], name="step_broken", condition=Q(shared_length__lt=F("parent_length")),
             ),
             # Whether anything still names a segment.
             models.Index(fields=["segment"], name="step_in_segment", condition=Q(segment__isnull=False)),

@@ -20,10 +20,7 @@ NOTED_EVERY = timedelta(minutes=10)
 def note_session(session_key: str, user: Any, device: str, address: str) -> bool:
     """Write down that a session is in use. Returns False when the session has ended meanwhile."""
     columns = {
-        "user": user,
-        "device": storable_text(device)[:200],
-        "address": address[:45],
-        "last_used_at": timezone.now(),
+        "user": user, "device": storable_text(device)[:200], "address": address[:45], "last_used_at": timezone.now(),
     }
     try:
         with transaction.atomic():

@@ -101,9 +101,7 @@ def parts_with_alternatives(
     place = trajectory.rows.filter(last_step=None, index__lt=row.index).count()
     places = sampled_in_row(value.steps, value.rows[place])
     return [
-        (with_alternatives[step], start, first, n)
-        for start, step, first, n in places
-        if step in with_alternatives
+        (with_alternatives[step], start, first, n) for start, step, first, n in places if step in with_alternatives
     ]
 
 

@@ -150,9 +150,7 @@ def find_trajectory(code: str) -> models.StoredTrajectory | None:
     return models.StoredTrajectory.objects.select_related("run__tokenizer").filter(code=code).first()
 
 
-def finished_trajectories(
-    run: models.Run, first: int = 0, last: int = LAST
-) -> QuerySet[models.StoredTrajectory]:
+def finished_trajectories(run: models.Run, first: int = 0, last: int = LAST) -> QuerySet[models.StoredTrajectory]:
     """The finished trajectories of a run in a range of indices, both inclusive, in order."""
     done = run.trajectories.filter(status=models.StoredTrajectory.Status.DONE, index__lte=last)
     return (done.filter(index__gte=first) if first > 0 else done).order_by("index")

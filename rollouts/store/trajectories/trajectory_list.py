@@ -24,11 +24,7 @@ MAX_COUNTED = 10_000
 
 
 def list_trajectories(
-    run: models.Run,
-    filters: TrajectoryFilters | None = None,
-    sort: str = "index",
-    after: str = "",
-    limit: int = 50,
+    run: models.Run, filters: TrajectoryFilters | None = None, sort: str = "index", after: str = "", limit: int = 50,
 ) -> CursorPart[models.StoredTrajectory]:
     """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
 

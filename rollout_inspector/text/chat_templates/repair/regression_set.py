@@ -29,9 +29,7 @@ class RegressionSet:
         """
         self.cache = cache
         self.probes = [
-            tito_post_probe(MessageShape(), cache),
-            tito_post_probe(cache.form, cache),
-            *all_probes(cache, own),
+            tito_post_probe(MessageShape(), cache), tito_post_probe(cache.form, cache), *all_probes(cache, own),
         ]
         self.conversations: dict[str, Conversation] = {}
         for conversation in (*(member for probe in self.probes for member in probe.conversations()), *others):
