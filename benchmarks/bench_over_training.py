@@ -189,7 +189,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
         monkeypatch.setattr(place, counted)
 
-    for place in ("work.diagnosis.count_due", "work.diagnosis.note_uncounted", "services.runs.take_training_steps"):
+    for place in ("jobs.diagnosis.count_due", "jobs.diagnosis.note_uncounted", "store.runs.runs.take_training_steps"):
         watch(f"rollouts.{place}")
     watch("rollouts.store.runs.runs.take_policy_versions")
     return spent
