@@ -102,9 +102,10 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(
     np.testing.assert_allclose(generation.logprobs, distribution.gather(1, chosen)[:, 0].numpy(), atol=2e-3)
     told = unpacked(generation.alternative_ids, generation.alternative_logprobs, 40)
     assert told is not None
-    np.testing.assert_allclose(told.logprobs, distribution.topk(3).values.numpy(), atol=2e-3)
-    at = distribution.gather(1, torch.from_numpy(told.ids.astype(np.int64))).numpy()
-    np.testing.assert_allclose(told.logprobs, at, atol=2e-3)
+    alternative_ids, alternative_logprobs = told
+    np.testing.assert_allclose(alternative_logprobs, distribution.topk(3).values.numpy(), atol=2e-3)
+    at = distribution.gather(1, torch.from_numpy(alternative_ids.astype(np.int64))).numpy()
+    np.testing.assert_allclose(alternative_logprobs, at, atol=2e-3)
     if generation.entropy is not None:
         entropy = torch.distributions.Categorical(logits=logits).entropy()
         np.testing.assert_allclose(generation.entropy, entropy.numpy(), atol=5e-3)

@@ -164,11 +164,13 @@ class TestContract:
                 assert found.alternative_ids is found.alternative_logprobs is found.entropy is None
                 continue
             told = unpacked(found.alternative_ids, found.alternative_logprobs, 12)
-            assert told is not None and told.ids.shape[1] <= one.alternatives
+            assert told is not None
+            alternative_ids, alternative_logprobs = told
+            assert alternative_ids.shape[1] <= one.alternatives
             if name == "two":
-                assert told.ids.shape == (12, 2)
+                assert alternative_ids.shape == (12, 2)
             for token, logprob, ids, values in zip(
-                found.completion_ids, found.logprobs, told.ids, told.logprobs, strict=True
+                found.completion_ids, found.logprobs, alternative_ids, alternative_logprobs, strict=True
             ):
                 there = np.isfinite(values)
                 assert (np.diff(values[there]) <= 0).all() and np.exp(values[there]).sum() <= 1 + 1e-4

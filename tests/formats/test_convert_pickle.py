@@ -197,7 +197,7 @@ def test_the_server_names_the_command_and_opens_no_pickle() -> None:
             ):
                 openers.add(path.relative_to(ROOT).as_posix())
     # The engine's process is given pickles by the worker that started it, through a pipe of theirs, and by nobody else.
-    assert openers == {"tools/pickles/unpickling.py", "rollouts/sampling/engines/process.py"}
+    assert openers == {"tools/pickles/unpickling.py", "rollouts/sampling/engines/engine_process.py"}
 
 
 def training(**more: Any) -> dict[str, Any]:
