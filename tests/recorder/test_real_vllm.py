@@ -139,8 +139,12 @@ def test_the_engine_asks_a_real_server(engine: Any) -> None:
     assert told.completion_ids.tolist() == first.completion_ids.tolist()
     np.testing.assert_allclose(told.logprobs, first.logprobs, atol=1e-5)
     found = unpacked(told.alternative_ids, told.alternative_logprobs, 16)
-    assert found is not None and found.ids.shape == (16, 3) and (np.diff(found.logprobs) <= 0).all()
-    for token, logprob, ids, values in zip(told.completion_ids, told.logprobs, found.ids, found.logprobs, strict=True):
+    assert found is not None
+    alternative_ids, alternative_logprobs = found
+    assert alternative_ids.shape == (16, 3) and (np.diff(alternative_logprobs) <= 0).all()
+    for token, logprob, ids, values in zip(
+        told.completion_ids, told.logprobs, alternative_ids, alternative_logprobs, strict=True
+    ):
         assert values[ids == token] == pytest.approx([logprob]) if token in ids else logprob <= values[-1]
 
 

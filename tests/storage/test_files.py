@@ -226,7 +226,7 @@ def test_a_fetch_that_was_killed_is_never_used(in_bucket: str) -> None:
 def test_a_wrong_setting_is_told(named: str, sentence: str) -> None:
     env = EnvironmentReader({"INSPECTOR_FILES": named})
     assert file_storage(env)["OPTIONS"] == {}
-    assert sentence in env.problems[0].message and "SECRET" not in repr(env.problems)
+    assert sentence in env.problems[0][0] and "SECRET" not in repr(env.problems)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, settings: Any) -> None:

@@ -226,7 +226,7 @@ def test_killed_processes_of_a_worker_cost_nothing(celery_worker_process: Start,
         # At once, while it stores the first batch: how much of the run that is depends on the machine.
         wait_until(lambda: bool(storing()), 240, "something is to be stored")
         if n == 0:
-            (engine,) = _children(worker.pid, "process")
+            (engine,) = _children(worker.pid, "engine_process")
             os.kill(engine, signal.SIGKILL)
         for pid in storing():
             os.kill(pid, signal.SIGKILL)
