@@ -141,7 +141,8 @@ def test_a_growing_trajectory_draws_lanes_without_names(web, make, setup, monkey
     trajectory = stored(make, setup, compacted(setup), findings=[])
     trajectory.rows.all().delete()
     models.StoredTrajectory.objects.filter(pk=trajectory.pk).update(status="running", n_rows=0)
-    monkeypatch.setattr(lane_tree.trajectory_parts, "said_of_steps", None)  # no message is read while nothing is diagnosed
+    # No message is read while nothing is diagnosed.
+    monkeypatch.setattr(lane_tree.trajectory_parts, "said_of_steps", None)
     html = page_of(web, trajectory)
     assert "made 2 rows so far" in html and "not diagnosed yet" in html
 
