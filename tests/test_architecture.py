@@ -3,10 +3,12 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from tests.conftest import ROOT
-from tests.samples.product import HOUSES, modules, package_of
+from tests.samples.product import HOUSES, modules, package_of, source_files
 
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.refusal",)),
@@ -242,3 +244,26 @@ def test_a_query_would_be_found() -> None:
     assert queries("run.jobs.order_by('pk')") == ["order_by"] and queries("get_object_or_404(Run)")
     assert queries("run.save(update_fields=['name'])") == ["save"] and queries("storage.save(name, file)") == []
     assert queries("@register.filter\ndef number(value): ...") == []
+
+
+MAX_ROOMS = 10
+MAX_FILES = 25
+
+
+def crowded(paths: Iterable[Path]) -> dict[str, int]:
+    """Houses of too many rooms and folders of too many modules, by their number."""
+    folders = Counter(path.parent for path in paths)
+    houses = Counter(folder.parent.as_posix() for folder in folders if folder.parent.as_posix() in HOUSES)
+    return {house: n for house, n in houses.items() if n > MAX_ROOMS} | {
+        folder.as_posix(): n for folder, n in folders.items() if n > MAX_FILES
+    }
+
+
+def test_no_house_and_no_folder_is_crowded() -> None:
+    paths = [path.relative_to(ROOT) for path in source_files() if "migrations" not in path.parts]
+    assert len(paths) > 500 and crowded(paths) == {}
+
+
+def test_a_crowd_would_be_found() -> None:
+    assert crowded(Path(f"rollouts/room/file{n}.py") for n in range(26)) == {"rollouts/room": 26}
+    assert crowded(Path(f"rollouts/room{n}/file.py") for n in range(11)) == {"rollouts": 11}
