@@ -12,11 +12,13 @@ import sys
 import django
 django.setup()
 import inspector.urls
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 tokenizer = load(sys.argv[1])
 assert len(tokenizer.encode("12 * 7"))
-assert "12 * 7" in renderer(tokenizer, tokenizer.chat_template).render_text([{"role": "user", "content": "12 * 7"}])
+conversation = Conversation([{"role": "user", "content": "12 * 7"}])
+assert "12 * 7" in renderer(tokenizer, tokenizer.chat_template).render_text(conversation)
 print(sorted({"torch", "transformers", "vllm"} & set(sys.modules)))
 """
 
