@@ -27,7 +27,7 @@ SCOPES = {
     ApiToken.Scope.READ: "read what the project holds",
     ApiToken.Scope.LAUNCH: "launch, import, export, check, cancel",
 }
-"""Scope -> what a token with it may do."""
+"""Scope -> what a key with it may do."""
 
 
 class ApiKeyForm(PlainForm):
@@ -138,7 +138,7 @@ def revoke(request: HttpRequest, pk: int) -> HttpResponse:
         raise Http404("There is no such API key.")
     if not may_revoke(request, record):
         sentence = "Only its maker or an admin of its project revokes an API key. Ask them, or use manage.py api_token."
-        return error_page(request, 403, "This token is not yours", sentence)
+        return error_page(request, 403, "This key is not yours", sentence)
     shares.revoke(record)
     if wants_json(request):
         return json_page(ApiKeyLine.of(record, request))

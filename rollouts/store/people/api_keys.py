@@ -1,4 +1,4 @@
-"""API tokens, by which programs work. The token is shown once; only its hash is kept."""
+"""API keys, by which programs work. The key is shown once; only its hash is kept."""
 
 from __future__ import annotations
 

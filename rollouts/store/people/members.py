@@ -116,7 +116,7 @@ def invitation_fault(record: Invitation) -> str:
     maker = record.created_by
     if not maker.is_active:
         return "The account of the person who made this invitation is closed. Ask another admin of the project."
-    is_admin = getattr(record, "maker_is_admin", None)  # selectors ask for it with the record
+    is_admin = getattr(record, "maker_is_admin", None)  # a list of invitations asks for it with the record
     if not (access_of(maker).may(record.project_id, Role.ADMIN) if is_admin is None else is_admin):
         return "The person who made this invitation is no longer an admin of the project. Ask one who is."
     return ""

@@ -45,7 +45,7 @@ class RowSummary:
 
     @property
     def handle(self) -> StoredRow:
-        """The row as an argument of the selectors of rows, which then do not ask for it again."""
+        """The row as an argument of what reads rows, which then does not ask for it again."""
         return StoredRow(
             pk=self.key, index=self.index, last_step_id=self.last_step, n_tokens=self.n_tokens,
             n_trained=self.n_trained, step_indices=sorted(self.steps),
