@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
@@ -25,10 +25,10 @@ from inspector.trajectories.tokens.lenses import Legend
 from inspector.trajectories.tokens.scales import Scale, scale_of
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.tokens_page import check_lines
+from inspector.trajectories.tokens.turn_section import TurnSection
 from inspector.trajectories.tokens.turns import Turn, worst_finding
 from rollout_inspector.diagnose.checks import all_clear, totals
 from rollout_inspector.formats import lacks_of
-from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.lanes import Lane
 from rollout_inspector.streams.trajectory import Floats, Origin
 from rollouts.store.jobs.activity import is_active
@@ -43,41 +43,6 @@ RUNS_BYTES = 2_000_000
 """The most HTML of one response of the run view. The browser fetches the rest as the reader scrolls."""
 BLOCK = 128
 """Tokens of a block in the token view. The browser lays out a block only when the reader comes near."""
-
-
-@dataclass(frozen=True)
-class TurnSection:
-    """The part of one turn that is shown."""
-
-    turn: Turn
-    start: int
-    stop: int
-    url: str
-    """The address of the turn in the token view."""
-    blocks: Sequence[Block] = ()
-    n_foreign: int = 0
-    """Tokens of the part that are trained, and not as they were sampled."""
-
-    @property
-    def is_continued(self) -> bool:
-        return self.start > self.turn.start
-
-    @property
-    def tokens_text(self) -> str:
-        return f"tokens {self.turn.start:,}-{self.turn.stop:,}" if self.turn.n_tokens else "no tokens"
-
-    @property
-    def trained_text(self) -> str:
-        n = self.turn.n_trained
-        if n is None:
-            return ""
-        words = trained_words(n, self.turn.n_tokens)
-        return words + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
-
-    @property
-    def findings_text(self) -> str:
-        n = len(self.turn.findings)
-        return f"{n} finding{'s' * (n != 1)}" if n else ""
 
 
 Part = tuple[Turn, int, int]
