@@ -6,6 +6,7 @@ A format is recognised by content. Readers stream, and yield :class:`Rejected` f
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,8 @@ from rollout_inspector.formats.policy_versions import with_policy_versions
 from rollout_inspector.formats.readers import (
     agent_lightning,
     agent_lightning_events,
+    atif,
+    datasets,
     harbor,
     inspector_jsonl,
     inspector_parquet,
@@ -25,6 +28,7 @@ from rollout_inspector.formats.readers import (
     recorded_calls,
     rllm,
     rllm_steps,
+    samples,
     sglang,
     skyrl,
     text_only,
@@ -45,11 +49,11 @@ FORMATS: dict[str, Format] = {
         *installed_formats(),
         inspector_jsonl.FORMAT,
         inspector_parquet.FORMAT,
-        recorded_calls.FORMAT,
+        *recorded_calls.FORMATS,
         nemo_gym.FORMAT,
         nemo_rl.FORMAT,
         token_capture.FORMAT,
-        verifiers_traces.FORMAT,
+        *verifiers_traces.FORMATS,
         verifiers_legacy.FORMAT,
         prime_rl_export.FORMAT,
         miles_columns.FORMAT,
@@ -57,9 +61,12 @@ FORMATS: dict[str, Format] = {
         rllm.FORMAT,
         rllm_steps.FORMAT,
         harbor.FORMAT,
+        atif.FORMAT,
         sglang.FORMAT,
         agent_lightning.FORMAT,
         *agent_lightning_events.FORMATS,
+        *samples.FORMATS,
+        *datasets.FORMATS,
         *trainer_rows.FORMATS,
         *text_only.FORMATS,
     )
@@ -147,8 +154,16 @@ def read(
         raise FileRefused(f"There is no format {name!r}. There are: auto, {', '.join(FORMATS)}.")
     items = chosen.read(source)
     if not chosen.is_lossless:
-        items = with_policy_versions(with_routing(items))
+        items = _with_ends(with_policy_versions(with_routing(items)))
     return chosen, with_steps(items, source.path, training_step)
+
+
+def _with_ends(items: Iterator[Trajectory | Rejected]) -> Iterator[Trajectory | Rejected]:
+    """The items; a trajectory that does not tell why it ended has the reason of its last call."""
+    for item in items:
+        if isinstance(item, Trajectory) and not item.stop_reason and item.steps and not item.error:
+            item = replace(item, stop_reason=item.steps[-1].finish_reason)
+        yield item
 
 
 def lacks_of(names: str) -> list[str]:

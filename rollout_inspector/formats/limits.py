@@ -46,6 +46,8 @@ class Limits:
     """Unpacked bytes below which no ratio counts."""
     parquet_group_bytes: int = 4 << 30
     """Unpacked bytes of one row group of a Parquet file. One row group is in memory at once."""
+    parquet_footer_bytes: int = 32 << 20
+    """Of what a Parquet file says about its row groups and columns. 10,000 groups of 30 columns take 18 MB."""
     parquet_memory: int = 4 << 30
     """Bytes of memory that reading a Parquet file takes beyond what the process holds (Linux)."""
     rejected: int | None = None

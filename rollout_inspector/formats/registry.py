@@ -6,13 +6,14 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from importlib.metadata import entry_points
 from typing import IO, Any
 
 import numpy as np
 
-from rollout_inspector.formats import limits
+from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.containers.source import Source
@@ -127,21 +128,37 @@ class SeenIds:
 def each_batch(
     source: Source, read_batch: Callable[[Any, int], Sequence[Trajectory]], decode: Callable[[bytes], Any] = decode,
 ) -> Iterator[Trajectory | Rejected]:
-    """The trajectories of each line. A line is rejected whole if it cannot be read, or if an id of it came before."""
+    """The trajectories of each line. A line is rejected whole if it cannot be read, or if it came before.
+
+    Another trajectory of an id that came before gets its line behind the id.
+    """
     seen_ids = SeenIds()
     for line in source.lines():
         try:
-            items = read_batch(decode(line.checked()), line.number)
+            data = line.checked()
+            with shapes.noting() as notes:
+                items = read_batch(decode(data), line.number)
+            digest = sha256(data).hexdigest()
+            keys = {f"{digest} {item.external_id}" for item in items}
+            is_repeated = any(key in seen_ids for key in keys)
+            if not is_repeated:
+                items = [_renamed(item, line.number) if item.external_id in seen_ids else item for item in items]
             for item in items:
                 if item.external_id in seen_ids:
                     raise BadLine(f"The id {item.external_id!r} was used on an earlier line of this file.")
         except BadLine as error:
             yield Rejected(line.number, str(error))
             continue
+        for key in keys:
+            seen_ids.add(key)
         for item in items:
             seen_ids.add(item.external_id)
             limits.current().count(item)
-            yield item
+            yield replace(item, extra=shapes.with_notes(item.extra, notes)) if notes else item
+
+
+def _renamed(trajectory: Trajectory, number: int) -> Trajectory:
+    return replace(trajectory, external_id=f"{trajectory.external_id[:180]}-line-{number}")
 
 
 def each_line(

@@ -10,8 +10,9 @@ from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.formats.top_logprobs import alternatives_of
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
 
-META = ("output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs", "weight_version",
-        "weight_versions", "finish_reason")
+VERSIONS = ("weight_version", "weight_versions")
+META = ("output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs",
+        "finish_reason", *VERSIONS)
 """Fields that are read, or that repeat what is read."""
 
 
@@ -42,6 +43,13 @@ def sampled(meta: Mapping[str, Any], where: str) -> tuple[Ids, Floats | None, di
         pairs = () if token_entries is None else zip(token_entries[0].tolist(), token_entries[1].tolist(), strict=True)
         listed.append([{"token_id": id_, "logprob": value if value == value else None} for id_, value in pairs])
     return ids, logprobs, alternatives_of(listed, ids, name)
+
+
+def token_texts(meta: Mapping[str, Any]) -> list[Any]:
+    """The text of each token of a completion, where the server returned texts; else None or nothing."""
+    value = meta.get("output_token_logprobs")
+    items = value if isinstance(value, list) else []
+    return [item[2] if isinstance(item, list) and len(item) > 2 else None for item in items]
 
 
 def prompt(meta: Mapping[str, Any], where: str) -> Ids | None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -21,6 +24,9 @@ MAX_DEPTH = 100
 MAX_NUMBER = float(np.finfo(np.float32).max)
 """Largest reward, setting or log-probability: means and deviations are computed from them."""
 _NUMBERS = {int, float}
+NOT_FINITE = {"nan": math.nan, **dict.fromkeys(("infinity", "+infinity", "inf", "+inf"), math.inf),
+              **dict.fromkeys(("-infinity", "-inf"), -math.inf)}
+"""What JSON has no number for, as writers spell it in a text; in small letters."""
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """An escaped surrogate, perhaps half a character. Unlike the decoder of other lines, Python's accepts a lone one."""
 
@@ -138,22 +144,28 @@ def optional_ids(value: Any, where: str) -> Ids:
 
 
 def floats(value: Any, where: str) -> Floats:
-    """Numbers as float32; null becomes NaN (writers put it in place of what JSON cannot hold).
+    """Numbers as float32. Null and ``NOT_FINITE`` are what JSON cannot hold; null becomes NaN.
 
     An array was checked before (``rollout_inspector.formats.readers.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value
     items = sequence(value, where)
-    types = set(map(type, items))
-    if types <= _NUMBERS:
-        array = _float_array(items, where)
-    elif types <= {int, float, type(None)}:
-        array = _float_array([math.nan if item is None else item for item in items], where)
-    else:
-        place = next(n for n, item in enumerate(items) if type(item) not in (int, float, type(None)))
-        raise BadLine(f"{where} must hold numbers; element {place} is {_name(items[place])}.")
-    return array
+    if not set(map(type, items)) <= _NUMBERS:
+        numbers = [float_of(item) for item in items]
+        if (place := next((n for n, number in enumerate(numbers) if number is None), None)) is not None:
+            raise BadLine(f"{where} must hold numbers; element {place} is {_name(items[place])}.")
+        items = numbers
+    return _float_array(items, where)
+
+
+def float_of(item: Any) -> float | None:
+    """An element of :func:`floats`; None = it is none."""
+    if item is None:
+        return math.nan
+    if isinstance(item, str):
+        return NOT_FINITE.get(item.lower()) if len(item) < 10 else None
+    return item if type(item) in _NUMBERS else None
 
 
 def _float_array(items: list[Any], where: str) -> Floats:
@@ -185,20 +197,78 @@ def mask(value: Any, where: str) -> Mask:
     return np.array(items, dtype=np.bool_)
 
 
+_notes: ContextVar[dict[str, str] | None] = ContextVar("notes", default=None)
+MAX_ERROR = 1000
+"""Characters of the error of an episode."""
+MAX_NOTES = 50
+"""Notes of one line. A hostile line has a bad field in each of its steps."""
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, str]]:
+    """What was left out or cut of the metadata that is read in this context: by field, a sentence each."""
+    notes: dict[str, str] = {}
+    token = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(token)
+
+
+def note(where: str, why: str) -> None:
+    """Say that a field of metadata could not be kept whole. ``why``: a sentence."""
+    notes = _notes.get()
+    if notes is not None and len(notes) < MAX_NOTES:
+        notes.setdefault(where[:200], why[:300])
+
+
+def with_notes(extra: Mapping[str, Any], notes: Mapping[str, str]) -> Mapping[str, Any]:
+    """Further fields, with the notes under ``left_out``."""
+    before = extra.get("left_out")
+    return {**extra, "left_out": {**(before if isinstance(before, dict) else {}), **notes}} if notes else extra
+
+
+def spare(read: Callable[..., Any], value: Any, where: str, **options: Any) -> Any:
+    """What ``read`` makes of a field of metadata; None, with a note, where it refuses it."""
+    try:
+        return read(value, where, **options)
+    except BadLine as error:
+        note(where, str(error))
+        return None
+
+
 def text(value: Any, where: str, limit: int) -> str:
-    """A short text without control characters that a database column can hold; null and missing count as empty."""
+    """A short text that a database column can hold; null and missing count as empty.
+
+    It is metadata, so nothing is refused: another value is left out, and a long text is cut and keeps a hash, so that
+    two long names stay two. Both with a note.
+    """
     if value is None:
         return ""
     if _is_whole(value):
         value = int(value)
-        value = str(value) if abs(value) < 10**30 else "x" * (limit + 1)
+        value = str(value) if abs(value) < 10**30 else hex(value)
     if not isinstance(value, str):
-        raise BadLine(f"{where} must be a text, not {_name(value)}.")
-    if len(value) > limit:
-        raise BadLine(f"{where} is longer than {limit} characters.")
+        note(where, f"{where} must be a text, not {_name(value)}.")
+        return ""
     if "\0" in value:
-        raise BadLine(f"{where} holds the character U+0000.")
+        note(where, f"{where} holds the character U+0000.")
+        value = value.replace("\0", "\ufffd")
+    if len(value) > limit:
+        note(where, f"{where} is longer than {limit} characters.")
+        value = f"{value[: limit - 9]}~{sha256(value.encode()).hexdigest()[:8]}"
     return value
+
+
+def error_text(value: Any) -> str:
+    """The error of an episode in words: a text, or an object with its type and message; empty = there is none."""
+    if isinstance(value, list):
+        value = next((item for item in value if item), None)
+    if isinstance(value, dict) and value:
+        names = ("type", "exception_type", "error_type", "code", "message", "exception_message", "error")
+        parts = [value[name] for name in names if isinstance(value.get(name), str) and value[name]]
+        value = ": ".join(dict.fromkeys(parts)) or canonical_json(value)
+    return value[:MAX_ERROR].replace("\0", "\ufffd") if isinstance(value, str) else ""
 
 
 def optional_string(value: Any, where: str) -> str | None:
@@ -209,11 +279,13 @@ def optional_string(value: Any, where: str) -> str | None:
 
 
 def number(value: Any, where: str) -> float | None:
-    """A number of at most ``MAX_NUMBER``, or None. Raises :class:`BadLine`."""
+    """A number of at most ``MAX_NUMBER``, or None for one that is not finite. Raises :class:`BadLine`."""
     if value is None:
         return None
     if isinstance(value, bool):
         return float(value)
+    if isinstance(value, str) and float_of(value) is not None:
+        return None  # as NaN without quotation marks
     if not isinstance(value, int | float):
         raise BadLine(f"{where} must be a number, not {_name(value)}.")
     try:
@@ -284,11 +356,37 @@ def elements(value: Mapping[str, Any], known: Iterable[str], n: int) -> Callable
     lists = {key for key, item in fields.items() if isinstance(item, list) and len(item) == n}
     limits.current().check_repeated(rest(fields, lists), n, "trajectories")
 
-    def of(i: int) -> dict[str, Any]:
-        fields_of_element = {key: item[i] if key in lists else item for key, item in fields.items()}
-        return {key: field for key, field in fields_of_element.items() if field not in (None, {}, [])}
+    return lambda i: filled({key: item[i] if key in lists else item for key, item in fields.items()})
 
-    return of
+
+def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that hold something."""
+    return {key: item for key, item in fields.items() if item not in (None, {}, [])}
+
+
+def rows_of_batch(
+    value: Any, number: int, of: str, known: Sequence[str], outcomes: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """The rows of a line that is one row or a collated batch: their names, their known fields, and further fields.
+
+    ``of``: the field with the ids. ``outcomes``: single values, which one row may have in a list.
+    """
+    value = mapping(value, "The line")
+    ids = sequence(value.get(of), of)
+    is_batch = bool(ids) and isinstance(ids[0], list)
+    n = len(ids) if is_batch else 1
+    columns: dict[str, Sequence[Any]] = {}
+    for name in (*known, *outcomes):
+        if (item := value.get(name)) is not None:
+            has_elements = is_batch or (name in outcomes and isinstance(item, list))
+            columns[name] = sequence(item, name) if has_elements else [item]
+            if len(columns[name]) != n:
+                raise BadLine(f"{name} has {len(item)} elements for {n} {of}.")
+    names = (*known, *outcomes)
+    further = elements(value, names, n) if is_batch else lambda _: filled(rest(value, names))
+    for i in range(n):
+        name = f"line-{number}-{i}" if is_batch else f"line-{number}"
+        yield name, {key: items[i] for key, items in columns.items()}, further(i)
 
 
 def _name(value: Any) -> str:

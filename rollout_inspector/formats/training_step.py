@@ -6,17 +6,15 @@ Trainers write it in many places: NeMo RL in the name ``train_data_step{N}.jsonl
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import regex
-
 from rollout_inspector.formats.registry import Rejected
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text import expressions
 
 MAX_STEP = 2**31 - 1
 NAMES = (
@@ -55,10 +53,11 @@ class TrainingStepRule:
         return as_step(numbers[-1]) if numbers else None
 
     def _by_pattern(self, path: str) -> list[str]:
-        with contextlib.suppress(TimeoutError):
-            matches = regex.finditer(self.pattern, path, timeout=_PATTERN_SECONDS)
-            return [match.group(1) or "" for match in matches]
-        return []
+        try:
+            matches = expressions.matches(self.pattern, [path], _PATTERN_SECONDS, group=1)
+            return [path[start:stop] for _, start, stop in matches]
+        except expressions.ExpressionTooSlow:
+            return []
 
 
 ANY = TrainingStepRule()
@@ -73,10 +72,10 @@ def checked_rule(step: object = None, pattern: str = "") -> TrainingStepRule:
         if len(pattern) > MAX_PATTERN:
             raise Refusal(f"The pattern of the training step has more than {MAX_PATTERN} characters.")
         try:
-            groups = regex.compile(pattern).groups
-        except (regex.error, RecursionError, OverflowError, MemoryError) as error:
-            raise Refusal(f"{pattern!r} is no regular expression: {error}.") from None
-        if groups != 1:
+            n_groups = expressions.check(pattern)
+        except Refusal as refusal:
+            raise Refusal(f"{pattern!r} is no regular expression to look for. {refusal}") from refusal
+        if n_groups != 1:
             raise Refusal(f"{pattern!r} needs exactly one group, the number of the step: 'step_([0-9]+)'.")
         return TrainingStepRule(pattern=pattern)
     if step in (None, ""):

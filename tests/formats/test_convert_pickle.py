@@ -1,13 +1,17 @@
 """Pickles that a user converts: slime's and SkyRL's are read, a hostile one does nothing, and the server opens none."""
 
 import ast
+import gzip
 import io
 import os
 import pickle
+import subprocess
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Tuple  # noqa: UP035
 
 import numpy as np
 import pytest
@@ -169,7 +173,7 @@ def test_what_is_no_dump_is_refused_with_a_sentence(value: Any, says: str, tmp_p
 def test_damaged_and_absent_files(tmp_path: Path) -> None:
     whole = saved({"rollout_id": 1, "samples": [sample(0)]})
     for data in (whole[: len(whole) // 2], pickle.dumps([1])[:-3], b"", b"text"):
-        with pytest.raises(CommandError, match="could not be opened"):
+        with pytest.raises(CommandError, match="could be opened"):
             convert(data, tmp_path)
     with pytest.raises(CommandError, match="No such file"):
         call_command("convert_pickle", tmp_path / "none", tmp_path / "out")
@@ -254,3 +258,105 @@ def test_a_rollout_dump_has_its_training_step_and_the_summary_of_its_routing(tmp
     (found,) = convert(saved({"rollout_id": 7, "samples": [routed]}), tmp_path)
     assert found.training_step == 7 and "rollout_routed_experts" not in found.rows[0].extra
     assert found.rows[0].extra["routing"] == {"repeats": 1.0, "zero_layers": 0, "length": 5}
+
+
+class Scripted(torch.nn.Module):
+    """Its state is code of TorchScript, which fills the file ``path``."""
+
+    path: str
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.x = str(path), torch.zeros(1)
+
+    @torch.jit.export
+    def __getstate__(self) -> Tuple[torch.Tensor, str, bool]:  # noqa: UP006  TorchScript reads it
+        return (self.x, self.path, self.training)
+
+    @torch.jit.export
+    def __setstate__(self, state: Tuple[torch.Tensor, str, bool]) -> None:  # noqa: UP006
+        self.x, self.path, self.training = state[0], state[1], state[2]
+        self.x = torch.from_file(state[1], True, 6, dtype=torch.uint8).fill_(80)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def scripted(mark: Path) -> bytes:
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(Scripted(mark)), file)
+    return file.getvalue()
+
+
+def with_entry(data: bytes, name: str) -> bytes:
+    """An archive of torch.save with one more record."""
+    file = io.BytesIO(data)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(name, b"1")
+    return file.getvalue()
+
+
+def in_tar(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def test_archives_that_hold_programs_are_refused_before_they_are_loaded(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    program, whole = scripted(mark), saved({"rollout_id": 1, "samples": [sample(0)]})
+    torch.jit.load(io.BytesIO(program))
+    assert mark.read_bytes() == b"PPPPPP"
+    mark.unlink()
+    magic = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
+    tarred = in_tar(pickle.dumps([1]))
+    state = {"sequences": {"format": "torch", "data": program}, "response_mask": torch.zeros(1, 1)}
+    arrays = io.BytesIO()
+    np.savez(arrays, tokens=np.array([Hostile(mark)], dtype=object))
+    for data, says in (
+        (program, "may hold a program"),
+        (pickle.dumps({"batch_dict": state}), "may hold a program"),
+        *((with_entry(whole, f"archive/{name}"), "may hold a program") for name in
+          ("code/__torch__.py", "constants.pkl", "archive_format", "models/model.json", "inner.zip", "x.pt")),
+        (arrays.getvalue(), "no pickle that could be opened|may hold a program"),
+        (tarred, "no pickle that could be opened"),
+        (magic + tarred[len(magic):], "tar archive|no pickle that could be opened"),
+        (gzip.compress(program), "no pickle that could be opened"),
+        (gzip.compress(pickle.dumps([1])), "no pickle that could be opened"),
+        ((1 << 60).to_bytes(8, "little") + b"{}", "no pickle that could be opened"),
+        (b"\x93NUMPY\x01\x00" + pickle.dumps(Hostile(mark)), "no pickle that could be opened"),
+    ):
+        with pytest.raises(CommandError, match=says):
+            convert(data, tmp_path)
+        assert not mark.exists()
+
+
+def test_what_gets_past_the_list_of_classes_can_still_write_nothing(tmp_path: Path) -> None:
+    """A storage that torch maps to a file: the process that opens the pickle may open no other file."""
+    mark = tmp_path / "mark"
+    program = (
+        "import sys; sys.argv = ['', sys.argv[1], sys.argv[2]]\n"
+        "from rollout_inspector.text.confinement import confine\n"
+        "import torch\n"
+        "assert not confine(2_000_000_000)\n"
+        "try:\n    torch.UntypedStorage.from_file(sys.argv[1], True, 6)\n"
+        "except Exception as error:\n    print(type(error).__name__)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program, str(mark), ""], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == "RuntimeError" and not mark.exists()
+
+
+def test_a_pickle_that_never_ends_or_grows_is_ended(tmp_path: Path) -> None:
+    bomb: Any = []
+    for _ in range(60):
+        bomb = [bomb, bomb]
+    with pytest.raises(CommandError, match=r"no pickle|unknown shape|more memory|ended"):
+        convert(pickle.dumps({"samples": [sample(0, metadata=np.zeros(1)), sample(1, tokens=bomb)]}), tmp_path)
+    with pytest.raises(CommandError, match="is no file"):
+        call_command("convert_pickle", "/dev/zero", tmp_path / "out.jsonl")

@@ -71,6 +71,14 @@ def test_a_packed_file_is_cut_at_its_frames(texts: list[bytes], size: int, n: in
         assert all(FilePart.of_json(json.loads(json.dumps(part.to_json()))) == part for part in parts)
 
 
+def test_a_frame_that_is_read_in_two_pieces_is_cut_where_it_begins() -> None:
+    # Frames of 21 bytes: the 293rd and the 488th hold a newline, and 2,048 bytes that are read at once end in them.
+    data = b"first\n" + b"x" * 286 + b"\n" + b"x" * 194 + b"\nxxxxx\nxx"
+    source = Source.of_bytes(b"".join(gzip.compress(data[at : at + 1]) for at in range(len(data))))
+    for n in range(22, 80):
+        assert in_parts(source, n) == lines(Source.of_bytes(data)), n
+
+
 @pytest.mark.parametrize("kind", PACK)
 def test_a_file_that_is_packed_in_one_or_damaged_is_not_cut(kind: str) -> None:
     data = b"".join(b"%d\n" % n for n in range(3000))

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rollout_inspector.formats.writers.export_faults import row_fault
 from rollout_inspector.formats.writers.exports import EXPORTS, padded, rows_of, step_rows_of, write
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
+from tests.conftest import ROOT
 from tests.samples.formats import read
 from tests.storage.build import chain, rows_only
 
@@ -61,6 +63,30 @@ def test_messages_are_cut_where_the_mask_changes() -> None:
     assert [token for message in log for token in message["token_ids"]] == ROW.ids.tolist()
     assert all(("generation_logprobs" in message) == (message["role"] == "assistant") for message in log)
     assert log[0]["content"] == "7 ids"
+    assert [message["trainable"] for message in log] == [False, True] * 3
+    assert one["num_turns"] == 3 and one["full_rollout"]["external_id"] == VALUE.external_id
+
+
+def test_the_lines_that_verify_a_message_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The docs' own lines, over a rollout of the lengths that the guide of NeMo Gym prints (source 5)."""
+    stream, steps = NO_IDS, []
+    for n_new, n_sampled in ((15, 23), (8, 45), (12, 18)):
+        prompt = np.concatenate([stream, np.arange(n_new, dtype=np.int32)])
+        ids = np.arange(n_sampled, dtype=np.int32)
+        steps.append(Step(prompt, ids, np.full(n_sampled, -0.5, dtype=np.float32), finish_reason="stop"))
+        stream = steps[-1].stream
+    with (tmp_path / "rollouts.jsonl").open("wb") as file:
+        write(EXPORTS["nemo_message_log"], [Trajectory("t", tuple(steps), reward=1.0)], file)
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8")
+    exec(page.partition("**Verify a message log.**")[2].partition("```python\n")[2].partition("```")[0], {})
+    assert capsys.readouterr().out == (
+        "Turns: 3\nReward: 1.0\n  user: 15 tokens, trainable=False\n  assistant: 23 tokens, trainable=True\n"
+        "  environment: 8 tokens, trainable=False\n  assistant: 45 tokens, trainable=True\n"
+        "  environment: 12 tokens, trainable=False\n  assistant: 18 tokens, trainable=True\n"
+    )
 
 
 def test_labels_leave_out_what_is_not_trained() -> None:

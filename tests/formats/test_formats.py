@@ -270,10 +270,12 @@ def test_ids_that_came_before_are_known_however_many_there_are() -> None:
     assert len(seen._newest) < 4096 and len(seen._sorted) + len(seen._newest) == len(known)
 
 
-def test_an_id_that_the_database_cannot_hold_is_rejected() -> None:
-    for odd in ("a\0b", "x" * 201, {"a": 1}, True):
-        _, found, (rejected,) = read(jsonl(CALL, changed(CALL, "session_id", to=odd)))
-        assert len(found) == 1 and rejected.line == 2 and "session_id" in rejected.reason
+def test_an_id_that_the_database_cannot_hold_is_changed_and_noted() -> None:
+    for odd, name in (("a\0b", "a\ufffdb"), ("x" * 201, "x" * 191 + "~"), ({"a": 1}, "line-2"), (True, "line-2")):
+        _, trajectories, rejected = read(jsonl(CALL, changed(CALL, "session_id", to=odd)))
+        assert not rejected and trajectories[1].external_id.startswith(name), odd
+        assert "session_id" in trajectories[1].extra["left_out"]["session_id"]
+        assert len(trajectories[1].external_id) <= 200 and "left_out" not in trajectories[0].extra
 
 
 def test_a_line_that_is_too_long_is_not_held() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_inspector.streams.trajectory import OTHER_FIELDS
 from tests.samples.formats import changed, jsonl, read
 from tests.samples.reader_shapes import EVENT, HARBOR, MESSAGES, RLLM_EPISODE, RLLM_STEP, SGLANG
 
@@ -75,7 +76,7 @@ def test_a_bare_answer_of_sglang_has_the_prompt_that_it_scored() -> None:
     short = changed(answer, "meta_info", "prompt_tokens", to=5)  # the others came from a cache
     assert one(short)[1].steps[0].prompt_ids.tolist() == []
     other = one(changed(SGLANG, "response", "output_ids", to=[3]))[1].steps[0]
-    assert other.completion_ids.tolist() == [3, 4] and other.extra["output_ids"] == [3]
+    assert other.completion_ids.tolist() == [3, 4] and other.extra[OTHER_FIELDS]["completion"]["output_ids"] == [3]
 
 
 def test_a_pair_without_an_id_is_named() -> None:

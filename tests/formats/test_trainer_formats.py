@@ -36,7 +36,7 @@ def test_captured_calls_are_ordered_by_prompt_length() -> None:
 
 def test_a_tree_of_messages_becomes_steps() -> None:
     name, (one,), rejected = read(jsonl(TRACE))
-    assert (name, rejected, one.external_id, one.reward) == ("verifiers_traces", [], "e1", 1.5)
+    assert (name, rejected, one.external_id, one.reward) == ("verifiers_traces_0_3", [], "e1", 1.5)
     assert [step.prompt_ids.tolist() for step in one.steps] == [[1, 2, 3], [1, 2, 3, 10, 11, 20, 3], [1, 2, 3]]
     assert [step.completion_ids.tolist() for step in one.steps] == [[10, 11], [30], [40]]
     assert [step.finish_reason for step in one.steps] == ["tool_calls", "stop", ""]
@@ -137,6 +137,11 @@ def test_a_step_wise_batch_is_trajectories_of_steps() -> None:
     masked = read(jsonl(changed(SKYRL, "loss_masks", to=[[1], [1, 0], [1]])))[1][0]
     assert [row.step_indices for row in masked.rows] == [(0,), (1,)]
     assert masked.rows[1].loss_mask.tolist() == [False] * 4 + [True, False]
+
+
+def test_a_reward_may_be_one_number_for_each_step() -> None:
+    _, found, rejected = read(jsonl(changed(SKYRL, "rewards", to=[0.0, 1.0, 0.5])))
+    assert rejected == [] and [(one.external_id, one.reward) for one in found] == [("A", 1.0), ("B", 0.5)]
 
 
 def test_a_step_of_skyrl_ends_where_its_mask_ends() -> None:
@@ -333,10 +338,70 @@ def test_every_format_is_recognised_by_its_content_alone() -> None:
     from tests.samples.formats import CALL, GYM, TRAIN
 
     examples = {
-        "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE, "verifiers_traces": TRACE,
-        "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL, "rllm": RLLM,
-        "agent_lightning": LIGHTNING, "atropos": ATROPOS,
+        "recorded_calls": CALL, "nemo_gym": GYM, "nemo_rl": TRAIN, "token_capture": CAPTURE,
+        "verifiers_traces": TRACE_04, "verifiers_legacy": LEGACY, "prime_rl_export": EXPORT, "skyrl": SKYRL,
+        "rllm": RLLM, "agent_lightning": LIGHTNING, "atropos": ATROPOS,
     }
     for name, value in examples.items():
         assert detect(Source.of_bytes(jsonl(value))).name == name
         assert detect(Source.of_bytes(json.dumps(value, indent=2).encode())).name == name
+
+
+@pytest.mark.parametrize(
+    ("rewards", "places"),
+    [
+        ([[0.0], [0.0, 1.0], [0.5]], {}),
+        ([0.0, 1.0, 0.5], {}),
+        ([1.0, 1.0, 0.5], {}),  # the reward of the trajectory, on each of its steps
+        ([[1.0], [0.0, 1.0], [0.5]], {("A", 0, 2)}),
+        ([[0.0], [1.0, 0.0], [0.5]], {("A", 1, 4)}),
+        ([0.3, 1.0, 0.5], {("A", 0, 2)}),
+    ],
+)
+def test_skyrl_reads_the_reward_of_the_last_token_of_the_last_step(rewards: Any, places: Any) -> None:
+    trajectories = read(jsonl({**SKYRL, "rewards": rewards}))[1]
+    found = [(one.external_id, f) for one in trajectories for f in diagnose(one, None) if f.severity == "error"]
+    assert {f.kind for _, f in found} <= {"reward_misplaced"}
+    assert {(name, f.row, f.start) for name, f in found} == set(places)
+    assert [len(one.steps) for one in trajectories] == [2, 1] and trajectories[0].reward == 1.0
+
+
+def test_rewards_of_another_length_than_a_step_are_named() -> None:
+    a, _ = read(jsonl({**SKYRL, "rewards": [[0.0, 0.0], [0.0, 1.0], [0.5]]}))[1]
+    assert [f.kind for f in diagnose(a, None) if f.severity == "error"] == ["length_mismatch"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "logprobs", "masked"),
+    [
+        ([1, 0, 1, 1], [-0.2, -0.3, -0.1, -0.2], [(5, 6)]),
+        ([1, 0, 1, 1], None, [(5, 6)]),
+        ([0, 1, 1, 1], [-0.2, -0.3, -0.1, -0.2], [(4, 5)]),
+        ([1, 1, 0, 0], [-0.2, -0.3, 0.0, 0.0], []),  # the end is what the tool said
+        ([1, 1, 1, 1], [-0.2, 0.0, -0.1, -0.2], []),
+    ],
+)
+def test_a_masked_token_that_was_sampled_is_named(mask: Any, logprobs: Any, masked: Any) -> None:
+    """The steps stay: a token that has a log-probability is no observation."""
+    batch = {
+        **SKYRL, "response_ids": [[3], [4, 6, 7, 8], [7]], "loss_masks": [[1], mask, [1]],
+        "rewards": [[0.0], [0.0, 0.0, 0.0, 1.0], [0.5]],
+        "rollout_logprobs": logprobs and [[-0.1], logprobs, [-0.4]],
+    }
+    a, _ = read(jsonl(batch))[1]
+    assert len(a.steps) == 2
+    found = [f for f in diagnose(a, None) if f.severity != "info"]
+    assert [(f.start, f.stop) for f in found if f.kind == "sampled_masked"] == masked
+    assert {f.kind for f in found} <= {"sampled_masked"}
+
+
+def test_a_verl_score_stands_at_the_end_of_a_turn() -> None:
+    line = {"prompt_ids": [1, 2], "response_ids": [3, 4, 9, 5, 6], "response_mask": [1, 1, 0, 1, 1]}
+    for name in ("rm_scores", "token_level_scores", "token_level_rewards"):
+        for scores, start in (
+            ([0, 0, 0, 0, 1], None), ([0, 0.5, 0, 0, 1], None), ([0.1, 0.2, 0, 0.1, 1], None),
+            ([1, 0, 0, 0, 0], 2), ([0, 0, 1, 0, 0], 4),
+        ):
+            (one,) = read(jsonl({**line, name: scores}))[1]
+            found = [f for f in diagnose(one, None) if f.severity != "info"]
+            assert [(f.kind, f.start) for f in found] == ([("reward_misplaced", start)] if start else [])

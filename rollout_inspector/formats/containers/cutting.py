@@ -69,11 +69,14 @@ def _packed_parts(source: Source, n_bytes: int) -> list[FilePart]:
     assert kind in ("gzip", "zstd")
     cuts, at, line = [_Cut(0, 0, 0, 1)], 0, 1
     frame, frame_at, is_open, ends_line = 0, 0, False, True
+    read_frame, read_at = 0, 0
     try:
         with source.opened() as raw:
             for piece in pieces(raw, kind):
+                if piece.frame != read_frame:
+                    read_frame, read_at = piece.frame, at  # a frame may come in several pieces
                 if not is_open and piece.frame >= cuts[-1].frame + n_bytes:
-                    is_open, frame, frame_at = True, piece.frame, at
+                    is_open, frame, frame_at = True, read_frame, read_at
                 if len(cuts) == 1 and not is_open and piece.frame == 0 and piece.stop > 2 * n_bytes:
                     return []  # it is packed in one, or begins so
                 if is_open and piece.data:

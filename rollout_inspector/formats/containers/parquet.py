@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,18 +21,36 @@ BATCH_BYTES = 1 << 20
 """Largest size in the file of rows that are read at once. One row may be larger."""
 
 
-def group_sizes(raw: BinaryIO) -> list[tuple[int, int]]:
-    """Of each row group its rows and the bytes that it takes in the file. Raises ``ValueError`` for a damaged file."""
+def _opened(raw: BinaryIO) -> Any:
+    """The file, once its footer is known to be small: what that says of columns takes many times its bytes."""
     import pyarrow.parquet
 
+    if (start := raw.seek(0, os.SEEK_END) - 8) > 0:
+        raw.seek(start)
+        n_bytes, most = int.from_bytes(raw.read(4), "little"), limits.current().limits.parquet_footer_bytes
+        if n_bytes > most:
+            raise TooLarge(
+                f"The Parquet file describes itself in {n_bytes >> 20:,} MB; at most {most >> 20:,} MB are read. "
+                "Write it again with fewer row groups and columns."
+            )
+    raw.seek(0)
+    # Without a buffer a whole row group would be in memory, and trainers write files of one row group.
+    with _memory(limits.current().limits.parquet_memory):
+        return pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
+
+
+def group_sizes(raw: BinaryIO) -> list[tuple[int, int]]:
+    """Of each row group its rows and the bytes that it takes in the file. Raises ``ValueError`` for a damaged file."""
+    import pyarrow
+
     try:
-        meta = pyarrow.parquet.ParquetFile(raw, pre_buffer=False).metadata
+        meta = _opened(raw).metadata
         groups = [meta.row_group(n) for n in range(meta.num_row_groups)]
         return [
             (group.num_rows, sum(group.column(n).total_compressed_size for n in range(group.num_columns)))
             for group in groups
         ]
-    except (pyarrow.ArrowException, OSError, TypeError, OverflowError) as error:
+    except (pyarrow.ArrowException, OSError, TypeError, OverflowError, MemoryError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -51,8 +70,7 @@ def rows(raw: BinaryIO, name: str, size: int, part: range | None = None) -> Iter
 
     bounds = limits.current().limits
     try:
-        # Without a buffer a whole row group would be in memory, and trainers write files of one row group.
-        file = pyarrow.parquet.ParquetFile(raw, pre_buffer=False, buffer_size=1 << 20)
+        file = _opened(raw)
         meta = file.metadata
         part = range(meta.num_row_groups) if part is None else part
         groups = [meta.row_group(n) for n in part]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout_inspector.formats import shapes
+from rollout_inspector.formats.call_fields import other_fields
 from rollout_inspector.formats.registry import NO_REQUESTS, has_keys, line_format
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.formats.top_logprobs import alternatives_of
@@ -39,20 +40,23 @@ def _rollout(value: Any, number: int) -> Trajectory:
 def _step(value: dict[str, Any], where: str) -> Step:
     prompt = shapes.mapping(value.get("prompt"), f"{where}.prompt")
     response = shapes.mapping(value.get("response"), f"{where}.response")
-    logprobs, top = response.get("logprobs"), None
+    logprobs, top, texts = response.get("logprobs"), None, None
     if logprobs is not None:
         # Entries as an OpenAI-compatible server writes them, or the numbers alone.
         entries = shapes.sequence(logprobs, f"{where}.response.logprobs")
         logprobs = [entry.get("logprob") if isinstance(entry, dict) else entry for entry in entries]
+        texts = [entry.get("token") if isinstance(entry, dict) else None for entry in entries]
         top = [entry.get("top_logprobs") if isinstance(entry, dict) else None for entry in entries]
     ids = shapes.optional_ids(response.get("token_ids"), f"{where}.response.token_ids")
+    prompt_ids = shapes.optional_ids(prompt.get("token_ids"), f"{where}.prompt.token_ids")
     extra_fields = {
+        **other_fields(prompt_ids, ids, prompt, {}, {"logprobs": texts}),
         "prompt": shapes.rest(prompt, ("token_ids",)),
         "response": shapes.rest(response, ("token_ids", "logprobs")),
         **shapes.rest(value, ("prompt", "response")),
     }
     return Step(
-        prompt_ids=shapes.optional_ids(prompt.get("token_ids"), f"{where}.prompt.token_ids"),
+        prompt_ids=prompt_ids,
         completion_ids=ids,
         logprobs=shapes.optional_floats(logprobs, f"{where}.response.logprobs"),
         **alternatives_of(top, ids, f"{where}.response.logprobs"),

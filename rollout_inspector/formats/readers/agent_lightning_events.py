@@ -59,7 +59,7 @@ def _add_call(session: Session, value: Mapping[str, Any], data: Mapping[str, Any
     if isinstance(data.get("response"), list):
         raise BadLine("data.response is a list of raw chunks. Export the events with a gateway that assembles them.")
     response = shapes.optional_mapping(data.get("response"), "data.response")
-    server = shapes.optional_mapping(data.get("server"), "data.server")
+    server = shapes.spare(shapes.optional_mapping, data.get("server"), "data.server") or {}
     is_trimmed = "response_token_ids" in data  # events queried in the format of triplets
     if not response.get("choices") and not is_trimmed:
         session.extra["calls_without_answer"] = session.extra.get("calls_without_answer", 0) + 1

@@ -35,8 +35,8 @@ def _trial(value: Any, number: int) -> Trajectory:
     if not steps:
         raise BadLine("rollout_details holds no turns: the agent made no call.")
     reward, parts = _reward(value)
-    failure = shapes.optional_mapping(value.get("exception_info"), "exception_info")
-    config = shapes.optional_mapping(value.get("agent_info"), "agent_info").get("model_info")
+    failure = shapes.spare(shapes.optional_mapping, value.get("exception_info"), "exception_info") or {}
+    config = (shapes.spare(shapes.optional_mapping, value.get("agent_info"), "agent_info") or {}).get("model_info")
     name = value.get("trial_name") or value.get("id")
     extra = {**shapes.rest(value, (*_TRIAL, "extra")), "agent_result": shapes.rest(agent, ("rollout_details",))}
     return Trajectory(
@@ -66,7 +66,7 @@ def _steps(value: Mapping[str, Any], where: str, detail: int | None, decoded: li
     for name, items in (("prompt_token_ids", prompts), ("logprobs", logprobs)):
         if items is not None and len(items) != len(completions):
             raise BadLine(f"{where}.{name} has {len(items)} turns for {len(completions)} completion_token_ids.")
-    further = shapes.optional_mapping(value.get("extra"), f"{where}.extra")
+    further = shapes.spare(shapes.optional_mapping, value.get("extra"), f"{where}.extra") or {}
     steps = []
     for n, completion in enumerate(completions):
         extra = {

@@ -24,7 +24,6 @@ from rollout_inspector.streams.trajectory import Floats, Ids, Origin, Origins, R
 NAME = "rollout-inspector"
 VERSION = 1
 Reader = Callable[[Any, str], Any]
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 # -- reading
@@ -68,6 +67,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
         external_id, tuple(codec.steps), tuple(rows), reward=shapes.number(value.get("reward"), "reward"),
         reward_parts=shapes.numbers_by_name(value.get("reward_parts"), "reward_parts"),
         stop_reason=shapes.text(value.get("stop_reason"), "stop_reason", 60),
+        error=shapes.error_text(value.get("error")),
         group=shapes.text(value.get("group"), "group", 200),
         tokenizer=shapes.text(value.get("tokenizer"), "tokenizer", 200),
         training_step=shapes.whole(value.get("training_step"), "training_step", least=0),
@@ -123,10 +123,10 @@ def _row(value: Mapping[str, Any], n_steps: int, where: str) -> Row:
     return Row(
         ids=ids,
         loss_mask=shapes.mask(value.get("loss_mask"), f"{where}.loss_mask"),
-        logprobs=_floats(value.get("logprobs"), f"{where}.logprobs"),
+        logprobs=shapes.optional_floats(value.get("logprobs"), f"{where}.logprobs"),
         origin=_origins(value.get("origin"), None, f"{where}.origin"),
         columns={
-            shapes.text(name, f"a name in {where}.columns", 60): _required_floats(column, f"{where}.columns")
+            shapes.text(name, f"a name in {where}.columns", 60): shapes.floats(column, f"{where}.columns")
             for name, column in columns.items()
         },
         step_indices=tuple(indices),
@@ -134,24 +134,8 @@ def _row(value: Mapping[str, Any], n_steps: int, where: str) -> Row:
     )
 
 
-def _floats(value: Any, where: str) -> Floats | None:
-    return None if value is None else _required_floats(value, where)
-
-
 def _optional_ids(value: Any, where: str) -> Ids | None:
     return None if value is None else shapes.ids(value, where)
-
-
-def _required_floats(value: Any, where: str) -> Floats:
-    """Numbers; what JSON has no number for is a text: NaN, Infinity, -Infinity."""
-    if isinstance(value, list) and str in set(map(type, value)):
-        plain = [0.0 if isinstance(item, str) and item in _NOT_FINITE else item for item in value]
-        numbers = shapes.floats(plain, where)
-        for n, item in enumerate(value):
-            if isinstance(item, str):
-                numbers[n] = _NOT_FINITE[item]
-        return numbers
-    return shapes.floats(value, where)
 
 
 def _optional_object(value: Any, where: str) -> Mapping[str, Any] | None:
@@ -165,7 +149,7 @@ def _readers(fields: Iterable[StepField]) -> list[tuple[str, Reader]]:
         "whole": shapes.whole,
         "ids": shapes.ids,
         "optional_ids": _optional_ids,
-        "floats": _floats,
+        "floats": shapes.optional_floats,
         "any_text": shapes.optional_string,
         "object": _optional_object,
         "mapping": shapes.optional_mapping,
@@ -228,6 +212,7 @@ def _trajectory_value(trajectory: Trajectory) -> dict[str, Any]:
         "reward": trajectory.reward,
         "reward_parts": dict(trajectory.reward_parts),
         "stop_reason": trajectory.stop_reason,
+        "error": trajectory.error,
         "training_step": trajectory.training_step,
         "steps": [
             _step_value(step, codec.encode(step, link))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,13 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
                 raise BadLine("sample_index is missing.")
             key = (index, counts[index])
             counts[index] += 1
-            trajectory = _trajectory(value, key, conversations.take(key), file_name)
+            with shapes.noting() as notes:
+                trajectory = _trajectory(value, key, conversations.take(key), file_name)
         except BadLine as error:
             yield Rejected(line.number, str(error))
         else:
             limits.current().count(trajectory)
-            yield trajectory
+            yield replace(trajectory, extra=shapes.with_notes(trajectory.extra, notes))
         yield from conversations.rejected()
     yield from conversations.left()
 

@@ -2,15 +2,19 @@
 
 ``response.output`` is a list of items. The item that ends a model call carries ``prompt_token_ids``,
 ``generation_token_ids`` and ``generation_log_probs``, all three or none; items of the same call before it carry none.
+Agents of aviary write a list of transitions instead, each the items of the whole conversation so far.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollout_inspector.formats import shapes
 from rollout_inspector.formats.containers.cutting import parts_of
+from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.readers import prompts
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, each_line, has_keys
@@ -30,17 +34,18 @@ def read(source: Source) -> Iterator[Trajectory | Rejected]:
 
 def _calls(value: Any) -> Iterator[dict[str, Any]]:
     """The items that hold a prompt."""
-    for item in value["response"]["output"]:
-        if not _is_observed(item):
-            yield item
+    for outputs in value["response"]["output"]:
+        for item in outputs if isinstance(outputs, list) else (outputs,):
+            if not _is_observed(item):
+                yield item
 
 
 def _trajectory(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
     response = shapes.mapping(value.get("response"), "response")
-    items = shapes.sequence(response.get("output"), "response.output")
-    task = shapes.whole(value.get("_ng_task_index"), "_ng_task_index")
-    rollout = shapes.whole(value.get("_ng_rollout_index"), "_ng_rollout_index")
+    items = _flat(shapes.sequence(response.get("output"), "response.output"))
+    task = shapes.spare(shapes.whole, value.get("_ng_task_index"), "_ng_task_index")
+    rollout = shapes.spare(shapes.whole, value.get("_ng_rollout_index"), "_ng_rollout_index")
     if task is not None and rollout is not None:
         external_id = f"{task}-{rollout}"
     else:
@@ -49,20 +54,50 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     extra_fields = shapes.rest(response, ("output",))
     if extra_fields:
         extra["response"] = extra_fields
-    steps, tail = _steps(items)
+    steps, tail = output_steps(items)
     if tail:
         extra["output_after_last_call"] = tail
-    if not steps:
-        raise BadLine("response.output holds no model call.")
+    if steps and (reason := _incomplete(response)):
+        steps = (*steps[:-1], replace(steps[-1], finish_reason=reason))
     return Trajectory(
-        external_id, steps, reward=shapes.number(value.get("reward"), "reward"),
+        external_id, steps,
+        error=shapes.error_text(response.get("error") or (None if steps else value.get("error"))),
+        reward=shapes.number(value.get("reward"), "reward"),
         reward_parts=shapes.numbers_by_name(value.get("reward_parts"), "reward_parts"),
         group="" if task is None else str(task), tokenizer=shapes.text(response.get("model"), "response.model", 200),
         extra=extra,
     )
 
 
-def _steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
+def _flat(outputs: list[Any]) -> list[Any]:
+    """The items one after the other. A transition repeats the conversation before it, which counts once."""
+    items: list[Any] = []
+    before: Counter[str] = Counter()
+    for n, output in enumerate(outputs):
+        if not isinstance(output, list):
+            items.append(output)
+            continue
+        keys = [
+            canonical_json(shapes.rest(shapes.mapping(item, f"response.output[{n}]"), (*IDS, ROUTING)))
+            for item in output
+        ]
+        repeated = Counter(before)
+        before = Counter(keys)
+        for item, key in zip(output, keys, strict=True):
+            repeated[key] -= 1
+            if repeated[key] < 0:
+                items.append(item)
+    return items
+
+
+def _incomplete(response: Mapping[str, Any]) -> str:
+    """Why the last call was cut, in vLLM's words; empty = it was not."""
+    details = response.get("incomplete_details")
+    reason = details.get("reason") if isinstance(details, dict) else None
+    return "length" if reason == "max_output_tokens" else shapes.text(reason, "incomplete_details.reason", 30)
+
+
+def output_steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
     """The model calls, and the items after them. Items of the environment belong to the call that reads them."""
     steps: list[Step] = []
     before: list[Any] = []
@@ -90,6 +125,8 @@ def _steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
         where = f"response.output[{n}]"
         item = shapes.mapping(item, where)
         present = [name for name in IDS if item.get(name) is not None]
+        if all(len(item[name]) == 0 for name in present if hasattr(item[name], "__len__")):
+            present = []  # a vendor's model tells no ids: what it wrote is text
         if present and len(present) < 3:
             missing = ", ".join(name for name in IDS if name not in present)
             raise BadLine(f"{where} has {', '.join(present)} but not {missing}; all three must be there, or none.")

@@ -41,7 +41,8 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     extra: dict[str, Any] = {}
     for name, item in shapes.rest(value, _KNOWN).items():
         array = _array(item)
-        if isinstance(array, list) and len(array) == len(ids) > 1 and set(map(type, array)) <= {int, float, type(None)}:
+        is_column = isinstance(array, list) and len(array) == len(ids) > 1
+        if is_column and None not in map(shapes.float_of, array):
             columns[shapes.text(name, "a column's name", 60)] = cut(shapes.floats(array, name[:60]))
         else:
             extra[name] = item

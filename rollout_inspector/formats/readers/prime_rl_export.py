@@ -16,7 +16,7 @@ _KNOWN = ("token_ids", "loss_mask", "inference_logprobs", "schema_version", "rew
 
 def _trajectory(value: Any, number: int) -> Trajectory:
     value = shapes.mapping(value, "The line")
-    version = shapes.whole(value.get("schema_version"), "schema_version")
+    version = shapes.spare(shapes.whole, value.get("schema_version"), "schema_version")
     if version is not None and version > NEWEST:
         raise BadLine(f"schema_version is {version}; this program reads version {NEWEST}.")
     ids = shapes.ids(value.get("token_ids"), "token_ids")

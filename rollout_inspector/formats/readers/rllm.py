@@ -56,7 +56,7 @@ def _add_line(session: Session, value: dict[str, Any]) -> None:
             completion_ids=shapes.optional_ids(value.get("completion_token_ids"), "completion_token_ids"),
             logprobs=shapes.optional_floats(value.get("logprobs"), "logprobs"),
             finish_reason=shapes.text(value.get("finish_reason"), "finish_reason", 30),
-            temperature=shapes.number(value.get("temperature"), "temperature"),
+            temperature=shapes.spare(shapes.number, value.get("temperature"), "temperature"),
             policy_version=shapes.text(value.get("weight_version"), "weight_version", 100),
             request=request,
             reply=None if reply is None else shapes.mapping(reply, "response_message"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rollout_inspector.formats import limits, shapes
+from rollout_inspector.formats.call_fields import other_fields
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.registry import PART_OF_REQUESTS, Format, each_batch, has_keys
 from rollout_inspector.formats.shapes import BadLine
@@ -69,6 +70,7 @@ def _trajectory(
 def _step(value: Mapping[str, Any], where: str) -> tuple[Step, dict[str, Floats]]:
     output = shapes.optional_mapping(value.get("model_output"), f"{where}.model_output")
     ids = shapes.ids(value.get("response_ids"), f"{where}.response_ids")
+    prompt_ids = shapes.ids(value.get("prompt_ids"), f"{where}.prompt_ids")
     conversation = shapes.sequence(value.get("chat_completions") or [], f"{where}.chat_completions")
     messages = [shapes.mapping(message, f"{where}.chat_completions[{n}]") for n, message in enumerate(conversation)]
     reply = messages.pop() if messages and messages[-1].get("role") == "assistant" else None
@@ -76,12 +78,16 @@ def _step(value: Mapping[str, Any], where: str) -> tuple[Step, dict[str, Floats]
     version = output.get("weight_version") if version is None else version
     extra_fields = {
         **shapes.rest(value, _STEP),
+        **other_fields(
+            prompt_ids, ids, {}, {"model_output.prompt_ids": output.get("prompt_ids")},
+            {"model_output.completion_ids": output.get("completion_ids")},
+        ),
         # The tools that were rendered with the messages are not in the file, so they are no whole request.
         "messages": messages,
         "model_output": shapes.rest(output, _OUTPUT),
     }
     step = Step(
-        prompt_ids=shapes.ids(value.get("prompt_ids"), f"{where}.prompt_ids"), completion_ids=ids,
+        prompt_ids=prompt_ids, completion_ids=ids,
         logprobs=shapes.optional_floats(value.get("logprobs") or None, f"{where}.logprobs"),
         finish_reason=shapes.text(output.get("finish_reason"), f"{where}.model_output.finish_reason", 30),
         policy_version=shapes.text(version, f"{where}.weight_version", 100), reply=reply,

@@ -41,6 +41,7 @@ class Session:
     reward: float | None = None
     group: str = ""
     stop_reason: str = ""
+    error: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
     rejected: Rejected | None = None
     decoded: limits.Decoded = field(default_factory=limits.Decoded)
@@ -58,6 +59,11 @@ class Session:
         self.names.append(name)
         self.last = step
 
+    def note(self, notes: Mapping[str, str]) -> None:
+        """Keep what a line says of fields that were left out, up to a number."""
+        if notes and len(self.extra.get("left_out", ())) < shapes.MAX_NOTES:
+            self.extra = dict(shapes.with_notes(self.extra, notes))
+
     def stream(self, name: str) -> Ids | None:
         """Prompt and completion of the earlier step of a name; None = there is no such step."""
         if not name or name not in self.names:
@@ -73,7 +79,7 @@ class Session:
             steps.sort(key=lambda step: len(step.prompt_ids))
         return Trajectory(
             self.external_id, tuple(steps), reward=self.reward, tokenizer=self.tokenizer, group=self.group,
-            stop_reason=self.stop_reason, extra=self.extra,
+            stop_reason=self.stop_reason, error=self.error, extra=self.extra,
         )
 
     def _whole(self, n: int) -> list[Step]:
@@ -118,10 +124,12 @@ def read_sessions(
         name = ""
         try:
             value = shapes.mapping(shapes.decode(line.checked()), "The line")
-            name = session_id(value, line.number)
-            session = sessions.setdefault(name, Session(name))
-            if not session.rejected:
-                add_line(session, value)
+            with shapes.noting() as notes:
+                name = session_id(value, line.number)
+                session = sessions.setdefault(name, Session(name))
+                if not session.rejected:
+                    add_line(session, value)
+                    session.note(notes)
         except BadLine as error:
             rejected = Rejected(line.number, str(error))
             name = name or _name_of(line, session_id) or ""
@@ -137,7 +145,7 @@ def read_sessions(
 
 
 def _ended(session: Session, by_length: bool) -> Trajectory | Rejected:
-    if session.rejected is None and not session.steps:
+    if session.rejected is None and not session.steps and not session.error:
         return Rejected(None, f"Session {session.external_id!r} holds no call of the model.")
     if session.rejected is None:
         trajectory = session.trajectory(by_length)
@@ -263,6 +271,7 @@ class _Line(_Answer):
     """The fields that may name the session of a line. No other field is decoded."""
 
     session_id: Any = msgspec.UNSET
+    custom_id: Any = msgspec.UNSET
     rollout_id: Any = msgspec.UNSET
     trace_id: Any = msgspec.UNSET
     attempt_id: Any = msgspec.UNSET

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from rollout_inspector.formats import limits, sglang_meta, shapes
+from rollout_inspector.formats.call_fields import other_fields
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.readers.sessions import Session, read_sessions, session_parts
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, has_keys
@@ -60,30 +61,40 @@ def _step(
     place = f"{where}.meta_info"
     ids, logprobs, alternatives = sglang_meta.sampled(meta, place)
     output = answer.get("output_ids")
+    output_ids = shapes.optional_ids(output, f"{where}.output_ids")
     if logprobs is None:
-        ids = shapes.optional_ids(output, f"{where}.output_ids")
-    elif output is not None and shapes.ids(output, f"{where}.output_ids").tolist() != ids.tolist():
-        extra = {**extra, "output_ids": output}
+        ids = output_ids
+    scored, read_ids = sglang_meta.prompt(meta, place), answer.get("input_ids")
     if prompt_ids is None:
-        prompt_ids = answer.get("input_ids")
-    prompt = sglang_meta.prompt(meta, place) if prompt_ids is None else None
+        prompt_ids = read_ids
+    prompt = scored if prompt_ids is None and scored is not None else shapes.optional_ids(
+        prompt_ids, f"{where}: input_ids"
+    )
+    others = other_fields(
+        prompt, ids, request,
+        {"meta_info.prompt_tokens": meta.get("prompt_tokens"), "input_ids of the answer": read_ids,
+         "meta_info.input_token_logprobs": None if scored is None else scored.tolist()},
+        {"meta_info.completion_tokens": meta.get("completion_tokens"), "output_ids": output,
+         "meta_info.output_token_logprobs": sglang_meta.token_texts(meta)},
+    )
     settings = shapes.optional_mapping(request.get("sampling_params"), "request.sampling_params")
     finish_reason, stop_reason = sglang_meta.finish(meta, place)
     version, changed = sglang_meta.versions(meta, place)
     extra_fields = {
         **extra,
         **changed,
+        **others,
         "sampling_params": shapes.rest(settings, ("temperature", "top_p", "top_k")),
         "meta_info": shapes.rest(meta, sglang_meta.META),
         "response": shapes.rest(answer, (*_ANSWER, *_LINE)),
     }
     return Step(
-        prompt_ids=shapes.optional_ids(prompt_ids, f"{where}: input_ids") if prompt is None else prompt,
-        completion_ids=ids, logprobs=logprobs, **alternatives, finish_reason=finish_reason, stop_reason=stop_reason,
+        prompt_ids=prompt, completion_ids=ids, logprobs=logprobs, **alternatives, finish_reason=finish_reason,
+        stop_reason=stop_reason,
         text=shapes.optional_string(answer.get("text"), f"{where}.text"),
-        temperature=shapes.number(settings.get("temperature"), "sampling_params.temperature"),
-        top_p=shapes.number(settings.get("top_p"), "sampling_params.top_p"),
-        top_k=shapes.whole(settings.get("top_k"), "sampling_params.top_k"), policy_version=version,
+        temperature=shapes.spare(shapes.number, settings.get("temperature"), "sampling_params.temperature"),
+        top_p=shapes.spare(shapes.number, settings.get("top_p"), "sampling_params.top_p"),
+        top_k=shapes.spare(shapes.whole, settings.get("top_k"), "sampling_params.top_k"), policy_version=version,
         extra={name: item for name, item in extra_fields.items() if item not in ({}, [], None)},
     )
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from rollout_inspector.formats import shapes
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, each_batch, has_keys
 from rollout_inspector.formats.shapes import BadLine
+from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Floats, Mask, Origin, Row, Step, Trajectory
 
 _AS_TEXT = re.compile(r"(.+)_\d+", re.DOTALL)
@@ -75,12 +77,34 @@ class _Element:
             self.reward = shapes.number(rewards[i], f"rewards[{i}]")
 
     def sampled(self) -> tuple[int, int] | None:
-        """Where the completion stands in the response. None = at several places, so more than one call is in it."""
-        places = np.flatnonzero(self.mask)
-        if len(self.mask) != len(self.response) or not len(places):
+        """Where the completion stands in the response. None = at several places, so more than one call is in it.
+
+        A masked token that has a log-probability was sampled: SkyRL writes 0.0 on observations. Without
+        log-probabilities, one or two masked tokens between trained ones are no observation, which has a header too.
+        """
+        if len(self.mask) != len(self.response):
             return 0, len(self.response)
-        start, stop = int(places[0]), int(places[-1]) + 1
-        return (start, stop) if len(places) == stop - start else None
+        sampled, gap = self.mask, 2
+        if self.logprobs is not None and len(self.logprobs) == len(sampled):
+            sampled, gap = sampled | (np.nan_to_num(self.logprobs) != 0), 0
+        runs = mask_runs(sampled)
+        if not runs:
+            return 0, len(self.response)
+        if any(start - stop > gap for (_, stop), (start, _) in pairwise(runs)):
+            return None
+        return runs[0][0], runs[-1][1]
+
+    def rewards_end(self, last: _Element) -> bool:
+        """Whether its rewards are as long as the response, and 0 but for the last token of the ``last`` step.
+
+        One number for each step may also be that of the last step, written to all.
+        """
+        rewards, is_last = self.token_rewards, self is last
+        if rewards is None and self.reward not in (None, 0, last.reward):
+            self.token_rewards = np.zeros(len(self.response), np.float32)
+            self.token_rewards[-1:] = self.reward
+            return False
+        return rewards is None or (len(rewards) == len(self.response) and not rewards[: -1 if is_last else None].any())
 
     def step(self, start: int, stop: int) -> Step:
         logprobs = self.logprobs
@@ -97,6 +121,8 @@ class _Element:
         fits = len(self.mask) == len(self.response)
         if fits:
             origin[n:] = np.where(self.mask, Origin.SAMPLED, Origin.OBSERVATION)
+            if (place := self.sampled()) is not None and self.mask.any():
+                origin[n + place[0] : n + place[1]] = Origin.SAMPLED
         columns = {}
         if self.token_rewards is not None:
             columns["rewards"] = np.concatenate([np.zeros(n, dtype=np.float32), self.token_rewards])
@@ -120,7 +146,8 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
         sampled = [element.sampled() for element in elements]
         in_order = places == list(range(places[0], places[-1] + 1)) and last[places[-1]] and not last[places[:-1]].any()
         follow = in_order and all(
-            element.mask.all() and len(element.mask) == len(element.response) for element in elements
+            element.mask.all() and len(element.mask) == len(element.response) and element.rewards_end(elements[-1])
+            for element in elements
         )
         steps: tuple[Step, ...] = ()
         if None not in sampled:
@@ -131,8 +158,8 @@ def _step_wise(lists: dict[str, Any], n: int, number: int, value: dict[str, Any]
         if follow:
             steps = tuple(replace(step, extra=element.extra) for step, element in zip(steps, elements, strict=True))
         else:
-            # The trainer trains on these rows. Where their order is wrong, the diagnosis makes a finding.
-            flags = [{} if in_order else {"is_last_step": bool(last[k]), "batch_index": k} for k in places]
+            # The trainer trains on these rows. Where order, mask or rewards are wrong, the diagnosis makes a finding.
+            flags = [{"is_last_step": bool(last[k]), "batch_index": k} for k in places]
             rows = tuple(
                 replace(element.row((k,) if steps else ()), extra=element.extra | flags[k])
                 for k, element in enumerate(elements)

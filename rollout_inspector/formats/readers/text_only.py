@@ -6,6 +6,7 @@ Their steps have no ids, only the text of the file. One ``_format(...)`` adds a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -97,12 +98,13 @@ def _is_messages(value: Any) -> bool:
 
 def _transposed(value: Mapping[str, Any]) -> list[dict[str, Any]]:
     n = len(value["completion"])
-    short = next((key for key, item in value.items() if isinstance(item, list) and len(item) != n), None)
-    if short is not None:
-        raise BadLine(f"{short[:60]} has {len(value[short])} elements for {n} completions.")
-    whole = {key: item for key, item in value.items() if not isinstance(item, list)}
+    columns = {key: item for key, item in value.items() if isinstance(item, list) and len(item) == n}
+    whole = shapes.rest(value, columns)
+    for key in ("prompt", "reward"):
+        if isinstance(whole.get(key), list):
+            raise BadLine(f"{key} has {len(whole[key])} elements for {n} completions.")
     limits.current().check_repeated(whole, n, "completions")
-    return [{key: item[i] if isinstance(item, list) else item for key, item in value.items()} for i in range(n)]
+    return [{**whole, **{key: item[i] for key, item in columns.items()}} for i in range(n)]
 
 
 _NO_REWARDS = (
@@ -150,6 +152,90 @@ def _detect_columns(values: Sequence[Any]) -> bool:
     # A single completion is known by these two keys. A line of columns is known by further keys.
     completion = record["completion"]
     return isinstance(completion, str) or _is_messages(completion) or any(key in record for key in _WRITTEN_WITH)
+
+
+# -- preferences
+
+
+_PAIR = ("prompt", "chosen", "rejected")
+
+
+def _preferences(value: Any, number: int) -> list[Trajectory]:
+    """A trajectory for each answer to one prompt, in one group. Each says which it is under ``preference``."""
+    value = shapes.mapping(value, "The line")
+    prompt, further = value.get("prompt"), shapes.rest(value, _PAIR)
+    trajectories = []
+    for n, side in enumerate(_PAIR[1:]):
+        completion = value.get(side)
+        if prompt is None and _is_messages(completion):
+            prompt, completion = completion[:-1], completion[-1:]
+        elif _is_messages(completion) and _is_messages(prompt) and completion[: len(prompt)] == prompt:
+            completion = completion[len(prompt) :]  # both hold the whole conversation
+        trajectory = _completion({"prompt": prompt, "completion": completion}, number, n, 2)
+        trajectories.append(replace(trajectory, group=f"line-{number}", extra={**further, "preference": side}))
+    return trajectories
+
+
+def _detect_preferences(values: Sequence[Any]) -> bool:
+    if not has_keys(values[0], *_PAIR[1:]):
+        return False
+    return all(isinstance(values[0][side], str) or _is_messages(values[0][side]) for side in _PAIR[1:])
+
+
+# -- ShareGPT
+
+
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
+          "model": "assistant", "function_call": "assistant", "observation": "tool", "function_response": "tool"}
+
+
+def _sharegpt(value: Any, number: int) -> Trajectory:
+    """Turns of ``from`` and ``value``, or messages under another name."""
+    value = shapes.mapping(value, "The line")
+    messages: list[dict[str, Any]] = []
+    if isinstance(value.get("system"), str) and value["system"]:
+        messages.append({"role": "system", "content": value["system"]})
+    for n, item in enumerate(shapes.sequence(value.get("conversations"), "conversations")):
+        turn = shapes.mapping(item, f"conversations[{n}]")
+        role = turn.get("role", turn.get("from"))
+        content = turn.get("content", turn.get("value"))
+        messages.append({
+            "role": _ROLES.get(role, role) if isinstance(role, str) else role, "content": content,
+            **shapes.rest(turn, ("role", "from", "content", "value")),
+        })
+    tools = shapes.spare(_json, value.get("tools"), "tools")
+    fields = {**shapes.rest(value, ("conversations", "system")), "messages": messages, "tools": tools or None}
+    return _conversation(fields, number)
+
+
+def _detect_sharegpt(values: Sequence[Any]) -> bool:
+    turns = values[0].get("conversations") if isinstance(values[0], dict) else None
+    return isinstance(turns, list) and any(
+        has_keys(turn, "from", "value") or has_keys(turn, "role", "content") for turn in turns[:1]
+    )
+
+
+# -- Alpaca
+
+
+def _alpaca(value: Any, number: int) -> Trajectory:
+    """An instruction, perhaps with an input, and its answer. Earlier turns are pairs under ``history``."""
+    value = shapes.mapping(value, "The line")
+    questions = [shapes.optional_string(value.get(key), key) for key in ("instruction", "input")]
+    pairs = [shapes.sequence(pair, "history") for pair in shapes.sequence(value.get("history") or [], "history")]
+    turns = [*pairs, ["\n\n".join(text for text in questions if text), value.get("output")]]
+    messages = [
+        {"role": role, "content": shapes.optional_string(text, f"the text of the {role}")}
+        for pair in turns for role, text in zip(("user", "assistant"), pair, strict=False)
+    ]
+    if isinstance(value.get("system"), str) and value["system"]:
+        messages.insert(0, {"role": "system", "content": value["system"]})
+    further = shapes.rest(value, ("instruction", "input", "output", "history", "system"))
+    return _conversation({**further, "messages": messages}, number)
+
+
+def _detect_alpaca(values: Sequence[Any]) -> bool:
+    return has_keys(values[0], "instruction", "output") and isinstance(values[0]["output"], str)
 
 
 # -- OpenAI-style messages
@@ -236,6 +322,12 @@ FORMATS = (
         "completions", "TRL or ms-swift completions (text only)", _detect_columns,
         partial(each_batch, read_batch=_columns), LACKS,
     ),
+    Format(
+        "preferences", "Preference pairs (text only)", _detect_preferences,
+        partial(each_batch, read_batch=_preferences), LACKS,
+    ),
+    line_format("sharegpt", "ShareGPT conversations (text only)", _detect_sharegpt, _sharegpt, LACKS),
+    line_format("alpaca", "Alpaca instructions (text only)", _detect_alpaca, _alpaca, LACKS),
     line_format("art", "ART trajectory groups (text only)", having("group_index", "messages"), _art, LACKS),
     line_format("messages", "OpenAI-style messages (text only)", _detect_messages, _conversation, LACKS),
 )

@@ -28,7 +28,7 @@ def _rollout_id(value: Mapping[str, Any], number: int) -> str:
 
 
 def _add_line(session: Session, value: dict[str, Any]) -> None:
-    version = shapes.whole(value.get("schema_version"), "schema_version")
+    version = shapes.spare(shapes.whole, value.get("schema_version"), "schema_version")
     if version is not None and version > NEWEST:
         raise BadLine(f"schema_version is {version}; this program reads version {NEWEST}.")
     session.tokenizer = session.tokenizer or shapes.text(value.get("model"), "model", 200)

@@ -13,9 +13,9 @@ from rollout_inspector.formats import shapes
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.registry import ROWS_ALONE, Format, Rejected, each_batch, has_keys, having, line_format
 from rollout_inspector.formats.shapes import BadLine
-from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
+from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Floats, Ids, Mask, Row, Trajectory
 
-_IGNORED = -100
+IGNORED = -100
 
 
 def _split_row(prompt: Ids, response: Ids, mask: Mask, logprobs: Floats | None) -> Row:
@@ -45,21 +45,27 @@ def _verl(value: Any, number: int) -> Trajectory:
         shapes.mask(value.get("response_mask"), "response_mask"),
         shapes.optional_floats(value.get("response_logprobs"), "response_logprobs"),
     )
-    more = shapes.optional_mapping(value.get("extra_fields"), "extra_fields")
+    scores = {name: shapes.floats(value[name], name) for name in REWARD_COLUMNS if isinstance(value.get(name), list)}
+    n_prompt = len(row.ids) - len(value["response_ids"])
+    columns = {name: np.concatenate([np.zeros(n_prompt, np.float32), score]) for name, score in scores.items()}
+    more = shapes.spare(shapes.optional_mapping, value.get("extra_fields"), "extra_fields") or {}
     name = shapes.text(more.get("external_id"), "extra_fields.external_id", 180) or f"line-{number}"
     place = shapes.whole(more.get("row"), "extra_fields.row", least=0)
     return Trajectory(
         f"{name}-row-{place}" if place else name,
-        rows=(replace(row, extra={"prompt_length": len(row.ids) - len(value["response_ids"])}),),
+        rows=(replace(row, columns=columns, extra={"prompt_length": n_prompt}),),
         reward=shapes.number(value.get("reward_score"), "reward_score"),
-        extra=_rest(value, _VERL) | _rest(more, ("external_id", "row"), "extra_fields"),
+        extra=_rest(value, (*_VERL, *columns)) | _rest(more, ("external_id", "row"), "extra_fields"),
     )
 
 
 # -- TRL
 
 
-_TRL = ("completion_ids", "logprobs", "env_mask", "reward", "external_id")
+_TRL = ("completion_ids", "logprobs", "env_mask", "reward", "external_id", "prompt_mask", "completion_mask",
+        "completion_logprobs")
+_ONE = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "prompt_mask", "completion_mask", "completion_logprobs")
+"""The fields of a row that are lists themselves."""
 
 
 def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
@@ -67,9 +73,13 @@ def _read_trl(source: Source) -> Iterator[Trajectory | Rejected]:
 
 
 def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
-    """A batch is read whole or rejected whole: its lists mean nothing apart."""
+    """A batch is read whole or rejected whole: its lists mean nothing apart. A line may also be one row."""
     value = shapes.mapping(value, "The batch")
     prompts = shapes.sequence(value.get("prompt_ids"), "prompt_ids")
+    ids = value.get("completion_ids")
+    if not any(isinstance(item, list) for item in (*prompts[:1], *(ids[:1] if isinstance(ids, list) else ()))):
+        value = {key: item if item is None else [item] for key, item in value.items()}
+        prompts = [prompts]
     columns: dict[str, list[Any] | None] = {}
     for name in _TRL:
         column = value.get(name)
@@ -83,15 +93,8 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
 
     further = shapes.elements(value, ("prompt_ids", *_TRL), len(prompts))
     trajectories = []
-    for i, prompt in enumerate(prompts):
-        ids = shapes.ids(element("completion_ids", i), f"completion_ids[{i}]")
-        mask = element("env_mask", i)
-        row = _split_row(
-            shapes.ids(prompt, f"prompt_ids[{i}]"),
-            ids,
-            np.ones(len(ids), dtype=np.bool_) if mask is None else shapes.mask(mask, f"env_mask[{i}]"),
-            shapes.optional_floats(element("logprobs", i), f"logprobs[{i}]"),
-        )
+    for i in range(len(prompts)):
+        row = _generation({name: element(name, i) for name in _TRL} | {"prompt_ids": prompts[i]}, f"[{i}]")
         name = shapes.text(element("external_id", i), f"external_id[{i}]", 180) or f"line-{number}-{i}"
         # Rows of one trajectory carry its id.
         unique, n = name, 0
@@ -106,6 +109,29 @@ def _trl(value: Any, number: int, seen: set[str]) -> list[Trajectory]:
             )
         )
     return trajectories
+
+
+def _generation(value: Mapping[str, Any], at: str) -> Row:
+    """One row. ``prompt_mask`` with a 1 is attention, so the batch is padded: prompts left, completions right."""
+    prompt = shapes.ids(value["prompt_ids"], f"prompt_ids{at}")
+    ids = shapes.ids(value["completion_ids"], f"completion_ids{at}")
+    logprobs, logprobs_name = value["logprobs"], f"logprobs{at}"
+    if logprobs is None:
+        logprobs, logprobs_name = value["completion_logprobs"], f"completion_logprobs{at}"
+    values = shapes.optional_floats(logprobs, logprobs_name)
+    mask = np.ones(len(ids), dtype=np.bool_)
+    for name in ("completion_mask", "env_mask"):
+        if value[name] is not None:
+            own = shapes.mask(value[name], f"{name}{at}")
+            mask = mask & own if len(own) == len(mask) else own
+    attention = None if value["prompt_mask"] is None else shapes.mask(value["prompt_mask"], f"prompt_mask{at}")
+    if attention is not None and attention.any() and len(attention) == len(prompt):
+        prompt = prompt[attention]
+        attended = value["completion_mask"] or []
+        length = len(attended) - next((n for n, bit in enumerate(reversed(attended)) if bit), len(attended))
+        if (ids[length:] == ids[-1:]).all():
+            ids, mask, values = ids[:length], mask[:length], None if values is None else values[:length]
+    return _split_row(prompt, ids, mask, values)
 
 
 # -- prime-rl, Tinker, NeMo RL, supervised rows
@@ -215,30 +241,15 @@ def _nemo(value: Any, number: int) -> Trajectory:
     )
 
 
-def _labelled(labels: Any, ids: Ids, where: str) -> Mask:
+def labelled(labels: Any, ids: Ids, where: str) -> Mask:
     """The mask that labels say: -100 where nothing is trained, else the token's own id."""
     items = shapes.sequence(labels, where)
     if len(items) != len(ids):
         raise BadLine(f"{where} has {len(items)} elements for {len(ids)} ids.")
     for n, label in enumerate(items):
-        if type(label) not in (int, float) or label not in (_IGNORED, int(ids[n])):
+        if type(label) not in (int, float) or label not in (IGNORED, int(ids[n])):
             raise BadLine(f"{where} must be -100 or the token's own id; element {n} is neither.")
-    return np.array([label != _IGNORED for label in items], dtype=np.bool_)
-
-
-def _sft(value: Any, number: int) -> Trajectory:
-    """Padding, which has no attention, is cut off."""
-    value = shapes.mapping(value, "The line")
-    ids = shapes.ids(value.get("input_ids"), "input_ids")
-    mask = _labelled(value.get("labels"), ids, "labels")
-    attention = value.get("attention_mask")
-    is_attended = np.ones(len(ids), dtype=np.bool_) if attention is None else shapes.mask(attention, "attention_mask")
-    if len(is_attended) != len(ids):
-        raise BadLine(f"attention_mask has {len(is_attended)} elements for {len(ids)} input_ids.")
-    return Trajectory(
-        f"line-{number}", rows=(Row(ids=ids[is_attended], loss_mask=mask[is_attended]),),
-        extra=_rest(value, ("input_ids", "labels", "attention_mask")),
-    )
+    return np.array([label != IGNORED for label in items], dtype=np.bool_)
 
 
 # -- atropos
@@ -261,7 +272,7 @@ def _atropos(value: Any, number: int) -> list[Trajectory]:
     trajectories = []
     for i in range(n):
         ids = shapes.ids(lists["tokens"][i], f"tokens[{i}]")
-        mask = _labelled(lists.get("masks", [None] * n)[i], ids, f"masks[{i}]")
+        mask = labelled(lists.get("masks", [None] * n)[i], ids, f"masks[{i}]")
         columns = {
             name: shapes.floats(lists[name][i], f"{name}[{i}]")
             for name in _ATROPOS[3:] if name in lists and lists[name][i] is not None
@@ -286,7 +297,7 @@ FORMATS = (
         ROWS_ALONE,
     ),
     Format(
-        "trl_rollouts", "TRL rollout_func values", having("prompt_ids", "completion_ids", "logprobs"), _read_trl,
+        "trl_rollouts", "TRL rollouts (prompt_ids, completion_ids)", having("prompt_ids", "completion_ids"), _read_trl,
         ROWS_ALONE,
     ),
     line_format(
@@ -303,5 +314,4 @@ FORMATS = (
         "atropos", "atropos scored groups", having("tokens", "masks", "scores"),
         partial(each_batch, read_batch=_atropos), ROWS_ALONE,
     ),
-    line_format("sft_rows", "Rows for supervised training", having("input_ids", "labels"), _sft, ROWS_ALONE),
 )

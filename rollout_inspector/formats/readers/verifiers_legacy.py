@@ -23,6 +23,7 @@ def _trajectory(value: Any, number: int) -> Trajectory:
     return Trajectory(
         f"line-{number}", tuple(steps), reward=shapes.number(value.get("reward"), "reward"),
         stop_reason=shapes.text(value.get("stop_condition"), "stop_condition", 60), group=group,
+        error=shapes.error_text(value.get("error")),
         extra=shapes.rest(value, ("trajectory", "reward", "stop_condition", "example_id")),
     )
 

@@ -6,6 +6,7 @@ holds before that. Each sampled node is a step; more than one leaf shows as a br
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -55,6 +56,7 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
             Trajectory(
                 f"{name}-{n}" if len(traces) > 1 else name, steps, rows, reward=reward, reward_parts=parts,
                 stop_reason=shapes.text(trace.get("stop_condition"), f"{where}.stop_condition", 60),
+                error=shapes.error_text(trace.get("errors") or trace.get("error") or value.get("errors")),
                 group=_group(trace, value), training_step=_training_step(trace, work),
                 extra=extra | shapes.rest(trace, ("nodes", "calls", "rewards", "reward", "stop_condition")),
             )
@@ -63,12 +65,19 @@ def _episode(value: Any, number: int, added: Annotations | None = None) -> list[
 
 
 def _group(trace: Mapping[str, Any], episode: Mapping[str, Any]) -> str:
-    """What the trainer grouped by, else the task that the trace solves."""
+    """What the trainer grouped by, else the task that the trace solves. A hash counts where nothing names the task."""
     group, task = episode.get("group"), trace.get("task")
-    group_id = group.get("id") if isinstance(group, dict) else None
+    ids = [episode.get("group_id"), group.get("id") if isinstance(group, dict) else None]
     if isinstance(task, dict):
-        group_id = group_id or task.get("key") or task.get("hash")
-    return shapes.text(episode.get("group_id") or group_id, "group", 200)
+        inner = task.get("data")
+        for holder in (task, inner if isinstance(inner, dict) else {}):
+            ids += [holder.get(name) for name in ("key", "name", "id", "idx", "hash")]
+    texts = [shapes.text(group_id, "group", 200) for group_id in ids if isinstance(group_id, str | int)]
+    texts = [text for text in texts if text]
+    return next((text for text in texts if not _HASH.fullmatch(text)), texts[0] if texts else "")
+
+
+_HASH = re.compile(r"[0-9a-f]{32,}")
 
 
 def _work(episode: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -254,10 +263,16 @@ def _step(
         prompt_ids=np.concatenate([stream, ids[:start]]), completion_ids=ids[start:stop],
         logprobs=None if logprobs is None else spread(logprobs),
         finish_reason=shapes.text(call.get("finish_reason") or node.get("finish_reason"), f"{where}.finish_reason", 30),
-        temperature=shapes.number(temperature, f"{where}: the call's temperature"),
+        temperature=shapes.spare(shapes.number, temperature, f"{where}: the call's temperature"),
         request=_request(messages, tools, sampling, where) if is_whole else None, reply=reply, extra=extra,
     )
     return step, columns
+
+
+def _detect_whole(values: Sequence[Any]) -> bool:
+    """Whether the tools that were rendered are in the file, as since verifiers 0.4."""
+    traces = values[0].get("traces", [values[0]]) if detect(values) else []
+    return any("tools" in trace for trace in traces[:1])
 
 
 def detect(values: Sequence[Any]) -> bool:
@@ -267,8 +282,11 @@ def detect(values: Sequence[Any]) -> bool:
     return has_keys(record, "nodes") and isinstance(record["nodes"], list)
 
 
-FORMAT = Format(
-    "verifiers_traces", "verifiers v1 and prime-rl traces", detect, read,
-    "Before verifiers 0.4 the tools are not in the file. Then what follows from a message or a template is not "
-    "decidable.",
+FORMATS = (
+    Format("verifiers_traces", "verifiers v1 and prime-rl traces", _detect_whole, read),
+    Format(
+        "verifiers_traces_0_3", "verifiers v1 and prime-rl traces before verifiers 0.4", detect, read,
+        "Before verifiers 0.4 the tools are not in the file, so what follows from a message or a template is not "
+        "decidable.",
+    ),
 )

@@ -113,10 +113,22 @@ def tinker(row: Row, trajectory: Trajectory) -> dict[str, Any]:
 
 
 def nemo(decode: Decode | None) -> Recorder:
-    """Cuts messages where the mask changes. Trained tokens are the assistant's."""
-    return lambda trajectory, rows: (
-        {"message_log": _message_log(row, decode), "reward": trajectory.reward} for row in rows
-    )
+    """Cuts messages where the mask changes. Trained tokens are the assistant's.
+
+    ``num_turns`` counts the calls of the row. ``full_rollout`` holds what else is known, without arrays. Source:
+    https://docs.nvidia.com/nemo/gym/latest/ (multi-turn rollouts).
+    """
+
+    def record(row: Row, trajectory: Trajectory) -> dict[str, Any]:
+        log = _message_log(row, decode)
+        whole = {name: getattr(trajectory, name) for name in ("external_id", "group", "stop_reason", "training_step")}
+        return {
+            "message_log": log, "reward": trajectory.reward,
+            "num_turns": len(row.step_indices) or sum(message["trainable"] for message in log),
+            "full_rollout": {**trajectory.extra, **whole, "reward_parts": dict(trajectory.reward_parts)},
+        }
+
+    return per_row(record)(decode)
 
 
 def _message_log(row: Row, decode: Decode | None) -> list[dict[str, Any]]:
@@ -128,7 +140,7 @@ def _message_log(row: Row, decode: Decode | None) -> list[dict[str, Any]]:
         ids = row.ids[start:stop]
         message: dict[str, Any] = {
             "role": "assistant" if mask[start] else "user" if start == 0 else "environment",
-            "content": "" if decode is None else decode(ids),
+            "content": "" if decode is None else decode(ids), "trainable": bool(mask[start]),
             "token_ids": ids.tolist(), "token_loss_mask": _mask(row)[start:stop],
         }
         if mask[start] and logprobs is not None:

@@ -1,0 +1,56 @@
+"""What an engine tells twice of one call: counts, ids and texts of tokens beside the ids that are read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rollout_inspector.streams.message_view import media_parts
+from rollout_inspector.streams.trajectory import OTHER_FIELDS, Ids
+
+_MEDIA = re.compile(r"image|video|audio|multi_?modal|modalities")
+MAX_COUNT = 2**31
+
+
+def other_fields(
+    prompt_ids: Ids, completion_ids: Ids, request: Mapping[str, Any], prompt: Mapping[str, Any],
+    completion: Mapping[str, Any],
+) -> dict[str, Any]:
+    """``OTHER_FIELDS`` for the ``extra`` of a step; empty where all fields agree with its ids.
+
+    ``prompt``, ``completion``: name of a field -> a count of tokens, or a list of ids; in ``completion`` also of texts.
+    Values of other types are left out, and so is a part without ids. Engines put several tokens in the place of an
+    image, so that a prompt with media may be counted otherwise.
+    """
+    prompt = {name: value for name, value in prompt.items() if not _has_texts(value)}
+    parts = {}
+    for part, ids, fields in (("prompt", prompt_ids, prompt), ("completion", completion_ids, completion)):
+        others = {name: _differing(value, ids) for name, value in fields.items() if len(ids)}
+        if others := {name: value for name, value in others.items() if value is not None}:
+            parts[part] = others
+    if "prompt" in parts and _has_media(request):
+        del parts["prompt"]
+    return {OTHER_FIELDS: parts} if parts else {}
+
+
+def _has_media(request: Mapping[str, Any]) -> bool:
+    if any(value and _MEDIA.search(name) for name, value in request.items()):
+        return True
+    return next(media_parts(request.get("messages")), None) is not None
+
+
+def _has_texts(value: Any) -> bool:
+    return isinstance(value, list) and any(isinstance(token, str) for token in value)
+
+
+def _differing(value: Any, ids: Ids) -> int | list[int | str | None] | None:
+    if type(value) is int:
+        return value if 0 <= value < MAX_COUNT and value != len(ids) else None
+    if not isinstance(value, list):
+        return None
+    own = ids.tolist()
+    tokens = [token if isinstance(token, str) or type(token) is int else None for token in value]
+    if all(token is None for token in tokens) or tokens == own:
+        return None
+    return tokens
