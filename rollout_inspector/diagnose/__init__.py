@@ -46,6 +46,7 @@ BREAK_RULES: tuple[Rule, ...] = (
     request.chat_template_changed,
     request.request_changed,
     request.bos_mismatch,
+    template.other_render,
     request.context_truncated,
     request.history_rewritten,
     request.assistant_rewritten,
@@ -54,13 +55,17 @@ BREAK_RULES: tuple[Rule, ...] = (
     thinking.reasoning_misparsed,
     text.special_tokens_dropped,
     text.invalid_utf8,
+    request.template_edits_turn,
     text.tool_call_reserialized,
     text.whitespace_changed,
     text.boundary_merge,
     text.noncanonical_sampling,
     template.template_not_append_only,
+    template.other_head,
+    request.template_rewrites_turn,
     template.tokenizer_mismatch,
     request.changed_request,
+    template.other_text,
 )
 
 
@@ -125,6 +130,8 @@ def _row_that_holds(case: DiagnosisContext, finding: Finding) -> int | None:
         return None
     stream = case.steps[finding.step].stream
     needed = min(max(finding.stop, finding.start + 1), len(stream))
+    if not needed:
+        return None
     rows = sorted(enumerate(case.trajectory.rows), key=lambda one: finding.step not in one[1].step_indices)
     return next((index for index, row in rows if np.array_equal(row.ids[:needed], stream[:needed])), None)
 
@@ -144,7 +151,9 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
     if index in case.no_ids:
         return []
-    rules = (step_checks.doubled_bos, template.first_prompt, delta_rules.control_text_in_prompt)
+    rules = (
+        step_checks.doubled_bos, step_checks.head_lost, template.first_prompt, delta_rules.control_text_in_prompt
+    )
     findings = [finding for rule in rules if (finding := rule(case, index)) is not None]
     return findings[:1]
 

@@ -58,16 +58,22 @@ class Break:
 
     @cached_property
     def messages_equal(self) -> bool:
-        """Whether both requests and the reply are known and no message was changed."""
-        reply = self.parent.reply
-        return self.sent_back is not None and (reply is None or msg.same(reply, self.sent_back))
+        """Whether no message was changed, and the assistant's came back as its reply, or else as it was sampled."""
+        if self.sent_back is None or self.parent.reply is not None:
+            return self.sent_back is not None and msg.same(self.parent.reply or {}, self.sent_back)
+        if self.case.codec is None:
+            return False
+        sampled = self.case.bytes_of(self.parent.completion_ids)
+        texts = [text for text in msg.strings_in(list(msg.plain(self.sent_back).values())[1:]) if text.strip()]
+        return bool(texts) and all(self.case.has_trace(text, sampled) for text in texts)
 
     # -- the difference
 
     @cached_property
     def same_text(self) -> bool:
         """Whether the prompt goes on with the same bytes as the sampled stream, up to the end of that stream."""
-        return self._actual_tail_bytes.startswith(self._expected_tail_bytes)
+        expected, actual = self.expected[self.start :], self.actual[self.start :]
+        return len(expected) > 0 and self.case.same_bytes(expected, actual, is_start=True)
 
     @cached_property
     def _expected_tail_bytes(self) -> bytes:
@@ -84,8 +90,8 @@ class Break:
             return self.start
         tails = self._expected_tail_bytes, self._actual_tail_bytes[: len(self._expected_tail_bytes)]
         same = common_prefix(*(np.frombuffer(tail, np.uint8).astype(np.int32) for tail in tails))
-        offsets = byte_offsets(self.case.codec.token_bytes(self.expected[self.start :]))
-        return self.start + int(np.searchsorted(offsets[1:], same, side="right"))
+        ends = self.case.codec.joined_bytes(self.expected[self.start :])[1]
+        return self.start + int(np.searchsorted(ends, same, side="right"))
 
     def text_from(self, start: int) -> tuple[str, str]:
         """The rest of both streams as text, from an offset of the sampled stream at or before ``text_start``."""
@@ -102,11 +108,8 @@ class Break:
             return self._same_text_groups(expected, actual)
         stop = self._same_turn_end(expected, actual)
         groups = align_ids(expected, actual[:stop])
-        return (
-            [*groups, AlignedGroup(len(expected), len(expected), stop, len(actual), False)]
-            if stop < len(actual)
-            else groups
-        )
+        behind = AlignedGroup(len(expected), len(expected), stop, len(actual), False)
+        return [*groups, behind] if stop < len(actual) else groups
 
     def _same_turn_end(self, left: Ids, right: Ids) -> int:
         """Where the sampled stream ends in the prompt: after as many stop tokens as the sampled stream has."""
@@ -213,3 +216,46 @@ class Break:
         """Whether ``[start, stop)`` of the sampled stream lies inside one completion of the chain."""
         turn = self.turn_at(start)
         return turn is not None and stop <= stream_length(turn)
+
+    # -- the head
+
+    @cached_property
+    def head_stop(self) -> int:
+        """Where the text of the first user message starts in the chain's first prompt: what stands before is no turn's
+        text. Without messages, some ids behind the second occurrence of the first control token."""
+        case = self.case
+        root = case.steps[case.root(self.parent_index)]
+        start = case.user_text_start(root)
+        if start is not None:
+            return start
+        for token in root.prompt_ids[case.is_special(root.prompt_ids)][:4]:
+            places = np.flatnonzero(root.prompt_ids == token)
+            if len(places) > 1:
+                return int(places[1]) + 4
+        return 0
+
+    @cached_property
+    def texts_lost(self) -> bool | None:
+        """Whether the prompt holds a message's text less often than its request does. None = no text tells.
+
+        Texts that the sampled stream does not hold as they are, such as escaped ones, tell nothing.
+        """
+        if self.known_messages is None or self.case.codec is None:
+            return None
+        before, after = map(_texts, self.known_messages)
+        expected, actual = self.case.bytes_of(self.expected), self.case.bytes_of(self.actual)
+        tells = False
+        for text in dict.fromkeys(before):
+            form = self.case.as_decoded(text).encode("utf-8", "replace")
+            if not form.strip() or expected.count(form) < sum(other.count(text) for other in before):
+                continue
+            tells = True
+            if actual.count(form) < sum(other.count(text) for other in after):
+                return True
+        return False if tells else None
+
+
+def _texts(messages: Sequence[Message]) -> list[str]:
+    """The texts of the messages that no assistant wrote, without white space around them."""
+    contents = [msg.text_of(message.get("content")) for message in messages if message.get("role") != "assistant"]
+    return [content.strip() for content in contents if isinstance(content, str) and content.strip()]

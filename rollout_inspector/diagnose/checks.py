@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from rollout_inspector.diagnose.context import DiagnosisContext
+from rollout_inspector.diagnose.context import REFUSED, DiagnosisContext
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures
 from rollout_inspector.streams.retokenized import EncodedAgain
-from rollout_inspector.streams.trajectory import Row
+from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Row
 
 CHECKS: dict[str, str] = {
     "token_ids": "Every call has its token ids, and all of them are in the vocabulary.",
-    "text": "The ids of every call fit its text and its log-probabilities.",
+    "text": "The ids of every call fit its messages, its text and its log-probabilities.",
     "reply": "The message of every reply holds all text that was sampled.",
     "first_prompt": "The run's tokenizer made the first prompts.",
     "prefix": "Every prompt starts with what was sampled before it.",
@@ -29,6 +28,8 @@ CHECKS: dict[str, str] = {
     "logprobs": "The log-probabilities under the gradient are possible values.",
     "trainer_logprobs": "Sampler and trainer mean the same distribution.",
     "advantages": "Trained tokens have an advantage, and no other tokens have one.",
+    "rewards": "A reward of a token stands where the trainer reads it.",
+    "media": "The placeholders of images, videos and sound are whole, and as many as the source says.",
 }
 """Name of each check -> what is true when it passes, in the order of lists. The names are stored."""
 
@@ -44,9 +45,13 @@ _CHECK_OF_KIND = {
     "logprob_invalid": "logprobs",
     "logprobs_other_distribution": "trainer_logprobs",
     "advantage_misplaced": "advantages",
+    "reward_misplaced": "rewards",
+    "media_tokens_wrong": "media",
 }
 _CHECK_OF_AXIS = {Axis.STREAM: "prefix", Axis.DELTA: "delta", Axis.ROW: "mask"}
 _OF_ROWS = ("lengths", "sampled", "mask", "columns", "logprobs", "trainer_logprobs", "advantages")
+MUST_DECIDE = {REFUSED: "the chat template refuses the messages of the file"}
+"""What a check may lack although the file and the options hold its fields, and why: such a file has not passed."""
 # What hides other faults of the same row: those checks, and what they lack.
 _HIDES = {
     "length_mismatch": (_OF_ROWS[1:], "columns of one length"),
@@ -117,7 +122,10 @@ def check_of(finding: Finding) -> str:
 
 def lacks_of(case: DiagnosisContext) -> dict[str, list[str]]:
     """Each check that has something to check in this trajectory -> the fields that it lacks."""
-    return {**_lacks_of_steps(case), **(_lacks_of_rows(case) if case.trajectory.rows else {})}
+    lacks = {**_lacks_of_steps(case), **(_lacks_of_rows(case) if case.trajectory.rows else {})}
+    if case.media_lacks:
+        lacks["media"] = sorted(filter(None, set(case.media_lacks)))
+    return lacks
 
 
 def _lacks_of_steps(case: DiagnosisContext) -> dict[str, list[str]]:
@@ -135,6 +143,7 @@ def _lacks_of_steps(case: DiagnosisContext) -> dict[str, list[str]]:
         "request messages": any(step.request is None for step in steps),
         "chat template": any(case.renderer(step) is None for step in steps),
         "policy versions": any(not step.policy_version for step in steps),
+        "logprobs": any(step.logprobs is None and len(step.completion_ids) for step in steps),
     }
     render = ["token ids", "tokenizer", "request messages", "chat template"]
     needs = {
@@ -147,6 +156,7 @@ def _lacks_of_steps(case: DiagnosisContext) -> dict[str, list[str]]:
         "delta": render,
         "control_text": render[:3],
         "policy_versions": ["policy versions"],
+        "logprobs": ["logprobs"],
     }
     if len(steps) == 1:  # nothing follows
         del needs["prefix"], needs["delta"], needs["policy_versions"]
@@ -175,6 +185,10 @@ def _lacks_of_rows(case: DiagnosisContext) -> dict[str, list[str]]:
         "trainer_logprobs": "trainer logprobs" * trainer or "logprobs" * logprobs,
         "advantages": "advantages" * advantages,
     }
+    if "mask" in case.undecided:
+        needs["mask"] = needs["mask"] or case.undecided["mask"]
+    if any(name in row.columns for row in rows for name in REWARD_COLUMNS):
+        needs["rewards"] = ""
     return {name: [missing] if missing else [] for name, missing in needs.items()}
 
 
@@ -226,18 +240,20 @@ def totals(outcomes: Iterable[tuple[Mapping[str, Outcome] | None, int]]) -> list
     ]
 
 
-def all_clear(found: Iterable[CheckTotal]) -> str:
-    """What may be said where no finding is stored: what was checked, and what was not."""
-    totals: list[CheckTotal] = list(found)
+def check_sentence(totals: Sequence[CheckTotal]) -> str:
+    """What was checked, for every door: ``Passed 9 of 15 checks; 6 not decidable: no calls in the file.``"""
     if not totals:
-        return "None is stored. What was checked is not known; a new diagnosis of the run tells it."
-    passed = {total.name for total in totals if total.checked and not total.not_decidable}
-    missing: list[Any] = list(dict.fromkeys(name for total in totals for name in total.needs))
-    if {"prefix", "canonical"} <= passed:
-        sentence = "None: every prompt starts with what was sampled before it, and every completion is canonical."
-    elif passed:
-        sentence = f"None in {len(passed)} of {len(totals)} checks."
-    else:
-        sentence = ""
-    gaps = ", ".join("no steps in the file" if name == "steps" else f"no {name}" for name in missing)
-    return " ".join([sentence] * bool(sentence) + [f"Not checked: {gaps}."] * bool(gaps))
+        return "What was checked is not known; a new diagnosis of the run tells it."
+    failed = sum(total.failed > 0 for total in totals)
+    undecided = [total for total in totals if total.not_decidable and not total.failed]
+    n, passed = len(totals), len(totals) - failed - len(undecided)
+    lacking = dict.fromkeys(name for total in undecided for name in total.needs)
+    gaps = ", ".join("no calls in the file" if name == "steps" else f"no {name}" for name in lacking)
+    parts = [f"Passed {f'all {n}' if passed == n else f'{passed} of {n}'} check{'s' * (n != 1)}"]
+    parts += [f"{failed} with findings"] * bool(failed) + [f"{len(undecided)} not decidable: {gaps}"] * bool(undecided)
+    return "; ".join(parts) + "."
+
+
+def all_clear(totals: Sequence[CheckTotal]) -> str:
+    """What may be said where no finding is stored: what was checked, and what was not."""
+    return f"None{'. ' if totals else ' is stored. '}{check_sentence(totals)}"

@@ -12,8 +12,8 @@ from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.canonical import bytes_of_each
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer
-from rollout_inspector.streams.prefix import links_of, merge_steps, shared_with_stream, stream_length
-from rollout_inspector.streams.recorded_renders import first_rendered, kwargs_of_record
+from rollout_inspector.streams.prefix import common_prefix, links_of, merge_steps, shared_with_stream, stream_length
+from rollout_inspector.streams.recorded_renders import Form, first_rendered, has_null, kwargs_of_record, with_text
 from rollout_inspector.streams.retokenized import EncodedAgain
 from rollout_inspector.streams.snippets import window_text
 from rollout_inspector.streams.token_origins import content_forms
@@ -22,15 +22,23 @@ from rollout_inspector.streams.trajectory import Ids, Link, Mask, Message, Step,
 RendererFor = Callable[[str], "Renderer | None"]
 # Up to this many ids of a differing stretch are stored on each side.
 MAX_STRETCH = 256
+REFUSED = "chat template that takes the messages"
+"""What a check lacks where the file holds the messages, and the chat template that was named refuses them."""
 _WIDEN = 512
 
 
-@lru_cache(maxsize=4)
-def _special_table(vocab_size: int, special_ids: frozenset[int] = frozenset()) -> Mask:
-    """``[vocab_size + 2]``: whether id - 1 is a control token. Both ends are for ids outside the vocabulary."""
+@lru_cache(maxsize=8)
+def _table(vocab_size: int, of: frozenset[int]) -> Mask:
+    """``[vocab_size + 2]``: whether id - 1 is one of these. Both ends are for ids outside the vocabulary."""
     table: Mask = np.zeros(vocab_size + 2, dtype=np.bool_)
-    table[1 + np.fromiter(special_ids, np.int64)] = True
+    table[1 + np.fromiter(of, np.int64)] = True
     return table
+
+
+def special_in(ids: Ids, codec: Codec | None, of: frozenset[int] | None = None) -> Mask:
+    """``[n]``: which of the ids are control tokens, or other tokens of the vocabulary."""
+    table = _table(codec.vocab_size, codec.special_ids if of is None else of) if codec else _table(0, frozenset())
+    return table.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
 
 
 @lru_cache(maxsize=16)
@@ -68,18 +76,18 @@ class DiagnosisContext:
         """Steps that the trajectory does not continue: side calls and retries. Rules for branches add to it."""
         self.again: list[EncodedAgain] = []
         """The completions that were encoded again. The rule that does so adds to it."""
+        self.other_renders: dict[int, str] = {}
+        """Step -> the input of its template that fits its prompt, in words."""
         self.undecided: dict[str, str] = {}
         """Check that a rule could not decide, although its fields are there -> what the rule lacked."""
+        self.media_lacks: list[str] = []
+        """Of each row or stream with media, what is not known of it; empty = nothing. The rule of media adds to it."""
 
     # -- tokens
 
-    @cached_property
-    def _special(self) -> Mask:
-        return _special_table(self.codec.vocab_size, self.codec.special_ids) if self.codec else _special_table(0)
-
     def is_special(self, ids: Ids) -> Mask:
         """``[n]``: which of the ids are control tokens."""
-        return self._special.take(np.asarray(ids, dtype=np.int64) + 1, mode="clip")
+        return special_in(ids, self.codec)
 
     def is_control(self, token_id: int) -> bool:
         """:meth:`is_special` for one id."""
@@ -89,6 +97,22 @@ class DiagnosisContext:
         """The bytes of a stretch of ids. Needs a tokenizer."""
         assert self.codec is not None
         return self.codec.joined_bytes(ids)[0]
+
+    def same_bytes(self, one: Ids, other: Ids, is_start: bool = False) -> bool:
+        """Whether two stretches are the same text. Ids without bytes have no text, so they agree with nothing.
+
+        ``is_start``: the other one may go on.
+        """
+        assert self.codec is not None
+        data, (other_data, ends) = self.bytes_of(one), self.codec.joined_bytes(other)
+        if is_start:
+            other_data, other = other_data[: len(data)], other[: int(np.searchsorted(ends, len(data))) + 1]
+        return data == other_data and self.all_have_bytes(one) and self.all_have_bytes(other)
+
+    def all_have_bytes(self, ids: Ids) -> bool:
+        """Whether each id is in the vocabulary and stands for at least one byte."""
+        assert self.codec is not None
+        return bool((np.diff(self.codec.joined_bytes(ids)[1], prepend=0) > 0).all())
 
     @cached_property
     def completion_bytes(self) -> list[bytes]:
@@ -160,12 +184,44 @@ class DiagnosisContext:
         if key is not None and memo in self._renders:
             return self._renders[memo]
         tools = request.tools if with_tools else None
-        conversation = Conversation(messages, tools, self.kwargs_of_record(step)[0], generation_prompt)
+        conversation = Conversation(self.as_sent(messages), tools, self.kwargs_of_record(step)[0], generation_prompt)
         rendered = first_rendered(renderer, conversation)
         result = None if rendered is None else rendered[1]
         if key is not None:
             self._renders[memo] = result
         return result
+
+    def user_text_start(self, step: Step) -> int | None:
+        """The offset in a prompt at which its first user message's text starts. None when it is not there."""
+        messages = step.request.messages if step.request else ()
+        first = next((message for message in messages if message.get("role") == "user"), None)
+        if first is None or self.codec is None:
+            return None
+        data, ends = self.codec.joined_bytes(step.prompt_ids)
+        forms = next(iter(self.content_forms(first.get("content"))), ())
+        places = [place for form in forms if (place := data.find(form)) >= 0]
+        return int(np.searchsorted(ends, min(places), side="right")) if places else None
+
+    def as_sent(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The messages as the engine passed them to the template."""
+        return self._content_form(messages) if has_null(messages) else messages
+
+    @cached_property
+    def _content_form(self) -> Form:
+        """How a content that is null was rendered: as null, or as an empty text. The recorded prompts show it."""
+        for step in self.steps:
+            renderer, request = self.renderer(step), step.request
+            if renderer is None or request is None or not len(step.prompt_ids) or not has_null(request.messages):
+                continue
+            shared = {}
+            for form in (list, with_text):
+                messages = form(request.messages)
+                rendered = first_rendered(
+                    renderer, Conversation(messages, request.tools, self.kwargs_of_record(step)[0], True)
+                )
+                shared[form] = -1 if rendered is None else common_prefix(rendered[1], step.prompt_ids)
+            return max(shared, key=shared.__getitem__)
+        return list
 
     def kwargs_of_record(self, step: Step) -> list[Mapping[str, Any]]:
         """The template kwargs of a step's request with the date of the record; two where the date is not known."""

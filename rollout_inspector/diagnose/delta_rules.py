@@ -7,18 +7,21 @@ from itertools import pairwise
 
 import numpy as np
 
-from rollout_inspector.diagnose.context import DiagnosisContext
+from rollout_inspector.diagnose.context import REFUSED, DiagnosisContext
 from rollout_inspector.diagnose.delta import Delta
 from rollout_inspector.diagnose.finding import Axis, Fault, Finding, Severity
 from rollout_inspector.diagnose.finding_makers import finding_on_step
 from rollout_inspector.diagnose.request import leading_system
 from rollout_inspector.diagnose.step_checks import control_text_in
-from rollout_inspector.streams.prefix import common_prefix
-from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
+from rollout_inspector.streams.prefix import common_length, common_prefix
+from rollout_inspector.streams.snippets import clipped, quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Ids, Message
 
 _AROUND = 32
 """So many bytes of what the template writes around a text say where the text belongs."""
+_BESIDE = 4
+_TIMES = {0: "not at all", 1: "once", 2: "twice"}
+_SEND_ONCE = "Add only the messages that are new since the last call, each of them once."
 
 
 def special_tokens_injected(d: Delta) -> Fault | None:
@@ -67,13 +70,9 @@ def message_dropped(d: Delta) -> Fault | None:
         gap = gap if span is None else span[1]
         # Words that a message shares with a present message are not a trace of it.
         content = message.get("content")
-        if (
-            message.get("role") == "assistant"
-            or d.case.stands_in(content, d.data)
-            or d.case.has_trace(content, remaining)
-        ):
+        if message.get("role") == "assistant" or d.case.stands_in(content, d.data):
             continue
-        if _is_begun(d, position, remaining):
+        if d.case.has_trace(content, remaining) or _is_begun(d, position, remaining):
             continue
         delta = d.full if d.expected is None else d.expected
         drops = delta is not None and not d.case.has_trace(content, d.case.bytes_of(delta))
@@ -241,7 +240,8 @@ def _system_header(d: Delta, with_tools: bool) -> Ids:
     if heads is None or not d.case.is_special(header).any():
         return header if len(header) > 1 else header[:0]
     # Ids that also start a user's turn prove nothing, and a date after the header may be of another day.
-    return header[: common_prefix(header, heads[0]) + 1]
+    start = heads[0][1:] if bos is not None and int(heads[0][0]) == bos else heads[0]
+    return header[: common_prefix(header, start) + 1]
 
 
 def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
@@ -253,8 +253,7 @@ def _user_headers(d: Delta, with_tools: bool) -> tuple[Ids, Ids] | None:
     rendered = d.case.render(d.step, messages, False, key=key, with_tools=with_tools)
     if rendered is None or d.case.codec is None:
         return None
-    pieces = d.case.codec.token_bytes(rendered)
-    data, ends = b"".join(pieces), np.cumsum([len(piece) for piece in pieces])
+    data, ends = d.case.codec.joined_bytes(rendered)
     heads = []
     for text in (first, later):
         place = data.find(text.encode())
@@ -272,6 +271,31 @@ def _preamble(d: Delta, with_tools: bool) -> Ids:
     shared = common_prefix(heads[0][::-1], heads[1][::-1])
     preamble = heads[0][: len(heads[0]) - shared]
     return preamble[:4] if len(preamble) > 3 or d.case.is_special(preamble).any() else preamble[:0]
+
+
+def message_repeated(d: Delta) -> Fault | None:
+    """A message of the request stands in the delta more often than the template writes it there."""
+    if d.expected is None or d.full is None or d.difference is None or not d.messages:
+        return None
+    whole, expected = d.case.bytes_of(d.full), d.case.bytes_of(d.expected)
+    for index, (message, span) in enumerate(zip(d.messages, d.spans(d.messages, whole), strict=True)):
+        if span is None or message.get("role") in ("system", "developer"):
+            continue
+        text = whole[max(0, span[0] - _BESIDE) : span[1] + _BESIDE]  # a short text alone may stand in another one
+        n, n_written = d.data.count(text), expected.count(text)
+        if n > n_written:
+            start, stop, ids = d.difference
+            what = f"message {index} ({message.get('role')})"
+            if message.get("role") == "tool" and message.get("tool_call_id"):
+                what = f"the result of call {clipped(str(message['tool_call_id']), 60)} (message {index})"
+            times, times_written = (_TIMES.get(count, f"{count} times") for count in (n, n_written))
+            return Fault(
+                "delta_differs",
+                f"What step {d.index} adds to the prompt holds {what} {times}; the template writes it there "
+                f"{times_written}.",
+                start, stop, expected_ids=ids, message_index=index, remedy=_SEND_ONCE,
+            )
+    return None
 
 
 def tool_messages_split(d: Delta) -> Fault | None:
@@ -328,8 +352,8 @@ def _cut_message(d: Delta) -> tuple[int | None, str]:
     """The new message of which a part is missing, and which part. None when the difference is another one."""
     assert d.expected is not None
     expected, actual = d.case.bytes_of(d.expected), d.data
-    start = _shared(expected, actual)
-    tail = _shared(expected[start:][::-1], actual[start:][::-1])
+    start = common_length(expected, actual)
+    tail = common_length(expected[start:][::-1], actual[start:][::-1])
     stop, added = len(expected) - tail, len(actual) - tail - start
     for position, span in enumerate(d.spans(d.new_messages or (), expected)):
         if span is None:
@@ -346,16 +370,13 @@ def _cut_message(d: Delta) -> tuple[int | None, str]:
     return None, ""
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    return common_prefix(*(np.frombuffer(data, np.uint8).astype(np.int32) for data in (one, other)))
-
-
 # The first rule that matches names the fault. The rules in the first list need no render.
 BY_IDS = (special_tokens_injected, message_dropped)
 BY_RENDER = (
     stop_token_doubled,
     turn_separator_lost,
     system_prompt_injected,
+    message_repeated,
     tool_messages_split,
     generation_prompt_missing,
     delta_differs,
@@ -379,7 +400,8 @@ def check_delta(case: DiagnosisContext, index: int, render: bool = True) -> Find
         rules = BY_RENDER if is_known else (stop_token_doubled, turn_separator_lost)
         fault = next((match for rule in rules if (match := rule(d)) is not None), None)
         if fault is None and render and not is_known:
-            case.undecided["delta"] = "render of the new messages"
+            is_refused = d.new_messages is not None and d.full is None
+            case.undecided["delta"] = REFUSED if is_refused else "render of the new messages"
     if fault is None:
         return None
     placed = replace(fault, start=d.start + fault.start, stop=d.start + fault.stop)

@@ -32,14 +32,14 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Cost:
-    """What the fault costs this trajectory, in the rows that it has. None = not known."""
+    """What this fault alone costs. None = not known."""
 
     trained_tokens_lost: int | None = 0
     """Sampled tokens that no row trains as they were sampled."""
     trained_tokens_wrong: int | None = 0
     """Tokens under the gradient that were not sampled as they stand, or that are trained with wrong values."""
     rows: int = 1
-    """How many rows this trajectory becomes."""
+    """How many rows the trajectory becomes, where this fault begins one of them; else 1."""
     prompt_tokens_repaid: int = 0
     """Prompt tokens that are forwarded once more, because this row shares them with an earlier row from the start."""
     lost_in_one_row: int = 0
@@ -71,6 +71,8 @@ class Fault:
     """Of a break: a step that is no part of the main conversation. Later breaks are measured against other steps."""
     stops: tuple[int, int] | None = None
     """Of a break: where the differing stretch ends in the sampled stream and in the prompt. None = by the alignment."""
+    remedy: str = ""
+    """Empty = that of the kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +112,15 @@ class Finding:
     """
 
 
-def cost_sentence(lost: int | None, wrong: int | None, rows: int, repaid: int, one_row: int) -> str:
-    """The cost of a finding in words, first that of the stored rows; empty when it costs nothing."""
+def cost_sentence(cost: Cost, severity: str) -> str:
+    """The cost of a finding in words, first that of the stored rows; empty when it costs nothing, as a note does."""
+    if severity == Severity.INFO:
+        return ""
+    lost, rows, repaid, one_row = (
+        cost.trained_tokens_lost, cost.rows, cost.prompt_tokens_repaid, cost.lost_in_one_row
+    )
     parts = []
-    for tokens, words in ((lost, "sampled token{} lost"), (wrong, "trained token{} wrong")):
+    for tokens, words in ((lost, "sampled token{} lost"), (cost.trained_tokens_wrong, "trained token{} wrong")):
         if tokens is None:
             parts.append(f"{words.format('s')}: not known")
         elif tokens:

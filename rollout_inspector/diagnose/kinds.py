@@ -7,7 +7,7 @@ from functools import partial
 
 from rollout_inspector.diagnose.finding import Axis, Severity
 
-VERSION = 15
+VERSION = 18
 """Raise it when the same trajectory may get other findings than before."""
 
 
@@ -60,10 +60,11 @@ _ALL = (
         "P -> A, then P A O -> B: one chain.",
         "P -> A, then S -> T with another system text, then P A O -> B: two chains."),
     _stream_error("chat_template_changed", "Chat template changed",
-        "The chat template, or a switch such as enable_thinking, changed between two calls of one trajectory.",
+        ("The chat template or one of its inputs changed between two calls: a switch such as enable_thinking, the "
+         "date, or what the server passes to the template and the request does not show."),
         ("What was sampled under the first template is no prefix of the later prompts. A row over both trains "
          "actions on a prompt that the model did not read."),
-        "Freeze the chat template and its switches for the whole run.",
+        "Freeze the chat template, its switches and its date for the whole run, and record what the template is given.",
         "enable_thinking is false in both calls.",
         "enable_thinking is false in the first call and true in the second."),
     _stream_error("request_changed", "Tools or system text changed",
@@ -75,7 +76,7 @@ _ALL = (
         "Both calls send the tools [calculator].",
         "The second call sends no tools, so the system block at the start is shorter."),
     _stream_error("bos_mismatch", "BOS doubled or missing",
-        "The begin-of-sequence token stands twice at the start of a prompt, or in only one of the two streams.",
+        "The begin-of-sequence token stands twice at the start of a prompt or row, or is in one of two streams only.",
         ("Every later token stands after a start that the model did not read, so all log-probabilities of the row "
          "are a little wrong."),
         "Never render to text and then encode that text with special tokens added.",
@@ -137,7 +138,7 @@ _ALL = (
         "Keep ids or bytes, never text.",
         "Sampled bytes E2 82 AC (a whole character); as text and back: the same ids.",
         "Sampled bytes E2 82 (two of three); as text and back: the ids of U+FFFD."),
-    _stream_error("tool_call_reserialized", "Tool call written again",
+    _stream_error("tool_call_reserialized", "Tool call re-serialised",
         "The tool call was parsed and written again: the same values in other characters.",
         ("The row holds a spelling of the call that the policy did not choose. A gradient on it rewards actions "
          "that were not taken."),
@@ -158,8 +159,9 @@ _ALL = (
          "assistant's header. Tokens never merge across control tokens."),
         "[assistant\\n] + [\\n] sampled, and both are in the next prompt.",
         "[assistant\\n] + [\\n] sampled; the next prompt holds one token [\\n\\n]."),
-    _stream_error("template_not_append_only", "Template rewrites its own text",
-        "The template wrote text into the earlier prompt that it does not write there when messages follow.",
+    _stream_error("template_not_append_only", "Template rewrites earlier text",
+        ("The template writes an earlier part of the conversation otherwise when messages follow: its own text, or a "
+         "turn that the model sampled."),
         ("Each turn the end of the prompt is written again, so the sampled stream breaks and the trajectory falls "
          "into more rows."),
         ("Before you extend the stream, cut the text that the template takes back, or repair the template: the "
@@ -180,13 +182,13 @@ _ALL = (
         "completion_ids: [40, 318, 2]",
         "completion_ids: [] or [0] beside the text \"I am\"."),
     _stream_error("engine_ids_inconsistent", "Ids, text and logprobs disagree",
-        "Within one call the ids do not fit the returned text or the logprobs.",
+        "Within one call the ids do not fit the request, the returned text, the logprobs and their tokens, or counts.",
         ("It is not known which of the two was sampled, so log-probabilities may be paired with tokens that they do "
          "not belong to."),
         "Use the ids of the engine. Do not rebuild them from text or from a stream.",
         "3 ids and 3 logprobs; the ids decode to the text.",
         "3 ids and 4 logprobs, or ids of another text."),
-    _stream_warning("reply_text_lost", "Sampled text in no message",
+    _stream_warning("reply_text_lost", "Message lost sampled text",
         "The sampled ids decode to text that no part of the parsed message holds: a parser dropped it.",
         ("The environment answers a message that says less than the policy said, so the reward is that of another "
          "action. A prompt that is rendered from the message lacks the text too."),
@@ -263,7 +265,7 @@ _ALL = (
         "Look at the deltas: they show both, and the renders that they come from.",
         "The tool said 36, and the prompt holds 36.",
         "The tool said 36, and the prompt holds 36 (seen)."),
-    _row_error("row_not_sampled", "Row was not sampled",
+    _row_error("row_not_sampled", "Row trains unsampled tokens",
         "The row's ids differ from the ids that the steps read and sampled: the row was encoded again from text.",
         ("The gradient falls on tokens that the policy did not choose. Their log-probabilities were never sampled, "
          "so the importance ratio is meaningless there."),
@@ -297,8 +299,8 @@ _ALL = (
         "Set mask 0 on appended tokens.",
         "A stop token was appended after a cut, with mask 0.",
         "A stop token was appended after a cut, with mask 1."),
-    _row_error("separator_trained", "Separator trained",
-        "Text that the template writes right after a stop token is under the gradient.",
+    _row_error("separator_trained", "Text after the stop token is trained",
+        "What the template writes right after a stop token, or the next document begins with, is under the gradient.",
         "The policy is trained to go on after its stop token. It may learn to write text behind the end of its turn.",
         "End the mask at the sampled stop token.",
         "Mask 1 up to <end>, mask 0 on \\n.",
@@ -317,7 +319,7 @@ _ALL = (
         "Mask 0 0 1 1, logprobs 0 0 -0.5 -0.2.",
         "Mask 0 0 1 1, logprobs 0 -0.5 -0.2 0."),
     _row_error("logprob_invalid", "Invalid logprobs",
-        "A logprob under the gradient is positive, not a number or infinite, or all of them are exactly 0.",
+        "A logprob under the gradient is positive, below -1000 or not a number, or all of them are exactly 0.",
         ("The importance ratio is exp(new - old). With such a value it is zero, infinite or constant, and the "
          "update is ruined or has no correction."),
         "Use the logprobs of the sampling engine unchanged.",
@@ -330,6 +332,19 @@ _ALL = (
         "Broadcast the trajectory's advantage over the trained tokens, and over nothing else.",
         "Mask 0 1 1, advantages 0 0.7 0.7.",
         "Mask 0 1 1, advantages 0.7 0 0.7."),
+    _row_error("reward_misplaced", "Reward misplaced",
+        "A token has a reward where the trainer does not read it: on a step that is not the last, or inside a turn.",
+        "The trainer drops this reward or gives it to another action, so the policy learns from another score.",
+        "Put the reward on the last token of the last step, and 0 on all others.",
+        "Mask 0 1 1 1, rewards 0 0 0 1.",
+        "Mask 0 1 1 1, rewards 0 1 0 0."),
+    _row_error("media_tokens_wrong", "Image tokens cut or miscounted",
+        ("The placeholders of an image, video or sound are cut, or are not as many as its grid or its range says."),
+        ("The trainer puts a vector in place of each placeholder. It fails, or all later ones get the vectors of other "
+         "patches."),
+        "Cut a row before an image, never inside one, and expand the placeholders with the processor of the engine.",
+        "<image> pad pad pad pad </image>, and a grid of 4 by 4 patches, which makes 4.",
+        "<image> pad pad: the row ends there."),
     _row_error("trained_twice", "Trained twice",
         "One sampled token is under the gradient in several rows.",
         "The token counts double in the update, compared with all other tokens.",
@@ -363,9 +378,9 @@ _ALL = (
         "Mask 1 on every sampled token.",
         "Mask 0 on two sampled tokens, with no recorded reason.", said_by_turn=True),
     _row_warning("stop_token_untrained", "Stop token untrained",
-        "The end of turn that the model sampled is masked, so the model never learns to stop.",
+        "A trained turn ends without its stop token: it is masked, was left out, or is another than the template's.",
         "The policy is never rewarded for ending its turn. Its answers tend to grow until the limit cuts them.",
-        "Include the sampled stop token in the mask.",
+        "Keep the stop token of the chat template at the end of the turn, and train it.",
         "Mask 1 on the sampled <end>.",
         "Mask 0 on the sampled <end>.", said_by_turn=True),
     _row_warning("stop_string_misaligned", "Stop string misaligned",

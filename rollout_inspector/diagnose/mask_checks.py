@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_inspector.diagnose.finding import Fault, Severity
-from rollout_inspector.diagnose.row_checks import LAGS, nonzero, shift_fault
+from rollout_inspector.diagnose.row_checks import LAGS, recorded, shift_fault
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Mask, Origin, Row
+
+_SHORT = 8
+"""A mask that is late or early misses a few tokens. More of them may be left out on purpose: a prefill, reasoning."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +28,8 @@ class TurnBoundaries:
     """``[T]``: which tokens are control tokens."""
     blank: Mask
     """``[T]``: which tokens are white space alone."""
+    tag: Mask
+    """``[T]``: control tokens, and tokens that begin or end a tag in plain text."""
     headers: tuple[Ids, ...]
     """The ids that open the assistant's turn (generation prompt), after a user and after a tool. Empty = not known."""
     by_template: bool
@@ -33,6 +38,9 @@ class TurnBoundaries:
     """The control tokens that end the assistant's turn."""
     known_stops: frozenset[int]
     """Those of them that the tokenizer or the template tells. The others follow from the mask of the row."""
+    written: frozenset[int] = frozenset()
+    """The control tokens that the template writes in small conversations. Empty = not known."""
+    bos_id: int | None = None
 
 
 def places_of(needle: Ids, ids: Ids) -> list[int]:
@@ -105,7 +113,7 @@ def derived_stops(ids: Ids, mask: Mask, special: Mask, known: frozenset[int] = f
 
 
 def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> Fault | None:
-    """The mask fits the turns at one lag other than 0, at both ends of every stretch. Its columns moved with it."""
+    """The mask fits the turns at one lag other than 0, at both ends of every stretch. It marks every wrong token."""
     runs, n = mask_runs(row.loss_mask), len(row.ids)
     marks = marks_of(row)
     opens, ends = _turn_edges(row, marks, marks.known_stops)
@@ -121,6 +129,8 @@ def mask_shifted(row: Row, marks_of: Callable[[Row], TurnBoundaries]) -> Fault |
         there = marks_of(replace(row, loss_mask=back))
         starts, stops = _turn_edges(row, there, there.stop_ids if there.by_template else there.known_stops)
         if all(start - lag in starts for start, _ in runs) and all(stop - lag in stops for stop in whole):
+            if len(whole) < len(runs):  # the end of the last stretch was pushed over the end
+                back[n - lag : next((stop for stop in range(n - lag, n) if stop in stops), n)] = True
             return shift_fault(row, back, "The mask stands", lag)
     return None
 
@@ -144,8 +154,8 @@ def _sampled(row: Row) -> Mask | None:
 
 def mask_faults(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     """Every place where the mask covers tokens that were not sampled, or leaves out sampled tokens."""
-    if overrun := _to_the_end(row, marks):
-        yield overrun
+    if over := _over_turns(row, marks):
+        yield over
     elif row.origin is not None and len(row.origin) == len(row.ids):
         yield from _by_origin(row, marks)
     else:
@@ -207,31 +217,95 @@ def _masked(row: Row, marks: TurnBoundaries, start: int, stop: int, ends_turn: b
 def _by_marks(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
     for start, stop in mask_runs(row.loss_mask):
         yield from _run_faults(row, marks, start, stop)
+    if marks.by_template:
+        yield from _left_out_of_turns(row, marks)
 
 
-def _to_the_end(row: Row, marks: TurnBoundaries) -> Fault | None:
-    """One trained stretch that reaches the row's end and holds whole turns of others."""
-    runs = mask_runs(row.loss_mask)
-    if len(runs) != 1 or runs[0][1] != len(row.ids):
+def _left_out_of_turns(row: Row, marks: TurnBoundaries) -> Iterator[Fault]:
+    """Untrained tokens of turns that are trained. A turn without a trained token may be left out on purpose."""
+    headers, n = header_places(marks, row.ids), len(row.ids)
+    all_trained = True
+    for (_, start), (limit, _) in zip(headers, [*headers[1:], (n, 0)], strict=True):
+        ends = np.flatnonzero(np.isin(row.ids[start:limit], list(marks.known_stops)))
+        stop = start + int(ends[0]) if ends.size else limit
+        trained = np.flatnonzero(row.loss_mask[start:stop]) + start
+        if trained.size:
+            for first, last in mask_runs(~row.loss_mask[start:stop]):
+                if fault := _gap(row, marks, start + first, start + last, (start, stop)):
+                    yield fault
+            if fault := _without_stop(row, marks, int(trained[-1]) + 1, stop):
+                yield fault
+        elif limit == n == stop and len(headers) > 1 and all_trained and not marks.blank[start:].all():
+            yield Fault(
+                "sampled_masked", f"The last turn, from offset {start} on, is cut and masked; the others are trained.",
+                start, n, lost=n - start, severity=None if row.logprobs is None else Severity.INFO,
+            )
+        all_trained &= bool(trained.size)
+
+
+def _gap(row: Row, marks: TurnBoundaries, start: int, stop: int, turn: tuple[int, int]) -> Fault | None:
+    """A masked stretch of a trained turn. What tags enclose is left out on purpose: reasoning, results of a search."""
+    text = np.flatnonzero(~marks.blank[start:stop]) + start
+    at_edge = start == turn[0] or stop == turn[1]
+    edges = [*text[-1:], *([] if stop == turn[1] else [stop])] if start == turn[0] else [start - 1, *text[:1]]
+    if not text.size or marks.tag[edges].any() or (stop == turn[1] and stop == len(row.ids)):
         return None
-    start = runs[0][0]
-    if (sampled := _sampled(row)) is not None:
-        n_others = sum(stop > start for _, stop in mask_runs(sampled)) - 1
-        wrong = int(np.count_nonzero(row.loss_mask & ~sampled))
+    if (sampled := _recorded(row)) is None:
+        if stop - start > (_SHORT if at_edge else _SHORT // 2):
+            return None
+    elif np.count_nonzero(sampled[text]) * 2 < len(text):
+        return None
+    return _masked(row, marks, start, stop, False)
+
+
+def _without_stop(row: Row, marks: TurnBoundaries, end: int, stop: int) -> Fault | None:
+    """A trained turn ends with a token that the template does not write, or the row ends without a stop token."""
+    token = int(row.ids[end - 1])
+    if stop < len(row.ids) and row.loss_mask[stop]:
+        end, token = stop + 1, int(row.ids[stop])
+    if token in marks.stop_ids:
+        alien = marks.written and token not in marks.written
+        if alien and _recorded(row) is None and not np.isin(row.ids[end:], list(marks.written)).any():
+            return Fault(
+                "stop_token_untrained",
+                f"The turn ends with id {token} at offset {end - 1}, which the chat template does not write; the stop "
+                "token that it writes is not trained.",
+                end - 1, end, wrong=1,
+            )
+        return None
+    padding = row.ids[end:]
+    if end != stop or (len(padding) and ((padding != padding[0]).any() or _left_stop_out(row, marks, stop))):
+        return None
+    return Fault(
+        "stop_token_untrained",
+        f"The row trains no stop token behind offset {end - 1}: a limit cut the turn, or the stop token was lost.",
+        end - 1, end, severity=Severity.INFO,
+    )
+
+
+def _over_turns(row: Row, marks: TurnBoundaries) -> Fault | None:
+    """The only trained stretch holds whole turns of others: the response as a whole is trained."""
+    runs = mask_runs(row.loss_mask)
+    if len(runs) != 1:
+        return None
+    start, stop = runs[0]
+    sampled = _sampled(row)
+    if sampled is not None:
+        n_others = sum(last > start for _, last in mask_runs(sampled)) - 1
     else:
         n_others, since = 0, start
         for first, last in header_places(marks, row.ids):
-            if first > start + last - first:
+            if start + last - first < first < stop:
                 n_others += not _goes_on(row, marks, since, first)
                 since = last
-        wrong = len(row.ids) - start
-    if n_others < 1 or not wrong:
+        sampled = written_by_assistant(row, marks)
+    others = mask_runs(row.loss_mask & ~sampled) if sampled is not None else []
+    if n_others < 1 or not others or (stop < len(row.ids) and len(others) == 1 and _sampled(row) is not None):
         return None
     return Fault(
-        "mask_overrun",
-        f"The mask runs from offset {start} to the end of the row, over {counted(n_others, 'turn')} of others.",
-        start, len(row.ids),
-        wrong=wrong,
+        "observation_trained",
+        f"The mask runs from offset {start} to {stop}, over {counted(n_others, 'turn')} of others.",
+        *others[0], wrong=sum(last - first for first, last in others), places=tuple(others),
     )
 
 
@@ -252,6 +326,11 @@ def _run_faults(row: Row, marks: TurnBoundaries, start: int, stop: int) -> Itera
         if behind < first - 1:
             yield _observation(behind, first)
         start = last
+    ends = np.isin(row.ids[start:stop], list(marks.known_stops))
+    opened = np.flatnonzero(ends[:-1] & (row.ids[start + 1 : stop] == marks.bos_id))
+    if opened.size and marks.bos_id not in marks.known_stops:
+        yield _separator(start + int(opened[0]) + 1, stop)
+        return
     end = stop
     while end > start and marks.blank[end - 1] and not marks.special[end - 1]:
         end -= 1
@@ -290,13 +369,16 @@ def _behind_stop(row: Row, marks: TurnBoundaries, start: int, stop: int) -> int:
 
 def _was_sampled(row: Row, place: int) -> bool:
     """Whether a token has a logprob, if masked tokens have none. Without logprobs a stop token counts as sampled."""
+    sampled = _recorded(row)
+    return sampled is None or bool(sampled[place])
+
+
+def _recorded(row: Row) -> Mask | None:
+    """``[T]``: which tokens have a logprob. None without logprobs, and with logprobs on all tokens."""
     if row.logprobs is None or len(row.logprobs) != len(row.ids):
-        return True
-    says = nonzero(row.logprobs)
-    masked = ~row.loss_mask
-    if says[masked].mean() > 0.5:
-        return True  # logprobs on all tokens decide nothing
-    return bool(says[place])
+        return None
+    says = recorded(row.logprobs)
+    return None if says[~row.loss_mask].mean() > 0.5 else says
 
 
 def _zero_alone(row: Row, marks: TurnBoundaries, place: int) -> bool:
@@ -326,8 +408,9 @@ def _header(start: int, stop: int) -> Fault:
 
 def _separator(start: int, stop: int) -> Fault:
     return Fault(
-        "separator_trained", f"The white space after the stop token at {start} is under the gradient.", start, stop,
-        wrong=stop - start,
+        "separator_trained",
+        f"Under the gradient behind the stop token: {counted(stop - start, 'token')} from offset {start} on.",
+        start, stop, wrong=stop - start,
     )
 
 
@@ -341,11 +424,13 @@ def _observation(start: int, stop: int) -> Fault:
 
 
 def _appended(row: Row, start: int, stop: int) -> Fault:
+    token = int(row.ids[stop - 1])
     return Fault(
         "appended_eos_trained",
-        f"The last token (id {int(row.ids[stop - 1])}) was appended, not sampled, and is under the gradient.",
+        f"The last token (id {token}) was appended, not sampled, and is under the gradient." if row.origin is not None
+        else f"The last token (id {token}) may be appended: it alone has the logprob 0, as certain tokens may.",
         start, stop,
-        wrong=stop - start, severity=None if row.origin is not None else Severity.WARNING,
+        wrong=stop - start, severity=None if row.origin is not None else Severity.INFO,
     )
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import kwargs_of
 from rollout_inspector.diagnose.finding import Fault
+from rollout_inspector.diagnose.template import request_render
+from rollout_inspector.diagnose.text import call_regions
 from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams.prefix import common_length, common_prefix
 from rollout_inspector.streams.snippets import clipped, contrast, counted, quoted
 from rollout_inspector.streams.trajectory import Message, Step
 
 _MIN_KEPT = 4
+_KEEP_IDS = "Keep the sampled ids from call to call (token-in-token-out), or repair the chat template."
 
 
 def chat_template_changed(b: Break) -> Fault | None:
@@ -113,7 +117,7 @@ def _same_behind(b: Break, old: int, new: int) -> bool:
 
 def context_truncated(b: Break) -> Fault | None:
     """The prompt starts with the part of the sampled stream after a cut, at once or after the system block."""
-    if b.start > _head_end(b):
+    if b.start > b.head_stop or (b.start and b.texts_lost is False):
         return None
     expected, actual = b.expected, b.actual[b.start :]
     n = min(_MIN_KEPT, len(actual))
@@ -127,7 +131,8 @@ def context_truncated(b: Break) -> Fault | None:
         n_kept = len(expected) - k
         if not offset and n_kept <= len(actual) and np.array_equal(expected[k:], actual[:n_kept]):
             moved = k - b.start >= _MIN_KEPT and expected[b.start : k].tobytes() in actual[n_kept:].tobytes()
-            if moved or _template_gives(b):
+            lost = b.texts_lost or (not b.start and b.known_messages is not None)
+            if (moved and not lost) or _template_gives(b):
                 return None  # no cut: the template moved something away
             where = f"after the first {counted(b.start, 'id')}" if b.start else "at the start"
             return Fault(
@@ -141,32 +146,8 @@ def context_truncated(b: Break) -> Fault | None:
 
 def _template_gives(b: Break) -> bool:
     """Whether the stored template renders the whole conversation as exactly this prompt."""
-    if b.known_messages is None:
-        return False
-    rendered = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
+    rendered = request_render(b.case, b.index)
     return rendered is not None and np.array_equal(rendered, b.actual)
-
-
-def _head_end(b: Break) -> int:
-    """Where the system block ends at the latest. A cut may keep everything before it."""
-    case = b.case
-    root = case.steps[case.root(b.parent_index)]
-    messages = root.request.messages if root.request else None
-    if messages and case.codec is not None:
-        first = next((m for m in messages if m.get("role") == "user"), None)
-        for forms in case.content_forms(first.get("content")) if first else ():
-            places = [place for form in forms if (place := case.bytes_of(root.prompt_ids).find(form)) >= 0]
-            if places:
-                sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(root.prompt_ids)])
-                return int(np.searchsorted(sizes, min(places), side="right"))
-            break
-    # Without messages, the first block ends where its first control token occurs again.
-    special = root.prompt_ids[case.is_special(root.prompt_ids)][:4]
-    for token in special:
-        places_of = np.flatnonzero(root.prompt_ids == token)
-        if len(places_of) > 1:
-            return int(places_of[1]) + 4
-    return 0
 
 
 def history_rewritten(b: Break) -> Fault | None:
@@ -227,6 +208,9 @@ def assistant_rewritten(b: Break) -> Fault | None:
     if reply is None:
         return _untraced(b, index, sent)
     if not msg.same(reply, sent):
+        last = b.case.render(b.step, after[: index + 1], False)
+        if last is not None and np.array_equal(last[: len(b.expected)], b.expected):
+            return None  # as the last message it is what was sampled: the template writes it otherwise later
         return _rewritten(b, index, reply, sent)
     old, new = msg.call_ids(reply), msg.call_ids(sent)
     if old != new and b.case.codec is not None and any(name in b.b_window for name in set(new) - set(old)):
@@ -265,6 +249,72 @@ def _untraced(b: Break, index: int, sent: Message) -> Fault | None:
                 message_index=index,
             )
     return None
+
+
+def template_edits_turn(b: Break) -> Fault | None:
+    """The template adds or leaves out words of an assistant's turn, outside its calls."""
+    edit = _edit(b)
+    if edit is None or bool(edit.dropped.strip()) == bool(edit.added.strip()):
+        return None
+    reply = edit.turn.reply or b.sent_back or {}
+    calls, content = msg.calls_of(reply), str(msg.text_of(reply.get("content")) or "")
+    for text, words in ((edit.old, edit.dropped), (edit.new, edit.added)):
+        inside = any(start <= edit.place < stop - 1 for start, stop in call_regions(text, calls))
+        if (words.strip() and not any(map(str.isalnum, words))) or (inside and words.strip() not in content):
+            return None
+    return _edited(b, edit, "template_not_append_only")
+
+
+def template_rewrites_turn(b: Break) -> Fault | None:
+    """The template writes an assistant's turn otherwise than it was sampled, and no other rule says how."""
+    edit = _edit(b)
+    if edit is None:
+        return None
+    has_calls = msg.calls_of(edit.turn.reply or b.sent_back or {})
+    return _edited(b, edit, "tool_call_reserialized" if has_calls else "template_not_append_only")
+
+
+class _Edit(NamedTuple):
+    """What differs in an assistant's turn: ``old[place:]`` begins with ``dropped``, ``new[place:]`` with ``added``."""
+
+    turn: Step
+    old: str
+    new: str
+    place: int
+    dropped: str
+    added: str
+
+
+def _edit(b: Break) -> _Edit | None:
+    """The edit of the turn of the break, where the template's own render makes it and the messages are equal."""
+    turn = b.turn_at(b.text_start) if b.case.codec is not None and b.messages_equal and not b.same_text else None
+    rendered = None if turn is None else request_render(b.case, b.index)
+    if turn is None or rendered is None or common_prefix(rendered, b.actual) < min(b.actual_stop + 1, len(b.actual)):
+        return None
+    old, new = b.text_from(len(turn.prompt_ids))
+    old = old[: len(b.case.text(turn.completion_ids))]
+    place = common_length(old, new)
+    end = b.case.text(turn.completion_ids[-1:]) if b.case.is_control(int(turn.completion_ids[-1])) else ""
+    stop = new.find(end, place) if end else -1
+    if stop < 0 or place >= len(old):
+        return None
+    new = new[: stop + len(end)]
+    shared = min(common_length(old[::-1], new[::-1]), len(old) - place, len(new) - place)
+    return _Edit(turn, old, new, place, old[place : len(old) - shared], new[place : len(new) - shared])
+
+
+def _edited(b: Break, edit: _Edit, kind: str) -> Fault:
+    message = len(edit.turn.request.messages) if edit.turn.request else None
+    dropped, added = (quoted(clipped(text, 80)) for text in (edit.dropped, edit.added))
+    step = next(index for index, step in enumerate(b.case.steps) if step is edit.turn)
+    where = f"message {message}" if message is not None else "the assistant's turn"
+    if not edit.added.strip():
+        evidence = f"The template leaves {dropped} out of {where}, which step {step} sampled."
+    elif not edit.dropped.strip():
+        evidence = f"The template adds {added} to {where}, which step {step} did not sample."
+    else:
+        evidence = f"The template writes {added} in {where} where step {step} sampled {dropped}."
+    return Fault(kind, evidence, message_index=message, remedy=_KEEP_IDS)
 
 
 def _short(value: Any) -> str:

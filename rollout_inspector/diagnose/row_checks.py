@@ -14,12 +14,17 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.snippets import counted
-from rollout_inspector.streams.trajectory import Floats, Mask, Row
+from rollout_inspector.streams.token_origins import mask_runs
+from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Floats, Mask, Row
 
 _LOGPROBS = ("logprob", "log_prob")
 ROUTING = ("routed_experts", "rollout_expert_indices", "routing")
 # Rounding of float16 and bfloat16 sums may raise the logprob of a certain token a little above 0.
 _ROUNDING = 1e-3
+# log(1e-45), the least of float32, is -103. Engines write -9999 or -1e30 in place of -inf.
+_LEAST = -1000
+MAX_REWARDS = 100
+"""Misplaced rewards that a fault marks."""
 LAGS = (1, -1, 2, -2)
 """The shifts that are looked for: by how many tokens a column is behind its place."""
 
@@ -69,6 +74,17 @@ def nonzero(values: Floats) -> Mask:
     return says
 
 
+def recorded(logprobs: Floats) -> Mask:
+    """``[T]``: where a possible logprob other than 0 stands."""
+    possible: Mask = (logprobs != 0) & _is_possible(logprobs)
+    return possible
+
+
+def _is_possible(logprobs: Floats) -> Mask:
+    possible: Mask = (logprobs <= _ROUNDING) & (logprobs > _LEAST)
+    return possible
+
+
 def columns_shifted(row: Row) -> Fault | None:
     """A column's zeros fit the mask's zeros, but at a lag other than 0."""
     for name, values in columns_of(row):
@@ -89,7 +105,7 @@ def shift_fault(row: Row, right: Mask, what: str, lag: int) -> Fault:
         "columns_shifted",
         f"{what} {counted(abs(lag), 'token')} {behind} {'its' if what.startswith('The mask') else 'their'} place.",
         int(places[0]), int(places[-1]) + 1,
-        wrong=row.n_trained,
+        wrong=row.n_trained, places=tuple(mask_runs(right != row.loss_mask)) if what.startswith("The mask") else (),
     )
 
 
@@ -127,27 +143,70 @@ def _misfit(says: Mask, mask: Mask, lag: int) -> int:
 
 def logprob_invalid(row: Row) -> Fault | None:
     """A value under the gradient cannot be a logprob."""
-    if row.logprobs is None or not row.loss_mask.any():
-        return None
-    values = row.logprobs
-    bad = row.loss_mask & ((values > _ROUNDING) | ~np.isfinite(values))
+    return None if row.logprobs is None else impossible_logprobs(row.logprobs, row.loss_mask, "trained")
+
+
+def impossible_logprobs(logprobs: Floats, at: Mask, tokens: str) -> Fault | None:
+    """Logprobs ``[T]`` that are impossible, or all 0, where ``at`` is true. ``tokens``: which these are, in a word."""
+    bad, n = at & ~_is_possible(logprobs), int(np.count_nonzero(at))
     if bad.any():
         place = int(bad.argmax())
         return Fault(
             "logprob_invalid",
-            f"The logprob at offset {place} is {values[place]:g}; {int(bad.sum())} of "
-            f"{row.n_trained} trained tokens have an impossible value.",
+            f"The logprob at offset {place} is {logprobs[place]:g}; {int(bad.sum())} of "
+            f"{n} {tokens} tokens have an impossible value.",
             place, place + 1,
-            wrong=int(bad.sum()),
+            wrong=int(bad.sum()), places=tuple(mask_runs(bad)),
         )
-    trained = values[row.loss_mask]
-    if len(trained) > 1 and not trained.any():
-        first = int(row.loss_mask.argmax())
+    if n > 1 and not logprobs[at].any():
         return Fault(
-            "logprob_invalid", f"The logprobs of all {len(trained)} trained tokens are exactly 0.", first, len(row.ids),
-            wrong=len(trained),
+            "logprob_invalid", f"The logprobs of all {n} {tokens} tokens are exactly 0.", int(at.argmax()),
+            len(logprobs), wrong=n,
         )
     return None
+
+
+def doubled_bos(row: Row, bos_id: int | None, stop_ids: frozenset[int]) -> Fault | None:
+    """BOS stands twice where a document begins: at the start of the row, or behind a stop token in a packed one."""
+    if bos_id is None or bos_id in stop_ids:
+        return None
+    places = [
+        (start + 1, stop) for start, stop in mask_runs(row.ids == bos_id)
+        if stop - start == 2 and (not start or int(row.ids[start - 1]) in stop_ids)  # more of them are padding
+    ]
+    if not places:
+        return None
+    what = f"BOS (id {bos_id}) stands twice where a document begins, at offset {places[0][0]}."
+    return Fault("bos_mismatch", what, *places[0], places=tuple(places[1:] and places))
+
+
+_CUT = frozenset((
+    "length", "truncated", "max_tokens", "max_new_tokens", "max_output_tokens", "max_length", "max_model_len",
+    "max_response_length", "context_length", "overlong",
+))
+_REASONS = frozenset(("finish_reason", "finish_reasons", "stop_reason", "stop_reasons", "stop_condition", "status"))
+_FLAGS = frozenset(("truncated", "is_truncated", "overlong", "is_overlong"))
+_HOLDERS = frozenset(("extra_fields", "extra_info", "metadata", "meta_info", "info"))
+
+
+def was_cut(fields: Mapping[str, Any], stop_reason: str = "") -> bool:
+    """Whether the source says that a limit cut the last completion: by a reason, or by a flag."""
+    if stop_reason.lower() in _CUT:
+        return True
+    for name, value in fields.items():
+        while isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if name in _HOLDERS and isinstance(value, Mapping):
+            shallow = {key: item for key, item in value.items() if key not in _HOLDERS}
+            if was_cut(shallow):
+                return True
+        elif name in _REASONS:
+            value = value.get("type") if isinstance(value, Mapping) else value
+            if isinstance(value, str) and value.lower() in _CUT:
+                return True
+        elif name in _FLAGS and type(value) in (bool, int, float) and value == 1:
+            return True
+    return False
 
 
 def advantage_misplaced(row: Row) -> Fault | None:
@@ -169,6 +228,36 @@ def advantage_misplaced(row: Row) -> Fault | None:
             f"By {name}: {' and '.join(parts)}.",
             place, int(np.flatnonzero(none | extra)[-1]) + 1, wrong=n_none,
         )
+    return None
+
+
+def reward_misplaced(row: Row, is_last_step: bool | None = None) -> Fault | None:
+    """A reward stands on a token at which no turn ends.
+
+    ``is_last_step``: of a row of a step-wise batch, where the last token of the last step alone has a reward (SkyRL,
+    https://docs.skyrl.ai/docs/tutorials/step-wise-training). None = of another row: each turn may have its own. Rewards
+    on half of the trained tokens are of a process, or hold a penalty, and have no place.
+    """
+    for name in REWARD_COLUMNS:
+        values = row.columns.get(name)
+        if values is None or len(values) != len(row.ids) or not row.loss_mask.any():
+            continue
+        says, ends = nonzero(values), np.zeros(len(row.ids), np.bool_)
+        if is_last_step is None and int((says & row.loss_mask).sum()) * 2 > row.n_trained > 2:
+            continue
+        runs = mask_runs(row.loss_mask)[-1 if is_last_step else None :]
+        ends[[len(row.ids) - 1, *(stop - 1 for _, stop in runs)]] = True
+        wrong = np.flatnonzero(says if is_last_step is False else says & ~ends)
+        if wrong.size:
+            where = "which is not the last step" if is_last_step is False else "where no turn ends"
+            place = int(wrong[0])
+            return Fault(
+                "reward_misplaced",
+                f"The {name} have {values[place]:g} at offset {place}, {where}. "
+                + ("SkyRL reads the reward of the last step alone." if is_last_step is False else
+                   f"The last trained token stands at {int(np.flatnonzero(row.loss_mask)[-1])}."),
+                place, place + 1, places=tuple((offset, offset + 1) for offset in wrong[:MAX_REWARDS].tolist()),
+            )
     return None
 
 

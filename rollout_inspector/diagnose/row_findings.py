@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from rollout_inspector.diagnose import row_checks as checks
-from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext
-from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding
-from rollout_inspector.diagnose.finding_makers import bounded
+from rollout_inspector.diagnose.context import MAX_STRETCH, DiagnosisContext, special_in
+from rollout_inspector.diagnose.finding import Axis, Cost, Fault, Finding, Severity
+from rollout_inspector.diagnose.finding_makers import bounded, finding_on_step
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.diagnose.mask_checks import (
     TurnBoundaries,
@@ -22,21 +24,25 @@ from rollout_inspector.diagnose.mask_checks import (
     places_of,
     written_by_assistant,
 )
-from rollout_inspector.diagnose.row_versions import trained_versions
+from rollout_inspector.diagnose.media import check_media
+from rollout_inspector.diagnose.row_versions import step_versions, trained_versions
+from rollout_inspector.diagnose.step_checks import past_stop_string
 from rollout_inspector.streams.align import sampled_places
-from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.canonical import is_utf8
+from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.recorded_renders import with_json
 from rollout_inspector.streams.row_places import sampled_instead
-from rollout_inspector.streams.snippets import counted
+from rollout_inspector.streams.snippets import counted, listed, quoted
 from rollout_inspector.streams.token_origins import mask_runs
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row, Step
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Message, Origin, Row
 
 
 def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     """Findings of the rows that the source holds. Rows that follow from steps are right by construction."""
     rows = case.trajectory.rows
-    properties = _TemplateProperties(case) if rows else None
+    renderer: Any = case.renderer_of(case.rows_template) if rows else None
+    properties = _properties(case.codec, renderer) if rows else None
     for index, row in enumerate(rows):
         assert properties is not None
         for fault in _row_faults(case, row, properties):
@@ -44,9 +50,12 @@ def row_findings(case: DiagnosisContext) -> Iterator[Finding]:
     if rows and case.steps:
         yield from _against_steps(case)
     yield from _order(case)
+    yield from _rewards(case)
+    yield from _media(case)
     yield from _routing(case)
     yield from _versions(case)
     yield from _step_rows(case)
+    yield from _step_logprobs(case)
 
 
 def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplateProperties) -> Iterator[Fault]:
@@ -57,21 +66,30 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         return
     row = _with_origin(case, row)
     marks = properties.marks(row)
+    if row.origin is None and not marks.headers:
+        case.undecided["mask"] = "role headers in the rows"
     roles = bool(header_places(marks, row.ids)) or int(np.count_nonzero(marks.special)) > 2
     overrun = checks.mask_overrun(row, roles)
     if overrun:
         yield _with_counts(overrun, row, marks)
     # A row that trains nothing or everything has no pattern that shows a shift of the columns.
-    shifted = None if overrun else checks.columns_shifted(row) or mask_shifted(row, properties.marks)
+    shifted = None if overrun else mask_shifted(row, properties.marks) or checks.columns_shifted(row)
     others = list(checks.ROW_RULES)
     if shifted:
         yield shifted
     elif not overrun:
-        wrong = [_with_counts(fault, row, marks) for fault in mask_faults(row, marks)]
+        wrong = list(mask_faults(row, marks))
+        if (cut := _cut(case, row, marks)) is not None:
+            yield cut
+            wrong = [fault for fault in wrong if fault.severity is not Severity.INFO]
         yield from _merged(wrong)
         # Advantages in place of the mask's fault follow from that fault.
-        if not wrong or checks.advantage_misplaced(_mended(row, wrong)):
+        if not _loud(wrong) or checks.advantage_misplaced(_mended(row, _loud(wrong))):
             others.append(checks.advantage_misplaced)
+    if not row.step_indices and (fault := _bos_fault(case, row, properties, marks)):
+        yield fault
+    if "preference" in case.trajectory.extra and (fault := _merged_seam(case, row)):
+        yield fault
     for check in others:
         if fault := check(row):
             yield fault
@@ -81,11 +99,79 @@ def _row_faults(case: DiagnosisContext, row: Row, properties: _TemplatePropertie
         yield fault
 
 
+def _loud(faults: Sequence[Fault]) -> list[Fault]:
+    return [fault for fault in faults if fault.severity is not Severity.INFO]
+
+
+def _cut(case: DiagnosisContext, row: Row, marks: TurnBoundaries) -> Fault | None:
+    """A completion that the source calls cut, in a row without calls. Whether it is to be masked is a choice."""
+    trajectory, runs = case.trajectory, mask_runs(row.loss_mask)
+    if row.step_indices or not checks.was_cut({**trajectory.extra, **row.extra}, trajectory.stop_reason) or not runs:
+        return None
+    if int(row.ids[runs[-1][1] - 1]) in marks.known_stops or row is not trajectory.rows[-1]:
+        return None
+    severity = None if trajectory.extra.get("mask_truncated") else Severity.INFO
+    return Fault(
+        "truncated_trained", "The last completion was cut by its length limit and is under the gradient.", *runs[-1],
+        wrong=runs[-1][1] - runs[-1][0], severity=severity,
+    )
+
+
+def _merged_seam(case: DiagnosisContext, row: Row) -> Fault | None:
+    """In a preference pair, the prompt's last tokens and the answer's first became other tokens, or would.
+
+    A reader notes ``prompt_tail``, the last ids of the prompt that the row of the whole conversation does not hold.
+    https://github.com/huggingface/trl/issues/2054
+    """
+    seam, tail = int(row.loss_mask.argmax()), row.extra.get("prompt_tail")
+    if isinstance(tail, list) and tail:
+        text = quoted(case.text(np.asarray(tail, np.int32))) if case.codec else ""
+        what = f"The prompt ends with {listed(tail)} {text}".rstrip()
+        return Fault(
+            "boundary_merge", f"{what}; encoded with the answer, the row holds id {int(row.ids[seam])} in their place.",
+            seam, seam + 1, wrong=1, expected_ids=np.asarray(tail, np.int32),
+        )
+    if case.codec is None or not seam or not row.loss_mask.any() or row.logprobs is not None:
+        return None
+    special = case.is_special(row.ids)
+    before, behind = np.flatnonzero(special[:seam]), np.flatnonzero(special[seam:])
+    start = max(int(before[-1]) + 1 if before.size else 0, seam - _SEAM)
+    stop = min(seam + (int(behind[0]) if behind.size else len(row.ids)), seam + _SEAM)
+    sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(row.ids[start:stop])])
+    data = case.bytes_of(row.ids[start:stop])
+    if start == seam or stop == seam or not is_utf8(data):
+        return None
+    again = case.codec.encode(data.decode())
+    cuts = np.cumsum([len(piece) for piece in case.codec.token_bytes(again)])
+    if b"".join(case.codec.token_bytes(again)) != data or int(sizes[seam - start - 1]) in cuts:
+        return None
+    return Fault(
+        "boundary_merge",
+        f"Encoded together, {listed(row.ids[seam - 1 : seam + 1])} at the seam of prompt and answer would merge. "
+        "Encoded apart, as here, they are what the model reads when it is asked.",
+        seam - 1, seam + 1, wrong=0, severity=Severity.INFO,
+    )
+
+
+def _bos_fault(
+    case: DiagnosisContext, row: Row, properties: _TemplateProperties, marks: TurnBoundaries
+) -> Fault | None:
+    """BOS is doubled, or missing before the token that the template writes behind it."""
+    bos, behind = marks.bos_id, properties.behind_bos
+    if fault := checks.doubled_bos(row, bos, marks.known_stops):
+        return fault
+    if behind is None or len(case.trajectory.rows) > 1 or int(row.ids[0]) != behind or (row.ids == bos).any():
+        return None
+    what = f"The row begins without BOS (id {bos}), which the chat template writes before id {behind}."
+    return Fault("bos_mismatch", what, 0, 0, severity=Severity.WARNING)
+
+
 def _mended(row: Row, faults: Sequence[Fault]) -> Row:
     """The row with the mask that it should have."""
     mask = row.loss_mask.copy()
     for fault in faults:
-        mask[fault.start : fault.stop] ^= True
+        for start, stop in fault.places or ((fault.start, fault.stop),):
+            mask[start:stop] ^= True
     return replace(row, loss_mask=mask)
 
 
@@ -139,6 +225,8 @@ def _with_origin(case: DiagnosisContext, row: Row) -> Row:
     return replace(row, origin=origin)
 
 
+_SEAM = 16
+"""Tokens on each side of a seam that are encoded together."""
 _QUESTION: Message = {"role": "user", "content": "Question one"}
 _ANSWER: Message = {"role": "assistant", "content": "Answer zwei"}
 _CALLED: tuple[Message, ...] = (
@@ -155,20 +243,21 @@ _CALLED: tuple[Message, ...] = (
 class _TemplateProperties:
     """The marks of turns, from a few small renders of the run's template. Without a template, from the row itself."""
 
-    def __init__(self, case: DiagnosisContext) -> None:
-        self.case = case
+    def __init__(self, codec: Codec | None, renderer: Renderer | None) -> None:
+        self.codec = codec
         self.renderer: Renderer | None = None
         self.headers: dict[bool | None, tuple[Ids, ...]] = {}
         """By whether thinking is on: the headers after a question and after a result. None = nobody said it."""
         self.stop_ids: frozenset[int] = frozenset()
         self.template_stops: frozenset[int] = frozenset()
         """The same ids, if the template told them. Without it an end of turn may stand before an end of text."""
-        codec = case.codec
+        self.written: frozenset[int] = frozenset()
+        self.behind_bos: int | None = None
+        """The control token that the template writes right behind BOS."""
         if codec is None:
             return
         eos = () if codec.eos_id is None else (codec.eos_id,)
         self.stop_ids = frozenset((*eos, *getattr(codec, "stop_ids", ())))
-        renderer = case.renderer_of(case.rows_template)
         if renderer is None:
             return
         self.renderer = renderer
@@ -180,6 +269,22 @@ class _TemplateProperties:
             if not np.isin(behind, list(self.stop_ids)).any():
                 self.stop_ids |= {int(behind[0])}
             self.template_stops = self.stop_ids
+        self._ends(renderer, codec)
+
+    def _ends(self, renderer: Renderer, codec: Codec) -> None:
+        """What the template writes at the ends of answers and of the row."""
+        whole = NO_IDS
+        for messages in ((_QUESTION, _ANSWER), _CALLED[:2], (*_CALLED, _ANSWER, _QUESTION)):
+            for form in (messages, with_json(messages)):
+                try:
+                    ids = renderer.render_ids(Conversation(form, None, {}))
+                except RenderFailed:
+                    continue
+                whole = ids if not len(whole) else whole
+                self.written |= frozenset(ids[special_in(ids, codec)].tolist())
+                break
+        if len(whole) > 1 and int(whole[0]) == codec.bos_id not in self.stop_ids and int(whole[1]) in codec.special_ids:
+            self.behind_bos = int(whole[1])
 
     def _headers(self, thinking: bool | None) -> tuple[Ids, ...]:
         """The ids that open the assistant's turn, rendered once for each switch."""
@@ -208,23 +313,23 @@ class _TemplateProperties:
 
     def _around(self, renderer: Renderer, messages: Sequence[Message]) -> tuple[Ids, Ids]:
         """The control tokens before an answer and after it, when the conversation goes on."""
-        assert self.case.codec is not None
+        assert self.codec is not None
         try:
             later = [*messages, _ANSWER, {"role": "user", "content": "Next"}]
             whole = renderer.render_ids(Conversation(later, None, {}))
         except RenderFailed:
             return NO_IDS, NO_IDS
-        pieces = self.case.codec.token_bytes(whole)
+        pieces = self.codec.token_bytes(whole)
         start = b"".join(pieces).find(b"Answer zwei")
         if start < 0:
             return NO_IDS, NO_IDS
         offsets = np.cumsum([len(piece) for piece in pieces])
-        special = self.case.is_special(whole)
+        special = special_in(whole, self.codec)
         return whole[special & (offsets <= start)], whole[special & (offsets > start + len(b"Answer zwei"))]
 
     def marks(self, row: Row) -> TurnBoundaries:
         """The marks of the turns in this row."""
-        special = self.case.is_special(row.ids)
+        special = special_in(row.ids, self.codec)
         # A row does not say whether thinking was on. Its first turn does.
         switched = (self._headers(thinking) for thinking in (None, True, False))
         headers = next((switch for switch in switched if switch and places_of(switch[0], row.ids)), self._headers(None))
@@ -232,16 +337,27 @@ class _TemplateProperties:
         if not by_template:
             derived = derived_header(row.ids, row.loss_mask, special)
             headers = (derived,) if len(derived) else ()
-        stops = self.stop_ids | derived_stops(row.ids, row.loss_mask, special, self.template_stops)
-        codec = self.case.codec
-        if codec is None:
-            blank = np.zeros(len(row.ids), dtype=np.bool_)
-        else:
+        codec = self.codec
+        bos = frozenset(() if codec is None or codec.bos_id is None else (codec.bos_id,))
+        stops = self.stop_ids | (derived_stops(row.ids, row.loss_mask, special, self.template_stops) - bos)
+        blank, tag = np.zeros_like(special), special
+        if codec is not None:
             distinct, places = np.unique(row.ids, return_inverse=True)
-            pieces = codec.token_bytes(distinct)
-            is_blank = (bool(piece) and not piece.strip() for piece in pieces)
-            blank = np.fromiter(is_blank, np.bool_, count=len(pieces))[places]
-        return TurnBoundaries(special, blank, headers, by_template, stops, self.stop_ids)
+            texts = [(piece, piece.strip()) for piece in codec.token_bytes(distinct)]
+            is_blank = (bool(piece) and not text for piece, text in texts)
+            is_tag = (text[:1] in (b"<", b"[") or text[-1:] in (b">", b"]") for _, text in texts)
+            blank = np.fromiter(is_blank, np.bool_, count=len(texts))[places]
+            tag = special | np.fromiter(is_tag, np.bool_, count=len(texts))[places]
+        return TurnBoundaries(
+            special, blank, tag, headers, by_template, stops, self.stop_ids, self.written,
+            None if codec is None else codec.bos_id,
+        )
+
+
+@lru_cache(maxsize=16)
+def _properties(codec: Codec | None, renderer: Any) -> _TemplateProperties:
+    """Made once for each tokenizer and chat template (``Renderer`` or None): no trajectory changes them."""
+    return _TemplateProperties(codec, renderer)
 
 
 def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault, step: int | None = None) -> Finding:
@@ -253,7 +369,7 @@ def _finding(case: DiagnosisContext, index: int, row: Row, fault: Fault, step: i
         expected_text=case.text(fault.expected_ids), actual_ids=bounded(ids),
         actual_text=case.widened(row.ids, min(fault.start, len(row.ids)), min(fault.stop, len(row.ids))),
         places=fault.places[:MAX_STRETCH], evidence=fault.evidence, remedy=kind.remedy,
-        cost=Cost(fault.lost, fault.wrong, rows=max(1, len(case.trajectory.rows))),
+        cost=Cost(fault.lost, fault.wrong),
     )
 
 
@@ -271,11 +387,11 @@ def _against_steps(case: DiagnosisContext) -> Iterator[Finding]:
         if twice.size:
             yield _on_step(case, index, "trained_twice", int(twice[0]), int(twice[-1]) + 1,
                            f"Under the gradient in several rows: {counted(twice.size, 'token')} of step {index}.",
-                           Cost(trained_tokens_wrong=int(twice.size), rows=len(rows)))
+                           Cost(trained_tokens_wrong=int(twice.size)))
         if complete and len(counts) and not counts.any() and index not in case.no_ids:
             yield _on_step(case, index, "never_trained", 0, len(counts),
                            f"Under the gradient in no row: {counted(len(counts), 'token')} that step {index} sampled.",
-                           Cost(trained_tokens_lost=len(counts), rows=len(rows)))
+                           Cost(trained_tokens_lost=len(counts)))
 
 
 def _not_sampled(case: DiagnosisContext, row: Row, foreign: Mask) -> Fault | None:
@@ -336,6 +452,37 @@ def _order(case: DiagnosisContext) -> Iterator[Finding]:
     yield _finding(case, wrong, rows[wrong], fault)
 
 
+def _rewards(case: DiagnosisContext) -> Iterator[Finding]:
+    """The rewards of tokens stand where the trainer reads them."""
+    rows = case.trajectory.rows
+    flags = [row.extra.get("is_last_step") for row in rows]
+    is_batch = bool(rows) and all("batch_index" in row.extra for row in rows)
+    if is_batch and flags != [False] * (len(rows) - 1) + [True]:
+        return  # the order is wrong, which is a finding of its own
+    for index, (row, flag) in enumerate(zip(rows, flags, strict=True)):
+        if fault := checks.reward_misplaced(row, flag if is_batch else None):
+            yield _finding(case, index, row, fault)
+
+
+def _media(case: DiagnosisContext) -> Iterator[Finding]:
+    """Placeholders of the rows, else of the last step of each chain, which has read all that stands before it."""
+    rows = case.trajectory.rows
+    above = (case.trajectory.extra,) if len(rows or case.merged) == 1 else ()
+    for index, row in enumerate(rows):
+        if (media := check_media(row.ids, case.codec, row.extra, *above)) is not None:
+            case.media_lacks.append(media.lacks)
+            if media.fault:
+                yield _finding(case, index, row, media.fault)
+    for chain in () if rows else case.merged:
+        index = chain[-1]
+        step = case.steps[index]
+        if (media := check_media(step.stream, case.codec, step.extra, *above)) is not None:
+            case.media_lacks.append(media.lacks)
+            link = case.links[chain[0]]
+            if media.fault and (link.parent is None or link.extends):  # else a cut context explains a cut image
+                yield finding_on_step(case, index, media.fault)
+
+
 def _routing(case: DiagnosisContext) -> Iterator[Finding]:
     """Expert routing that the source keeps for the whole trajectory. It belongs to the row if there is only one."""
     rows = case.trajectory.rows
@@ -354,7 +501,7 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
     rows = case.trajectory.rows
     chains = [row.step_indices for row in rows] or case.merged
     for index, steps in enumerate(chains):
-        versions = [case.steps[i].policy_version for i in steps if i < len(case.steps) and case.steps[i].policy_version]
+        versions = [version for i in steps if i < len(case.steps) for version in step_versions(case.steps[i])]
         distinct = list(dict.fromkeys(versions)) or (trained_versions(rows[index]) if rows else [])
         if len(distinct) > 1:
             finding_kind = KINDS["mixed_policy_versions"]
@@ -367,36 +514,45 @@ def _versions(case: DiagnosisContext) -> Iterator[Finding]:
 
 def _step_rows(case: DiagnosisContext) -> Iterator[Finding]:
     """What steps tell about their rows: stop strings that cut only the text, routing, truncation."""
-    wants_masked = bool(case.trajectory.extra.get("mask_truncated"))
+    severity = None if case.trajectory.extra.get("mask_truncated") else Severity.INFO
+    stops = () if case.codec is None else (case.codec.eos_id, *getattr(case.codec, "stop_ids", ()))
     for index, step in enumerate(case.steps):
         n = len(step.completion_ids)
         if fault := checks.routing_misaligned(step.extra, len(step.prompt_ids) + n):
             yield _on_step(case, index, fault.kind, 0, n, fault.evidence, Cost())
-        if (cut := _past_stop_string(case, step)) is not None:
+        if (cut := past_stop_string(case, index)) is not None:
             yield _on_step(
                 case, index, "stop_string_misaligned", cut, n,
-                f"A stop string ended step {index}; {n - cut} of its ids stand after the text that was returned.",
+                f"A stop string ended step {index}; its ids go past the returned text by {counted(n - cut, 'id')}.",
                 Cost(trained_tokens_wrong=n - cut),
             )
-        if wants_masked and step.finish_reason == "length" and n and _is_trained(case, index):
-            yield _on_step(
-                case, index, "truncated_trained", 0, n,
-                f"Step {index} was cut by its length limit and is under the gradient.", Cost(trained_tokens_wrong=n),
+        if checks.was_cut({}, step.finish_reason) and n and int(step.completion_ids[-1]) not in stops:
+            start = len(step.prompt_ids)
+            what = f"Step {index} was cut by its length limit and is under the gradient."
+            fault = Fault("truncated_trained", what, start, start + n, severity=severity)
+            if _is_trained(case, index):
+                yield finding_on_step(case, index, fault, cost=Cost(trained_tokens_wrong=n))
+
+
+def _step_logprobs(case: DiagnosisContext) -> Iterator[Finding]:
+    """Impossible logprobs of the calls. Rows that have logprobs of their own are checked themselves."""
+    if any(row.logprobs is not None for row in case.trajectory.rows):
+        return
+    recorded = [
+        (index, step.logprobs) for index, step in enumerate(case.steps)
+        if step.logprobs is not None and len(step.logprobs) == len(step.completion_ids) and index not in case.no_ids
+    ]
+    has_values = any(logprobs.any() for _, logprobs in recorded)
+    for index, logprobs in recorded:
+        fault = checks.impossible_logprobs(logprobs, np.ones(len(logprobs), dtype=np.bool_), "sampled")
+        if fault is not None and (fault.places or not has_values):  # certain tokens alone may make up one call
+            start = len(case.steps[index].prompt_ids)
+            moved = replace(
+                fault, start=start + fault.start, stop=start + fault.stop,
+                evidence=fault.evidence.replace("The logprob", f"Step {index}: the logprob", 1),
+                places=tuple((start + first, start + last) for first, last in fault.places[:MAX_STRETCH]),
             )
-
-
-def _past_stop_string(case: DiagnosisContext, step: Step) -> int | None:
-    """The first id after the returned text, when a stop string cut the text. Else None."""
-    by_string = step.finish_reason == "stop" and step.stop_reason and not step.stop_reason.isdigit()
-    if not by_string or step.text is None or case.codec is None:
-        return None
-    decoded = case.text(step.completion_ids)
-    if not decoded.startswith(step.text) or not decoded[len(step.text) :].startswith(step.stop_reason[:1]):
-        return None
-    sizes = np.cumsum([len(piece) for piece in case.codec.token_bytes(step.completion_ids)])
-    cut = int(np.searchsorted(sizes, len(step.text.encode()), side="left")) + 1 if step.text else 0
-    after_stop = step.completion_ids[cut:]
-    return cut if len(after_stop) and not case.is_special(after_stop).all() else None
+            yield finding_on_step(case, index, moved, cost=Cost(trained_tokens_wrong=fault.wrong))
 
 
 def _is_trained(case: DiagnosisContext, index: int) -> bool:

@@ -1,10 +1,10 @@
-"""The policy versions that a row names in its ``extra``, where no engine call tells them."""
+"""The policy versions that a row or a step names in its ``extra``."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rollout_inspector.streams.trajectory import Row
+from rollout_inspector.streams.trajectory import Row, Step
 
 RUN_LENGTHS = "version_rle"
 """The key in ``extra`` with pairs (version, tokens) over the row, as AReaL writes them."""
@@ -22,6 +22,16 @@ def run_lengths(value: Any) -> list[tuple[str, int]] | None:
             return None
         pairs.append((str(item[0]), item[1]))
     return pairs
+
+
+def step_versions(step: Step) -> list[str]:
+    """The distinct versions that sampled a completion, in order of appearance; empty = not recorded.
+
+    ``extra`` of the step holds runs of (version, tokens) where the weights changed during the call.
+    """
+    runs = run_lengths(step.extra.get(OF_TOKENS)) or []
+    versions = [version for version, count in runs if version and count]
+    return list(dict.fromkeys(versions)) or [step.policy_version] * bool(step.policy_version)
 
 
 def trained_versions(row: Row) -> list[str]:

@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.finding import Fault
-from rollout_inspector.diagnose.template import foreign
+from rollout_inspector.diagnose.template import foreign, request_render
 from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams.canonical import is_utf8
 from rollout_inspector.streams.snippets import contrast, listed
 from rollout_inspector.streams.trajectory import Ids, Step
 
 _TAG_BEFORE = re.compile(r"(?:<[^<>]{1,64}>|\[[A-Z_/]{2,64}\])\s*\Z")
+_REPLACEMENT = "�".encode()
 _TAG_BEHIND = re.compile(r"\s*(?=<[^<>]{1,64}>|\[/?[A-Z_]{2,64}\])")
 
 
@@ -28,7 +30,7 @@ def special_tokens_dropped(b: Break) -> Fault | None:
     expected, actual = b.expected_stretch, b.actual_stretch
     dropped = b.case.is_special(expected)
     fewer = int(b.case.is_special(actual).sum()) < int(dropped.sum())
-    alone = fewer and b.case.bytes_of(expected[~dropped]) == b.case.bytes_of(actual)
+    alone = fewer and b.case.same_bytes(expected[~dropped], actual)
     if alone or (dropped.any() and _text_alone_came_back(b)):
         lost = np.flatnonzero(dropped)
     elif _stop_alone_is_lost(b):
@@ -95,15 +97,23 @@ def _gone_for_good(b: Break) -> NDArray[np.intp]:
 def _stop_alone_is_lost(b: Break) -> bool:
     """Whether the template writes the sampled stop token, followed by exactly what the later prompt holds."""
     lost, behind = b.expected[b.start :], b.actual[b.start :]
-    if b.known_messages is None or not len(behind) or not b.case.is_special(lost).all():
+    if not len(behind) or not b.case.is_special(lost).all():
         return False
-    rendered = b.case.render(b.step, b.known_messages[1], True, key=("prompt", b.index))
+    rendered = request_render(b.case, b.index)
     return rendered is not None and np.array_equal(rendered[-len(lost) - len(behind) :], np.append(lost, behind))
 
 
 def invalid_utf8(b: Break) -> Fault | None:
-    """A replacement character stands in one of the differing texts."""
-    if b.case.codec is None or "�" not in b.a + b.b or foreign(b.case, b.index):
+    """Half a character was sampled, or the prompt has U+FFFD where the completion has none.
+
+    A token of the difference may hold half a character although the text is whole.
+    """
+    if b.case.codec is None or b.same_text or "�" not in b.a + b.b or foreign(b.case, b.index):
+        return None
+    turn = b.turn_at(b.start)
+    sampled = b.case.bytes_of(b.expected_stretch if turn is None else turn.completion_ids)
+    replaced = b.case.bytes_of(b.actual_stretch).count(_REPLACEMENT) > sampled.count(_REPLACEMENT)
+    if not replaced and is_utf8(sampled):
         return None
     return Fault(
         "invalid_utf8",
@@ -149,7 +159,8 @@ def whitespace_changed(b: Break) -> Fault | None:
 
 
 def _only_white_space(b: Break) -> bool:
-    return b.a != b.b and "".join(b.a.split()) == "".join(b.b.split())
+    same = b.a != b.b and "".join(b.a.split()) == "".join(b.b.split())
+    return same and all(map(b.case.all_have_bytes, (b.expected_stretch, b.actual_stretch)))
 
 
 def _said(b: Break, step: Step) -> str:

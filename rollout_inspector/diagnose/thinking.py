@@ -7,8 +7,9 @@ from functools import lru_cache
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.finding import Fault
-from rollout_inspector.diagnose.template import foreign
+from rollout_inspector.diagnose.template import agrees_past, foreign
 from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import counted
 
 _WORD = r"(?:[\w:.\-]*?(?:think|thought|reason|reflection)[\w:.\-]*)"
@@ -47,8 +48,8 @@ def empty_think_toggled(b: Break) -> Fault | None:
 
 
 def thinking_stripped(b: Break) -> Fault | None:
-    """The missing text holds reasoning, and no message was changed."""
-    if b.case.codec is None:
+    """The missing text holds reasoning, no message was changed, and the difference is not in the head."""
+    if b.case.codec is None or _is_other_head(b):
         return None
     expected, actual = _both_texts(b)
     body = lone_block(expected, actual)
@@ -63,6 +64,13 @@ def thinking_stripped(b: Break) -> Fault | None:
         f"sampled is not in the prompt of step {b.index}. Its messages still hold what was said.",
         message_index=_place(b),
     )
+
+
+def _is_other_head(b: Break) -> bool:
+    """Whether the difference lies before the first user text, and one of the prompts is not its template's render."""
+    if b.known_messages is None or b.start >= b.head_stop:
+        return False
+    return any(agrees_past(b.case, i, b.start) is False for i in (b.case.root(b.parent_index), b.index))
 
 
 def reasoning_misparsed(b: Break) -> Fault | None:
@@ -118,13 +126,15 @@ def lone_block(one: str, other: str) -> str | None:
 
     A template that leaves the markers around nothing has removed the text too.
     """
-    shared = _common(one, other)
+    shared = common_length(one, other)
     for pattern in _BLOCKS:
         for match in pattern.finditer(one):
             start, stop = match.span()
             # White space around a block may also belong to what follows it.
             if not start - 4 <= shared <= stop:
                 continue
+            if shared >= match.end("body") > match.start("body"):
+                continue  # both texts hold the block, and differ in its close or behind it
             without_block = _SPACE.sub("", one[:start] + one[stop:])
             head = len(_SPACE.sub("", one[:start]))
             emptied = pattern.match(other, start) if match.group("body").strip() else None
@@ -132,27 +142,13 @@ def lone_block(one: str, other: str) -> str | None:
                 emptied = None
             for candidate in (other, emptied and other[:start] + other[emptied.end() :]):
                 compared = _SPACE.sub("", candidate or "")
-                agrees = _common(without_block, compared)
-                if agrees >= min(len(without_block), len(compared), head + 12) and agrees >= head:
+                agrees = common_length(without_block, compared)
+                # Where the other text ends with what stands before the block, nothing shows that it goes on alike.
+                goes_on = len(compared) > head or compared == without_block
+                if compared and goes_on and agrees >= min(len(without_block), len(compared), head + 12) >= head:
                     return match.group("body")
     return None
 
 
-def _common(a: str, b: str) -> int:
-    n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    low, high = 0, n
-    while high - low > 1:  # invariant: a[:low] == b[:low]
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def _place(b: Break) -> int | None:
-    if b.known_messages is None or not b.in_completion:
-        return None
-    return len(b.known_messages[0])
+    return len(b.known_messages[0]) if b.known_messages is not None and b.in_completion else None

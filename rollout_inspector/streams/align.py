@@ -6,6 +6,8 @@ import difflib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +18,36 @@ from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Row, Step
 
 # A gap is compared id by id up to this many pairs; a larger gap is shown whole.
 MAX_PAIRS = 1_000_000
+MAX_WORK = 2_000_000
+"""Pairs of equal lines or ids that one comparison looks at: half a second."""
 _GRAM = 8
+
+
+class BoundedMatcher(difflib.SequenceMatcher[Any]):
+    """A comparison that takes bounded work: without a bound, equal lines in many places take time cubic in the lines.
+
+    When the work is used up, what is left counts as differing.
+    """
+
+    a: Sequence[Any]
+    b: Sequence[Any]
+    b2j: dict[Any, list[int]]
+
+    def __init__(self, left: Sequence[Any], right: Sequence[Any], work: int = MAX_WORK, autojunk: bool = False) -> None:
+        self.left_work = work
+        """The work that is left; below 0 the comparison is rough."""
+        super().__init__(None, left, right, autojunk)
+        counts = (1 + len(self.b2j.get(item, ())) for item in left)
+        self._costs = list(accumulate(counts, initial=1))
+
+    def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Any:
+        """As the library's, within the work."""
+        cost = self._costs[len(self.a) if ahi is None else ahi] - self._costs[alo]
+        if self.left_work >= cost:
+            self.left_work -= cost
+            return super().find_longest_match(alo, ahi, blo, bhi)
+        self.left_work = -1
+        return difflib.Match(alo, blo, 0)
 
 
 @dataclass(frozen=True)
@@ -34,21 +65,16 @@ class AlignedGroup:
 
 
 def align_same_bytes(
-    left_bytes: Sequence[bytes], right_bytes: Sequence[bytes], left_ids: Ids | None = None,
-    right_ids: Ids | None = None,
+    left_bytes: Sequence[bytes], right_bytes: Sequence[bytes], left_ids: Ids, right_ids: Ids
 ) -> list[AlignedGroup]:
     """Group two tokenizations of the same bytes at the byte offsets where both have a cut. Linear time.
 
-    With ids, two tokens are equal when their ids are equal; without ids, when their bytes are equal. Raises
-    ``ValueError`` when the bytes differ.
+    Two tokens are equal when their ids are equal. Raises ``ValueError`` when the bytes differ.
     """
     if b"".join(left_bytes) != b"".join(right_bytes):
         raise ValueError("left and right do not hold the same bytes; use align_ids")
     left_offsets, right_offsets = byte_offsets(left_bytes), byte_offsets(right_bytes)
     cuts = np.intersect1d(left_offsets, right_offsets)
-    if left_ids is None or right_ids is None:
-        pieces: dict[bytes, int] = {}
-        left_ids, right_ids = _numbered(left_bytes, pieces), _numbered(right_bytes, pieces)
     # A token without bytes (an id outside the vocabulary) joins the token after it; at the end, the one before it.
     left_cuts, right_cuts = np.searchsorted(left_offsets, cuts), np.searchsorted(right_offsets, cuts)
     left_cuts[-1:], right_cuts[-1:] = len(left_ids), len(right_ids)
@@ -58,10 +84,6 @@ def align_same_bytes(
     equal = np.zeros(len(single), dtype=np.bool_)
     equal[single] = left_ids[left_cuts[:-1][single]] == right_ids[right_cuts[:-1][single]]
     return _joined(left_cuts, right_cuts, equal)
-
-
-def _numbered(pieces: Sequence[bytes], numbers: dict[bytes, int]) -> Ids:
-    return np.fromiter((numbers.setdefault(piece, len(numbers)) for piece in pieces), np.int32, count=len(pieces))
 
 
 def _joined(
@@ -100,7 +122,7 @@ def _inner_blocks(left: Ids, right: Ids, a: int, b: int, c: int, d: int) -> list
     if a == b or c == d:
         return []
     if (b - a) * (d - c) <= MAX_PAIRS:
-        matcher = difflib.SequenceMatcher(None, left[a:b].tolist(), right[c:d].tolist(), autojunk=False)
+        matcher = BoundedMatcher(left[a:b].tolist(), right[c:d].tolist(), MAX_PAIRS)
         return [(a + m.a, c + m.b, m.size) for m in matcher.get_matching_blocks() if m.size]
     anchors = _anchors(left[a:b], right[c:d])
     blocks: list[tuple[int, int, int]] = []

@@ -31,9 +31,9 @@ class Buffer:
         view.flags.writeable = False
         return view
 
-    def append_prompt(self, ids: Ids | Sequence[int], origin: Origin | Origins = Origin.PROMPT) -> None:
-        """Add tokens that are not trained. Raises ``ValueError`` when ``origin`` and ``ids`` differ in length."""
-        self._append(ids, origin, False, logprobs=None)
+    def append_prompt(self, ids: Ids | Sequence[int]) -> None:
+        """Add the tokens of a prompt, which are not trained."""
+        self._append(ids, Origin.PROMPT, False, logprobs=None)
 
     def append_delta(self, ids: Ids | Sequence[int], origin: Origin | Origins = Origin.TEMPLATE) -> None:
         """Add the tokens between two completions. Raises ``ValueError`` when the lengths disagree."""

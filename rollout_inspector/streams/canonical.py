@@ -93,7 +93,7 @@ def _drifts(ids: Ids, again: Ids, codec: Codec) -> list[Drift]:
         start, stop = head + group.left_start, head + group.left_stop
         stretch = b"".join(pieces[start:stop])
         drifts.append(
-            Drift(start, stop, right[group.right_start : group.right_stop], ids[start:stop], not _is_utf8(stretch))
+            Drift(start, stop, right[group.right_start : group.right_stop], ids[start:stop], not is_utf8(stretch))
         )
     return drifts
 
@@ -106,7 +106,8 @@ def _aligned(ids: Ids, pieces: list[bytes], again: Ids, codec: Codec) -> list[Al
     return align_ids(ids, again)
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
+    """Whether bytes are text: every character in them is whole."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:

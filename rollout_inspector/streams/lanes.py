@@ -50,6 +50,17 @@ class LaneKind(StrEnum):
     """No diagnosis names why it leaves: none has run, or the cause is not known."""
 
 
+_LABELS = {
+    LaneKind.FIRST: "first lane",
+    LaneKind.CONTINUATION: "continuation",
+    LaneKind.BRANCH: "branch",
+    LaneKind.COMPACTION: "compaction",
+    LaneKind.SUMMARY: "summary call",
+    LaneKind.DUPLICATE: "duplicate call",
+    LaneKind.UNNAMED: "new row",
+}
+
+
 class LaneStep(Protocol):
     """What is read of a step. Lengths count tokens."""
 
@@ -113,29 +124,44 @@ class Lane:
     index: int
     """In the order of the first steps, from 0."""
     kind: LaneKind
+    """``first``, ``continuation``, ``branch``, ``compaction``, ``summary``, ``duplicate`` or ``unnamed``."""
     cause: str
     """Kind of the finding at its first step; empty = none."""
     steps: tuple[int, ...]
-    """Indices of its steps, in order; at least one."""
+    """Its engine calls."""
     row: int | None
-    """The row that trains its steps, the first of several; None = no row does."""
+    """The row that trains them; None = no row does."""
     leaves: LeavingPlace | None
-    """None for a lane that follows no earlier step."""
+    """Where it leaves an earlier lane; None = it follows no earlier step."""
     depth: int
     """How many lanes it stands beside: 0 for the main conversation."""
     repeats: int | None
     """Of a duplicate: the earlier step with the same prompt."""
-    same_reply: bool | None
-    """Of a duplicate: whether both replies say the same; None = not known."""
-    read_by: int | None
-    """Of a branch: the later step that was told its last reply, as of a sub-agent; None = none is known."""
-    summary: Summary | None
-    """Of a compaction or a summary call."""
     n_tokens: int
-    """Tokens that it adds: those of its last stream from the place on where it leaves."""
+    """Tokens that it adds to the lane that it leaves."""
     n_sampled: int
+    """Tokens that its calls sampled."""
     n_trained: int | None
-    """None = its row trains other lanes as well, so that the row's count does not tell it."""
+    """Tokens that its row trains; None = its row trains other lanes as well."""
+    same_reply: bool | None = None
+    """Of a duplicate: whether both replies say the same; None = not known."""
+    read_by: int | None = None
+    """Of a branch: the later step that was told its answer, as of a sub-agent; None = none is known."""
+    summary: Summary | None = None
+    """The summary that it begins with, that it wrote, or that was given up before it."""
+    words: str = ""
+    """Its steps, why and where it leaves, and its tokens; empty until a page asks for them."""
+
+    @property
+    def label(self) -> str:
+        """Its kind in words, with what became of a summary."""
+        label = _LABELS[self.kind] if self.read_by is None else "branch, a sub-agent"
+        return label if self.summary is None else f"{label}, summary {self.summary.outcome or 'not followed'}"
+
+    @property
+    def sentence(self) -> str:
+        """What it is, where it leaves and what it holds, in a sentence."""
+        return f"{self.label}: {self.words}"
 
 
 def find_lanes(
@@ -171,7 +197,6 @@ def find_lanes(
             Lane(
                 n, kind, cause, tuple(chain), None if own is None else own.index, leaves,
                 _depth(kind, leaves, lanes, steps_by_index), repeats if kind is LaneKind.DUPLICATE else None,
-                None, None, None,
                 last.prompt_length + last.completion_length - (leaves.offset if leaves else 0), n_sampled,
                 0 if own is None else own.n_trained if alone else None,
             )

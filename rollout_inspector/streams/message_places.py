@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rollout_inspector.streams.message_view import REASONING
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.token_origins import content_forms
 from rollout_inspector.streams.trajectory import Message
 
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 _PART = 12
 """So many bytes of the start or of the end of a text are a trace of it."""
 
@@ -41,7 +42,7 @@ def text_of(content: Any) -> Any:
 
 def reasoning_of(message: Message) -> str:
     """The reasoning of a message, under any of its usual names; empty when there is none."""
-    for key in _REASONING:
+    for key in REASONING:
         value = message.get(key)
         if isinstance(value, str) and value:
             return value
@@ -90,8 +91,8 @@ def without_system(messages: Sequence[Message]) -> Sequence[Message]:
 
 def has_trace(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
     """Whether a content is in the bytes: as it is, as JSON, its start or its end, or at least most of its words."""
-    if isinstance(content, str) and content.strip().encode("utf-8", "replace") in data:
-        return True  # text that is found unchanged needs no other forms
+    if _is_in(content, data):
+        return True
     decoded = None
     for forms in content_forms(content, spelled):
         if any(form in data for form in forms):
@@ -103,14 +104,28 @@ def has_trace(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
         if not words:
             return False
         decoded = data.decode("utf-8", "replace") if decoded is None else decoded
+        is_ascii = text.isascii() and decoded.isascii()
+        if not is_ascii and (letters := letters_of(text)) and letters in letters_of(decoded):
+            continue
         if sum(word in decoded for word in words) * 2 <= len(words):
             return False
     return True
 
 
+def _is_in(content: Any, data: bytes) -> bool:
+    """Whether a text is in the bytes unchanged: then no other form of it is needed."""
+    return isinstance(content, str) and content.strip().encode("utf-8", "replace") in data
+
+
+def letters_of(text: str) -> str:
+    """The letters and digits of a text in one form: without accents, capitals, widths, white space and signs."""
+    return "".join(filter(str.isalnum, unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())))
+
+
 def stands_in(content: Any, data: bytes, spelled: Callable[[str], str]) -> bool:
     """Whether each text of a content is in the bytes, in one of the forms in which templates write it."""
-    return all(any(form in data for form in forms) for forms in content_forms(content, spelled))
+    parts = () if _is_in(content, data) else content_forms(content, spelled)
+    return all(any(form in data for form in forms) for forms in parts)
 
 
 def strings_in(value: Any) -> list[str]:

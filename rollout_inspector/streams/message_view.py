@@ -15,7 +15,7 @@ from typing import Any
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-_MEDIA = ("image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video", "video_url")
+MEDIA = ("image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video", "video_url")
 _ERRORS = ("Error:", "ERROR:", "error:", "Traceback (most recent call last)")
 LEFT_OUT = "stored_media"
 """In place of the data of a media part, which a page never holds."""
@@ -211,7 +211,7 @@ def _text(value: Any) -> str:
 
 def media_of(part: Any) -> Media | None:
     """What a part of a content brings; None for a part that is no media."""
-    if not isinstance(part, Mapping) or part.get("type") not in _MEDIA:
+    if not isinstance(part, Mapping) or part.get("type") not in MEDIA:
         return None
     kind = next(kind for kind in ("image", "audio", "video") if kind in part["type"])
     record = part.get(LEFT_OUT)

@@ -6,6 +6,7 @@ A step *extends* its parent when its prompt starts with the parent's whole strea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import AnyStr
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -45,6 +46,21 @@ def common_prefix(a: Ids, b: Ids) -> int:
     return n
 
 
+def common_length(a: AnyStr, b: AnyStr) -> int:
+    """How many characters or bytes two texts share at their start."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    low, high = 0, n
+    while high - low > 1:  # invariant: a[:low] == b[:low]
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def shared_with_stream(prompt_ids: Ids, step: Step) -> int:
     """How many leading ids a prompt shares with a step's stream. The stream itself is not built."""
     n = len(step.prompt_ids)
@@ -75,6 +91,16 @@ def links_of(trajectory: Trajectory) -> list[Link]:
     if links is None:
         links = _links[trajectory] = link_steps(trajectory.steps)
     return links
+
+
+def n_new_tokens(trajectory: Trajectory) -> int:
+    """Tokens that the steps add: what a prompt does not share, and the completion. Rows alone count theirs."""
+    if not trajectory.steps:
+        return sum(len(row.ids) for row in trajectory.rows)
+    return sum(
+        stream_length(step) - link.shared_length
+        for step, link in zip(trajectory.steps, links_of(trajectory), strict=True)
+    )
 
 
 def link_step(earlier: Sequence[Step], step: Step) -> Link:
@@ -178,6 +204,6 @@ def row_of(steps: Sequence[Step], step_indices: tuple[int, ...]) -> Row:
     )
 
 
-def merged_rows(steps: Sequence[Step], links: Sequence[Link] | None = None) -> list[Row]:
+def merged_rows(steps: Sequence[Step]) -> list[Row]:
     """The rows that follow from steps, with their arrays."""
-    return [row_of(steps, chain) for chain in merge_steps(steps, links)]
+    return [row_of(steps, chain) for chain in merge_steps(steps)]

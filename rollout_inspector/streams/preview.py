@@ -32,12 +32,20 @@ class Preview(NamedTuple):
     """The first line of the last answer, without its reasoning."""
 
 
-def preview_of(steps: Sequence[Step], rows: Sequence[Row] = (), pieces: Pieces | None = None) -> Preview:
-    """The lines of a trajectory. Messages and texts count first, ids only where there are none."""
+def preview_of(
+    steps: Sequence[Step], rows: Sequence[Row] = (), pieces: Pieces | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Preview:
+    """The lines of a trajectory. Messages and texts count first, ids only where there are none.
+
+    ``extra``: the further fields of the trajectory, which may hold the prompt of an episode without a call.
+    """
+    question = _asked_in(extra or {})
     if not steps:
-        return _of_row(rows[0], pieces) if rows and pieces is not None else Preview("", "")
+        preview = _of_row(rows[0], pieces) if rows and pieces is not None else Preview("", "")
+        return Preview(preview.prompt or question, preview.answer)
     first, last = steps[0], steps[-1]
-    prompt, answer = _asked(first), _answered(last)
+    prompt, answer = _asked(first) or question, _answered(last)
     if pieces is not None:
         prompt = prompt or _of_pieces(pieces(first.prompt_ids[-MAX_DECODED:]), last=True)
         answer = answer or _of_pieces(pieces(last.completion_ids[:MAX_DECODED]))
@@ -56,7 +64,20 @@ def first_line(text: str) -> str:
 def _asked(step: Step) -> str:
     if step.request is not None:
         return _of_messages(step.request.messages)
-    prompt = step.extra.get("prompt")
+    return _of_prompt(step.extra.get("prompt"))
+
+
+def _asked_in(extra: Mapping[str, Any]) -> str:
+    """The prompt in the fields of a record: its own, that of its task, or the input of a call of OpenAI's Responses."""
+    holders: list[Any] = [extra]
+    for name in ("task", "data", "responses_create_params"):
+        holders += [holder.get(name) for holder in holders if isinstance(holder, Mapping)]
+    names = ("prompt", "question", "instruction", "input")
+    prompts = (_of_prompt(holder.get(name)) for holder in holders if isinstance(holder, Mapping) for name in names)
+    return next((prompt for prompt in prompts if prompt), "")
+
+
+def _of_prompt(prompt: Any) -> str:
     if isinstance(prompt, str):
         return first_line(prompt)
     return _of_messages(prompt) if isinstance(prompt, list) else ""

@@ -7,9 +7,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import lru_cache, partial
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.trajectory import Ids, Message, Request, Step
 
 NOW = "strftime_now"
@@ -41,6 +43,15 @@ Form = Callable[[Sequence[Message]], list[Message]]
 def with_objects(messages: Sequence[Message]) -> list[Message]:
     """Messages as engines pass them to a template: arguments that are JSON text become values."""
     return _with_arguments(messages, str, parsed)
+
+
+def with_text(messages: Sequence[Message]) -> list[Message]:
+    """Messages as vLLM and SGLang pass them to a template: a content that is null or absent is an empty text.
+
+    Sources: ``_parse_chat_message_content`` in ``vllm/entrypoints/chat_utils.py``, and ``_apply_jinja_template`` in
+    ``sglang/srt/entrypoints/openai/serving_chat.py``. ``transformers`` passes null on.
+    """
+    return [message if message.get("content") is not None else {**message, "content": ""} for message in messages]
 
 
 def with_json(messages: Sequence[Message]) -> list[Message]:
@@ -76,14 +87,28 @@ def _with_arguments(messages: Sequence[Message], of: type, change: Callable[[Any
 
 
 def first_rendered(renderer: Renderer, conversation: Conversation) -> tuple[Form, Ids] | None:
-    """The first form of the arguments that the template takes, and the render; None when it takes none."""
+    """The first form of the arguments that the template takes, and the render; None when it takes none.
+
+    Where it takes none with a content that is null, that content is an empty text (:func:`with_text`).
+    """
     forms: tuple[Form, ...] = (with_objects, list, with_json)
+    if has_null(conversation.messages):
+        forms += tuple(partial(_in_both_forms, form) for form in forms)
     for form in forms:
         try:
             return form, renderer.render_ids(conversation._replace(messages=form(conversation.messages)))
         except RenderFailed:
             continue
     return None
+
+
+def has_null(messages: Sequence[Message]) -> bool:
+    """Whether the content of a message is null or absent."""
+    return any(message.get("content") is None for message in messages)
+
+
+def _in_both_forms(form: Form, messages: Sequence[Message]) -> list[Message]:
+    return form(with_text(messages))
 
 
 # -- the date ----------------------------------------------------------------------------------------------------------
@@ -141,10 +166,11 @@ def _shown_date(
     if not len(step.prompt_ids):
         return None
     recorded = codec.decode(step.prompt_ids)
-    # Most templates print the date before the first message, and a short render costs little.
-    for messages in (request.messages[:1], request.messages):
+    # Most templates print the date before the first text, whatever it is. Then a render of few words tells the place.
+    few = [{"role": message.get("role"), "content": "Hello."} for message in request.messages[:2]]
+    for messages in (few, request.messages):
         try:
-            asks = (Conversation(with_objects(messages), request.tools, date, True) for date in dates)
+            asks = (Conversation(with_objects(with_text(messages)), request.tools, date, True) for date in dates)
             first, other = map(renderer.render_text, asks)
         except RenderFailed:
             continue
@@ -158,11 +184,11 @@ def _date_at(recorded: str, one: str, other: str, formats: Sequence[str], asked:
 
     ``asked``: the renders print ``_CLOCKS`` in one of the formats; else in the first format of Llama.
     """
-    start = _common(one, other)
+    start = common_length(one, other)
     for form in formats:
         with suppress(ValueError, re.error):  # no format that Python reads
             texts = [clock.strftime(form if asked else _DATE_FORMATS[0]) for clock in _CLOCKS]
-            place = start - _common(*texts)
+            place = start - common_length(*texts)
             if not (one.startswith(texts[0], place) and other.startswith(texts[1], place)):
                 continue
             before = one[:place]
@@ -171,7 +197,8 @@ def _date_at(recorded: str, one: str, other: str, formats: Sequence[str], asked:
                 if not before.strip() or before not in recorded:
                     continue
                 place = recorded.find(before) + len(before)
-            for stop in range(min(len(recorded), place + MAX_DATE_CHARACTERS), place, -1):
+            greatest, least = _lengths(form)
+            for stop in range(min(len(recorded), place + greatest), place + least - 1, -1):
                 date_text = recorded[place:stop]
                 with suppress(ValueError):  # it is no date, or more than a date
                     if _read(date_text, form).strftime(form) == date_text:
@@ -179,9 +206,13 @@ def _date_at(recorded: str, one: str, other: str, formats: Sequence[str], asked:
     return None
 
 
-def _common(one: str, other: str) -> int:
-    """How many first characters two texts share."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+@lru_cache(maxsize=64)
+def _lengths(form: str) -> tuple[int, int]:
+    """The greatest length of the texts that a format makes, at most ``MAX_DATE_CHARACTERS``, and the least."""
+    times = (datetime(2026, month, day, hour, hour, hour)
+             for month in range(1, 13) for day in range(1, 29) for hour in (1, 22))
+    sizes = {min(len(time.strftime(form)), MAX_DATE_CHARACTERS) for time in times}
+    return max(sizes), max(min(sizes), 1)
 
 
 def _read(shown: str, form: str) -> datetime:

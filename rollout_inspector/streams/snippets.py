@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.trajectory import Ids
 
 _JOINER = "\u200d"
@@ -53,11 +54,11 @@ def _joined(before: str, behind: str) -> bool:
     )
 
 
-def contrast(one: str, other: str, most: int = 60, before: int = 16) -> tuple[str, str]:
+def contrast(one: str, other: str, most: int = 60) -> tuple[str, str]:
     """Two texts in quotes, each from a little before their first difference."""
-    n = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    start = max(n - before, 0)
-    while start > 0 and n - start < 2 * before and _is_word(one[start - 1]) and _is_word(one[start : start + 1]):
+    n = common_length(one, other)
+    start = max(n - 16, 0)
+    while start > 0 and n - start < 32 and _is_word(one[start - 1]) and _is_word(one[start : start + 1]):
         start -= 1
     start = _whole(one, start)
     return _side(one, start, most), _side(other, start, most)

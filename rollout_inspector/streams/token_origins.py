@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_inspector.streams.message_view import MEDIA
 from rollout_inspector.streams.trajectory import Ids, Mask, Message, Origin, Origins
 
 # Storing a plain int in an array is faster than an enumeration.
@@ -136,9 +137,12 @@ def content_forms(content: Any, spelled: Callable[[str], str] = _composed) -> It
     if content is None or (isinstance(content, str) and not content.strip()):
         return
     parts = content if isinstance(content, list | tuple) else None
-    if parts is not None and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in parts):
+    # For media a template writes placeholders.
+    if parts is not None and all(
+        isinstance(part, Mapping) and (isinstance(part.get("text"), str) or part.get("type") in MEDIA) for part in parts
+    ):
         for part in parts:
-            yield from content_forms(part["text"], spelled)
+            yield from content_forms(part.get("text"), spelled)
         return
     if isinstance(content, str):
         as_it_is = dict.fromkeys(way for text in (content, spelled(content)) for way in (text, text.strip()))

@@ -52,7 +52,14 @@ def ids_array(values: Sequence[int] | NDArray[Any]) -> Ids:
     return array.astype(np.int32)
 
 
+REWARD_COLUMNS = ("rewards", "rm_scores", "token_level_scores", "token_level_rewards")
+"""Columns of a row that hold the reward of each token (SkyRL, verl)."""
 NO_IDS: Ids = np.zeros(0, dtype=np.int32)
+OTHER_FIELDS = "other_fields"
+"""The key in ``extra`` of a step: ``prompt`` or ``completion`` -> a field that tells it too -> what it tells.
+
+That is a number of tokens, or for each token its id, its text or None. What agrees with the ids is left out.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,6 +173,8 @@ class Trajectory:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     stop_reason: str = ""
     """Why the trajectory ended: ``answered``, ``max_turns``, ``length``, ``cancelled``, ...; empty = not recorded."""
+    error: str = ""
+    """The first error of an episode that failed; empty = it did not."""
     group: str = ""
     """The same for all trajectories of one prompt; empty = not recorded."""
     tokenizer: str = ""

@@ -46,6 +46,32 @@ class Late(Exception):
     """A child process did not answer in time."""
 
 
+class Faults:
+    """How often a child process had to be ended lately because of one thing that a stranger wrote."""
+
+    MAX, REST_SECONDS = 3, 300.0
+    """After so many faults in so long the thing is not tried again, until one of them is older."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._sentence = ""
+
+    def add(self, sentence: str) -> None:
+        """Count a fault. ``sentence`` says what happened."""
+        self._times.append(time.monotonic())
+        self._sentence = sentence
+
+    @property
+    def refusal(self) -> str:
+        """Why the thing is not tried now, as a sentence; empty = it may be."""
+        now = time.monotonic()
+        self._times = [at for at in self._times if now - at < self.REST_SECONDS]
+        if len(self._times) < self.MAX:
+            return ""
+        minutes = f"{self.REST_SECONDS / 60:.0f} minutes"
+        return f"{self._sentence} That happened {self.MAX} times, so it is not tried again for {minutes}."
+
+
 class ChildProcess:
     """A Python process that this process started."""
 

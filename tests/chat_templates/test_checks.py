@@ -17,7 +17,7 @@ from rollout_inspector.text.chat_templates.probes.compare import token_start, wh
 from rollout_inspector.text.chat_templates.probes.conversations import thinking_switch
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape, find_message_shape
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache
-from rollout_inspector.text.chat_templates.probes.report import CheckReport
+from rollout_inspector.text.chat_templates.probes.report import CheckReport, Purpose, outcome_of
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.chat_templates import PLAIN, PROMPT, TURN
@@ -30,8 +30,9 @@ def status(report: CheckReport, name: str) -> str:
 def test_a_plain_template_is_safe(tiny_tokenizer: Path) -> None:
     report = check(load(tiny_tokenizer), PLAIN)
     assert report.prefix_preserving is True
-    assert report.verdicts["TITO with tool results"] == "safe"
-    assert report.verdicts["multi-turn with users"] == "safe"
+    assert report.verdicts["TITO with tool results"] == "safe; void for reasoning (not rendered)"
+    assert report.verdicts["multi-turn with users"] == "safe; void for reasoning (not rendered)"
+    assert report.verdicts["fixed-base deltas"] == "safe"
     assert report.verdicts["masks from generation tags"] == "not available"
     assert report.tokenizer is not None and report.tokenizer["encoder"] in ("fastokens", "tokenizers")
     assert status(report, "tool_append_after_reasoning") == "unsupported"
@@ -131,6 +132,39 @@ def test_void_passes_are_told_apart(tiny_tokenizer: Path) -> None:
     assert report.verdicts["TITO with tool results"].startswith("not available")
 
 
+OLD = "{{ '(old)' if m.role == 'tool' and later else m.content }}"
+HIDDEN = {
+    "earlier results": ("{{ m.content }}", "{{ m.content if m.role != 'tool' or loop.last else '(old)' }}"),
+    "results of earlier cycles": (
+        "{{ m.content }}",
+        "{% set later = messages[loop.index0:] | selectattr('role', 'eq', 'assistant') | list %}" + OLD,
+    ),
+    "calls of earlier cycles": (
+        "in m.tool_calls or []",
+        "in (m.tool_calls if not messages[loop.index:] | selectattr('role', 'eq', 'assistant') | list) or []",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_no_verdict_is_safe_over_messages_that_later_cycles_hide(tiny_tokenizer: Path, what: str) -> None:
+    template = PLAIN.replace(*HIDDEN[what])
+    assert template != PLAIN
+    report = check(load(tiny_tokenizer), template)
+    assert report.prefix_preserving is True
+    for purpose in (Purpose.TOOLS, Purpose.FIXED_BASE):
+        assert outcome_of(purpose, report.checks) is None
+        assert report.verdicts[purpose].startswith("cannot be told: ")
+    assert "not rendered (" in report.verdicts[Purpose.TOOLS]
+
+
+def test_a_safe_verdict_says_what_is_never_rendered(tiny_tokenizer: Path) -> None:
+    """A template that writes the first call alone never rewrites anything."""
+    report = check(load(tiny_tokenizer), PLAIN.replace("in m.tool_calls or []", "in (m.tool_calls or [])[:1]"))
+    assert report.verdicts[Purpose.TOOLS] == "safe; void for reasoning, one of two calls (not rendered)"
+    assert outcome_of(Purpose.TOOLS, report.checks) is True
+
+
 def test_text_and_tokens_are_told_apart(tiny_tokenizer: Path) -> None:
     """A prompt that ends in a newline, and a history that goes on with another: the text holds, the ids merge."""
     merging = PLAIN.replace("{{ m.content }}", "{{ '\n' if m.role == 'assistant' }}{{ m.content }}")
@@ -179,8 +213,8 @@ def test_a_template_that_reads_lists_of_parts_alone_is_probed_with_them(
     report = check(load(tiny_tokenizer), PLAIN.replace("{{ m.content }}", read))
     assert report.prefix_preserving is True and report.form.startswith("content as a list of parts")
     assert any("only as a list of parts" in note and reason in note for note in report.notes)
-    assert report.verdicts["multi-turn with users"] == "safe"
-    assert report.verdicts["TITO with tool results"] == "safe"
+    assert report.verdicts["multi-turn with users"].startswith("safe")
+    assert report.verdicts["TITO with tool results"].startswith("safe")
     appended = report.check("user_append").comparison
     assert appended is not None and "UQ2" in appended.after.text
     assert appended.after.conversation.messages[0]["content"] == [{"type": "text", "text": "UQ1 please compute"}]

@@ -11,6 +11,7 @@ from rollout_inspector.text.chat_templates.probes.assistant_masks import merged
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import load
 from tests.samples.chat_templates import PLAIN, PROMPT, TURN
+from tests.samples.model_setups import HEADERS
 
 TALK = [
     {"role": "user", "content": "a"},
@@ -37,6 +38,23 @@ def test_one_loop_for_all_roles_is_marked_by_role_and_cut_at_the_line_break(tiny
         assert renderer(tokenizer, marks.template).render_text(talk) == before
     assert check(tokenizer, marks.template).verdicts["masks from generation tags"] == "exact"
     assert marks.diff.startswith("--- ") and marks.conversations > 10 and marks.partly == 0 and marks.by_tokens
+
+
+def test_the_next_header_is_marked_where_the_model_stops_at_it() -> None:
+    """GLM's templates write no stop token: the model stops at <|user|> or <|observation|>."""
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"q": 1}}}]}
+    result = {"role": "tool", "content": "e"}
+    marks, detail = find_marks(None, check(None, HEADERS))
+    assert marks is not None, detail
+    assert spans(marks.template, TALK) == ["b<|user|>", "d"]
+    called = "<call>f\n<arg>q=1</arg>\n</call><|tool|>"
+    assert spans(marks.template, [TALK[0], call, result, result, *TALK[1:]]) == [called, "b<|user|>", "d"]
+    assert check(None, marks.template).verdicts["masks from generation tags"] == "exact"
+    answers_alone = HEADERS.replace("{{ m.content }}{% for c", "{% generation %}{{ m.content }}{% for c").replace(
+        "</call>{% endfor %}", "</call>{% endfor %}{% endgeneration %}"
+    )
+    verdict = check(None, answers_alone).verdicts["masks from generation tags"]
+    assert verdict == "not exact: The mask ends too early: '<|user|>' is sampled and not trained."
 
 
 def test_a_conversation_whose_answer_is_rewritten_later_counts_as_partly_proved() -> None:

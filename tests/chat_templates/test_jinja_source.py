@@ -9,6 +9,7 @@ from jinja2 import nodes
 from jinja2.exceptions import TemplateSyntaxError
 from jinja2.lexer import newline_re
 
+from rollout_inspector.text.chat_templates.jinja_source.scan import switches
 from rollout_inspector.text.chat_templates.jinja_source.tokens import LEXER, Piece, pieces, top_level
 from rollout_inspector.text.chat_templates.sandbox.worker import rendering
 from tests.samples.damaged_templates import damaged
@@ -132,3 +133,22 @@ def test_the_top_level_of_an_expression() -> None:
     shown = [output.tokens[n].text for n in top_level(output.tokens)]
     assert shown == ["a", "and", "if", "'f and g'", "else", "h"]
     assert output.text(output.tokens[2:5]) == "(b or" and output.text(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("template", "known"),
+    [
+        ("{% if terse %}a{% endif %}{{ bos_token }}{{ messages[0].content | trim }}", {"terse": ()}),
+        ("{% if terse is defined and terse is false %}a{% endif %}", {"terse": (False,)}),
+        ("{% if effort is not defined %}{% set effort = 'low' %}{% endif %}{{ effort }}", {"effort": ()}),
+        ("{% if 'high' == effort or effort == 'max' %}a{% endif %}", {"effort": ("high", "max")}),
+        ("{% for p in plugins %}{{ p == 'a' and p != 'b' }}{% endfor %}", {"plugins": (["a"], ["b"], ["a", "b"])}),
+        ("{% if 'maps' in plugins %}a{% endif %}", {"plugins": (["maps"],)}),
+        ("{% set x = y %}{{ x }}{% for k, v in tools|items if k != 'a' %}{{ k.z }}{% endfor %}", {"y": ()}),
+        ("{% macro f(a, b) %}{{ a }}{{ b }}{% endmacro %}{{ f(1, b=2) }}{{ namespace(c=1).c is d }}", {}),
+        ("{# terse #}{{ 'terse' }}{{ raise_exception('terse') }}", {}),
+        ("{% if terse", {}),
+    ],
+)
+def test_the_switches_of_a_template_are_the_names_that_it_takes(template: str, known: dict[str, object]) -> None:
+    assert switches(template) == known

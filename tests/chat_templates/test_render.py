@@ -10,6 +10,7 @@ import pytest
 from rollout_inspector.streams.interfaces import Renderer, RenderFailed
 from rollout_inspector.text.chat_templates import Conversation, renderer
 from rollout_inspector.text.chat_templates.probes.checks import all_probes, make_render_cache
+from rollout_inspector.text.chat_templates.sandbox import client
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers import load
@@ -136,6 +137,27 @@ def test_the_clock_stands_still_until_told() -> None:
     template = "{{ strftime_now('%d %b %Y') }}"
     assert renderer(None, template).render_text(Conversation(CALLED)) == "01 Jan 2026"
     assert renderer(None, template, now="2027-02-03T04:05:06").render_text(Conversation(CALLED)) == "03 Feb 2027"
+
+
+def test_a_short_render_is_remembered_and_a_long_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    render = client.render
+    monkeypatch.setattr(client, "render", lambda template, jobs: asked.append(len(jobs)) or render(template, jobs))
+    template = TemplateRenderer(None, "{{ messages[0].content }}{{ x }}")
+
+    def n_asked(*conversations: Conversation) -> int:
+        asked.clear()
+        for conversation in conversations:
+            assert template.render_text(conversation).startswith(str(conversation.messages[0]["content"]))
+        return sum(asked)
+
+    short, other = ([{"role": "user", "content": text}] for text in "ab")
+    assert n_asked(*[Conversation(short)] * 3) == 1
+    assert n_asked(Conversation(other), Conversation(short, None, {"x": 1}), Conversation(short, None, None, True)) == 3
+    assert n_asked(*[Conversation(short * 5)] * 2) == 2
+    assert n_asked(*[Conversation([{"role": "user", "content": "a" * 30_000}])] * 2) == 2
+    assert n_asked(*(Conversation([{"role": "user", "content": str(n)}]) for n in range(300))) == 300
+    assert len(template._recent) <= 128
 
 
 def test_a_failure_names_its_line_and_ids_need_a_tokenizer() -> None:

@@ -179,7 +179,7 @@ def test_a_prompt_made_of_text_without_control_tokens() -> None:
     first, _ = exchange(s, asked, delta=s.codec.encode(""))
     text = s.decode(first.stream) + "\n<|open|>user\nGo on.<|shut|>\n<|open|>assistant\n"
     bare = text.replace("<|open|>", "").replace("<|shut|>", "")
-    for prompt, kind in ((bare, "special_tokens_dropped"), (bare.replace("lives", "lived"), "unclassified")):
+    for prompt, kind in ((bare, "special_tokens_dropped"), (bare.replace("lives", "lived"), "engine_ids_inconsistent")):
         last = s.final([ASKED, SAID, asked], s.codec.encode(prompt), "Yes.")
         assert loud(s, first, last) == [(kind, 1)]
     found = dropped(s, first, s.final([ASKED, SAID, asked], s.codec.encode(bare), "Yes."))

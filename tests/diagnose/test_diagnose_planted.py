@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import BREAK_RULES, KINDS, Finding, Severity, diagnose
+from rollout_inspector.diagnose.breaks import Break
+from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies.replay import repaid_tokens
@@ -44,9 +46,41 @@ def test_every_stream_and_delta_kind_has_a_witness() -> None:
     assert {slug for slug, kind in KINDS.items() if kind.axis != "row"} - seen == set()
 
 
-def test_every_rule_names_a_kind_of_the_list() -> None:
-    named = {rule.__name__ for rule in BREAK_RULES} - {"changed_request"}
-    assert named <= set(KINDS)
+def test_every_rule_returns_kinds_of_the_list() -> None:
+    """A rule that is called like a kind returns that kind, and each kind of such a rule is planted."""
+    kinds: dict[str, set[str]] = {rule.__name__: set() for rule in BREAK_RULES}
+    for name in SETUPS:
+        s = model_setup(name)
+        for case in planted(s, 1):
+            context = DiagnosisContext(case.trajectory, s.codec, lambda sha, s=s: s.renderer)
+            for index, link in enumerate(context.links):
+                if link.parent is None or link.extends or not link.parent_length:
+                    continue
+                for rule in BREAK_RULES:
+                    if (fault := rule(Break(context, index, link))) is not None:
+                        kinds[rule.__name__].add(fault.kind)
+    assert set().union(*kinds.values()) <= set(KINDS)
+    of_own_name = {name: found for name, found in kinds.items() if name in KINDS}
+    others = {"tokenizer_mismatch": {"engine_ids_inconsistent"}}
+    assert {name: found - others.get(name, set()) for name, found in of_own_name.items()} == {
+        name: {name} for name in of_own_name
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("message_repeated", "holds the result of call callaaaa1 (message 3) twice; the template writes it there once"),
+        ("message_repeated_later", "holds message 1 (user) once; the template writes it there not at all"),
+        ("prompt_of_another_request", "is not the render of its request: it lacks most texts of its messages"),
+    ],
+)
+def test_what_a_prompt_holds_instead_is_told(name: str, words: str) -> None:
+    s = model_setup("stable")
+    s.opening()
+    case = PLANTERS[name](s)
+    (finding,) = [found for found in findings_of(case, s) if found.severity is not Severity.INFO]
+    assert words in finding.evidence and finding.remedy != KINDS[finding.kind].remedy
 
 
 def first(name: str, kind: str, **options: object) -> tuple[ModelSetup, Case, Finding]:

@@ -15,6 +15,7 @@ from rollout_inspector.diagnose.gap.tokens import GapCollector
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 from tests.samples import gap_runs
 from tests.samples.gap_runs import PLANTED, PROMPT, Made, ToyRun, tokens_of
+from tests.samples.gap_shapes import SHAPES, shaped_gap
 
 SEEDS = range(4)
 
@@ -54,6 +55,102 @@ def test_causes_are_told_apart_in_other_runs(more: dict[str, float], monkeypatch
     assert named(gap_runs.clean(10)) == ()
 
 
+def test_a_fault_of_an_engine_of_several_is_named_without_its_name() -> None:
+    """A part of the rows of each step comes from old weights, or from a trainer with another temperature."""
+    for other, cause in (
+        (ToyRun(3).rows(lambda step: 0), "weights_not_delivered"),
+        (ToyRun(3).rows(temperature=(1.0, 0.7)), "temperature"),
+    ):
+        rows = ToyRun(3).rows()
+        rows[1::3] = other[1::3]
+        assert named(rows) == (cause,)
+
+
+def test_a_moved_column_and_lost_weights_are_both_named() -> None:
+    rows = ToyRun(4).rows(lambda step: 0)
+    for made in rows:
+        made.trainer = np.roll(made.trainer, 1)
+    assert named(rows) == ("columns_shifted", "weights_not_delivered")
+
+
+def test_heavy_ids_are_named_behind_a_temperature() -> None:
+    rows = ToyRun(5).rows(temperature=(1.0, 0.8))
+    for made in rows:
+        made.trainer = made.trainer - 2.5 * np.isin(made.ids, (7, 40)) * made.mask
+    assert named(rows) == ("heavy_tokens", "temperature")
+    assert named(ToyRun(5).rows(temperature=(1.0, 0.8))) == ("temperature",)
+
+
+def test_other_inputs_are_named_at_the_first_step() -> None:
+    """Four rows of 32 at one step; where all rows disagree as much, no rule says that the inputs differ."""
+    rows = ToyRun(6, steps=1, groups=8).rows()
+    for made in rows[3::8]:
+        made.trainer = np.minimum(rows[25].trainer - 3.0, 0) * made.mask
+    assert named(rows) == ("other_inputs",)
+    for made in rows:
+        made.trainer = np.minimum(np.roll(rows[25].trainer, 3) - 3.0, 0) * made.mask
+    assert "other_inputs" not in named(rows)
+
+
+def test_what_needs_several_steps_says_so_and_what_a_cause_of_all_tokens_hides() -> None:
+    report = gap_report(tokens_of(gap_runs.weights_not_delivered(1)))
+    assert [one["decidable_now"] for one in report["causes"]] == [False]
+    later = {name for name, now in report["decidable_now"].items() if not now}
+    assert later == {"stale_cache", "weights_not_delivered"}
+    assert "may hide it" in report["undecided"]["heavy_tokens"]
+
+
+def test_workers_that_share_a_cause_are_not_accused() -> None:
+    """Every other cause, in rows that name their worker."""
+    for cause, plant in PLANTED.items():
+        rows = plant(2)
+        for n, made in enumerate(rows):
+            made.worker = made.worker or f"gpu-{n % 8}"
+        assert named(rows) == (cause,)
+    rows = gap_runs.clean(1)
+    for n, made in enumerate(rows):
+        made.worker = f"gpu-{n % 8}"
+    assert named(rows) == ()
+
+
+def test_a_worker_is_found_in_calls_rows_and_records() -> None:
+    ids, mask = np.array([1, 2, 3], np.int32), np.array([False, True, True])
+    values = np.array([0, -1, -1], np.float32)
+    columns = {"trainer_logprobs": values}
+    row, step = Row(ids, mask, values, columns=columns), Step(ids[:1], ids[1:])
+    values_of = {
+        "": Trajectory("a", (), (row,)), "r": Trajectory("a", (), (replace(row, extra={"replica": "r"}),)),
+        "3": Trajectory("a", (), (row,), extra={"dp_rank": 3}),
+        "w": Trajectory("a", (replace(step, extra={"worker": "w"}),), (replace(row, step_indices=(0,)),)),
+    }
+    for name, value in values_of.items():
+        collector = GapCollector()
+        collector.add(value, enumerate(value.rows))
+        assert collector.done().workers == [name]
+
+
+def test_measures_and_confident_disagreements() -> None:
+    """https://docs.nvidia.com/nemo/rl: token_mult_prob_error is the mean of exp(|d|)."""
+    ids, mask = np.arange(4, dtype=np.int32), np.ones(4, np.bool_)
+    sampler = np.array([-0.1, -0.1, -0.1, -3.0], np.float32)
+    trainer = np.array([-0.1, -2.5, -0.1, -6.0], np.float32)
+    collector = GapCollector()
+    collector.add(Trajectory("a"), [(0, Row(ids, mask, sampler, columns={"prev_logprobs": trainer}))])
+    report = gap_report(collector.done())
+    assert report["measures"]["bitwise_equal"] == 0.5
+    error = report["measures"]["token_multiplicative_error"]
+    assert error == pytest.approx((2 + np.exp(2.4) + np.exp(3)) / 4, rel=1e-5)
+    assert {name: report["measures"][name] for name in ("k1", "k2", "k3", "ess")} == {
+        name: report[name] for name in ("k1", "k2", "k3", "ess")
+    }
+    (confident,) = report["confident"]
+    assert (confident["trajectory"], confident["row"], confident["offset"]) == ("a", 0, 1)
+    assert report["confident_tokens"] == 1
+    assert [line["confident"] for line in report["parts"]["position in the completion"]] == [0, 1, 0]
+    empty = gap_report(GapCollector().done())
+    assert set(empty["measures"].values()) == {None} and empty["confident"] == []
+
+
 def test_two_causes_in_one_run_are_both_named() -> None:
     rows = gap_runs.weights_not_delivered(0)
     for made in rows[::8]:
@@ -77,9 +174,9 @@ def test_growth_of_a_policy_that_is_delivered_late_but_delivered_is_not_called_l
 def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
     causes, undecided = causes_of(tokens_of(gap_runs.without_steps(gap_runs.unexplained(1))))
     assert [one.cause for one in causes] == ["unexplained"]
-    assert undecided["weights_not_delivered"] == "No training step and no policy version is recorded."
+    assert undecided["weights_not_delivered"].startswith("No training step and no policy version is recorded. To")
     assert set(undecided) == {
-        "row_retokenized", "routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"
+        "row_retokenized", "one_worker", "routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"
     }
     assert undecided["row_retokenized"].startswith("No row has engine calls")
     assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1)))[1]
@@ -240,3 +337,42 @@ def test_classes_of_tokens() -> None:
     assert {line["name"]: line["tokens"] for line in lines} == {
         "control": 5, "tool call": 2, "reasoning": 2, "white space": 2, "digits": 2, "other": 4
     }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("t", [0.6, 0.7, 0.8, 1.2])
+def test_a_temperature_is_named_whatever_the_logits_are(shape: str, t: float) -> None:
+    """https://github.com/volcengine/verl/issues/4252, https://github.com/huggingface/trl/issues/4772."""
+    raw = shaped_gap(shape, 1, sampled=t, trainer=t, recorded=t)  # the engine reports raw values
+    alone = shaped_gap(shape, 2, trainer=t)  # the trainer divides, and the engine does not
+    engine = shaped_gap(shape, 3, sampled=t, sampler=t)
+    for tokens, sharp, whose in (
+        (raw, t < 1, "the engine reports log-probabilities from before its temperature"),
+        (alone, t < 1, "the trainer has another temperature"), (engine, t > 1, "the trainer has another temperature"),
+    ):
+        (cause,) = causes_of(tokens)[0]
+        assert cause.cause == "temperature"
+        assert f"likelier to the {'trainer' if sharp else 'sampler'}" in cause.evidence
+        assert whose in cause.evidence and "factor" not in cause.evidence
+        assert (f"record temperature {t:g}." in cause.evidence) == (tokens is raw)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_moves_likely_tokens_both_ways_is_no_temperature(shape: str) -> None:
+    assert [cause.cause for cause in causes_of(shaped_gap(shape, 4, top_p=0.9))[0]] == ["top_p_renormalised"]
+    assert "temperature" not in [cause.cause for cause in causes_of(shaped_gap(shape, 5, noise=0.8))[0]]
+    assert causes_of(shaped_gap(shape, 6))[0] == []
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_noise_of_low_precision_is_no_alarm(shape: str) -> None:
+    tokens = shaped_gap(shape, 7, noise=0.06)
+    causes, undecided = causes_of(tokens)
+    assert causes == [] and (shape in ("sure", "heavy tails", "language") or "FP8" in undecided["unexplained"])
+
+
+def test_half_of_the_rows_with_more_noise_are_no_noise_of_low_precision() -> None:
+    quiet, loud = shaped_gap("normal", 8, noise=0.02), shaped_gap("normal", 8, noise=0.2)
+    one_worker = loud.row % 8 == 0
+    trainer = np.where(one_worker, quiet.sampler + loud.d, quiet.trainer).astype(np.float32)
+    assert [cause.cause for cause in causes_of(replace(quiet, trainer=trainer))[0]] == ["unexplained"]

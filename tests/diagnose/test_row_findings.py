@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_inspector.diagnose import Finding, diagnose
+from rollout_inspector.diagnose import Finding, Severity, diagnose
 from rollout_inspector.formats import Source, read
+from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import renderer
@@ -35,6 +36,7 @@ from tests.samples.row_faults import (
     steps,
     with_logprob,
 )
+from tests.samples.row_faults import ids as encoded
 
 
 def found(*rows: Row, steps: tuple[Step, ...] = (), template: bool = True, **fields: Any) -> list[Finding]:
@@ -87,7 +89,11 @@ def test_a_shift_that_pushes_the_last_token_over_the_end() -> None:
     late = np.concatenate([[False], good.loss_mask[:-1]])
     assert kinds(replace(good, loss_mask=late)) == ["columns_shifted"]
     (shift,) = found(replace(good, loss_mask=late, columns={}))
-    assert shift.evidence == "The logprobs fit the mask exactly 1 token before their place."
+    assert shift.evidence == "The mask stands 1 token behind its place."
+    right = late.copy()
+    for start, stop in shift.places:
+        right[start:stop] ^= True
+    assert np.array_equal(right, good.loss_mask)
 
 
 def test_a_mask_that_runs_over_is_one_finding() -> None:
@@ -232,6 +238,85 @@ def test_sampled_tokens_that_are_masked() -> None:
     assert kinds(replace(good, loss_mask=mask), steps=steps()) == ["sampled_masked"]
 
 
+def test_tokens_that_may_be_left_out_on_purpose() -> None:
+    """Reasoning, results of a search inside tags, earlier turns, a long prefill, and the next generation prompt."""
+    tagged = encoded("<info>four</info>")
+    for parts in (
+        [(HEAD + OPEN + encoded("<think>\nIt is easy.\n</think>\n"), 0), (TWO + SHUT, 1)],
+        [(HEAD + OPEN, 0), (ONE, 1), (tagged, 0), (TWO + SHUT, 1)],
+        [(HEAD + OPEN + ONE + SHUT + LINE + TOOL + OPEN, 0), (TWO + SHUT, 1)],
+        [(HEAD + OPEN + ONE * 5, 0), (TWO + SHUT, 1)],
+        [(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + TOOL + OPEN, 0)],
+    ):
+        assert kinds(row(parts, logprobs=None, columns={})) == [], parts
+    # Without logprobs of their own these are a prefill.
+    assert kinds(row([(HEAD + OPEN + ONE[:1], 0), (ONE[1:] + SHUT, 1)])) == []
+
+
+def test_a_row_without_its_stop_token() -> None:
+    """A limit may have cut it, so it is a note; a trainer that records the cut has another name for it."""
+    cut = row([(HEAD + OPEN, 0), (TWO, 1)])
+    padded = row([(HEAD + OPEN, 0), (TWO, 1), (SHUT * 4, 0)])
+    for bad in (cut, padded):
+        (note,) = found(bad)
+        assert (note.kind, note.severity) == ("stop_token_untrained", Severity.INFO)
+    flag, status = {"is_truncated": True}, {"status": "truncated"}
+    for record, changes in ((status, {}), (flag, {}), ({}, {"stop_reason": "length"})):
+        assert kinds(replace(cut, extra=record), **changes) == ["truncated_trained"]
+    assert kinds(row([(HEAD + OPEN, 0), (TWO + SHUT, 1)], extra={"status": "truncated"})) == []
+    (wanted_masked,) = found(replace(cut, extra={"truncated": True}), extra={"mask_truncated": True})
+    assert wanted_masked.severity is Severity.WARNING
+
+
+def test_a_certain_stop_token_is_no_fact() -> None:
+    good = row([(HEAD + OPEN, 0), (TWO + SHUT, 1)])
+    assert good.logprobs is not None
+    certain = replace(good, logprobs=np.append(good.logprobs[:-1], np.float32(0)))
+    assert [(f.kind, f.severity) for f in found(certain)] == [("appended_eos_trained", Severity.INFO)]
+
+
+def _row_of(codec: Codec, text: str, trained: str) -> Row:
+    """A row of rendered text whose only trained stretch is a part of it."""
+    tokens = codec.encode(text)
+    before = len(codec.encode(text[: text.index(trained)]))
+    mask = np.zeros(len(tokens), dtype=np.bool_)
+    mask[before : before + len(codec.encode(trained))] = True
+    return Row(tokens, mask)
+
+
+def test_bos_in_rows(corpus: Path) -> None:
+    codec = load(corpus / "tokenizers" / "llama3.1")
+    llama = renderer(codec, (corpus / "templates" / "llama3.1.jinja").read_text(encoding="utf-8"))
+
+    def of(text: str, trained: str) -> list[tuple[str, int]]:
+        row = _row_of(codec, text, trained)
+        findings = diagnose(Trajectory("t", rows=(row,)), codec, lambda sha: llama)
+        return [(f.kind, f.start) for f in findings if f.kind != "not_decidable"]
+
+    bos, answer = "<|begin_of_text|>", "Paris is it.<|eot_id|>"
+    opening = "<|start_header_id|>user<|end_header_id|>\n\nCapital of France?<|eot_id|>"
+    turn = f"{opening}<|start_header_id|>assistant<|end_header_id|>\n\n{answer}"
+    packed = bos + turn.replace("Paris", "Rome")
+    assert of(bos + turn, answer) == of(bos + turn + packed, answer) == of(turn[20:], answer) == []
+    assert of(bos * 2 + turn, answer) == [("bos_mismatch", 1)]
+    assert of(bos + turn + bos + packed, answer) == [("bos_mismatch", len(codec.encode(bos + turn)) + 1)]
+    assert of(turn, answer) == [("bos_mismatch", 0)]
+    assert of(bos * 4 + turn, answer) == []  # padding
+    assert of(bos + turn + packed, answer + bos) == [("separator_trained", len(codec.encode(bos + turn)))]
+
+
+def test_an_answer_that_ends_with_another_stop_token(corpus: Path) -> None:
+    codec = load(corpus / "tokenizers" / "qwen2.5")
+    qwen = renderer(codec, (corpus / "templates" / "qwen2.5.jinja").read_text(encoding="utf-8"))
+    for end, expected in (("<|im_end|>", []), ("<|endoftext|>", ["stop_token_untrained"])):
+        text = f"<|im_start|>user\nCapital?<|im_end|>\n<|im_start|>assistant\nParis.{end}"
+        row = _row_of(codec, text, f"Paris.{end}")
+        sampled = replace(row, logprobs=np.where(row.loss_mask, -0.5, 0).astype(np.float32))
+        for either, right in ((row, expected), (sampled, [])):
+            findings = diagnose(Trajectory("t", rows=(either,)), codec, lambda sha: qwen)
+            assert [f.kind for f in findings if f.kind != "not_decidable"] == right
+
+
 def test_origin_tells_observation_from_header_and_separator() -> None:
     good = merged()
     at = N_HEAD + N_ONE
@@ -249,7 +334,7 @@ def test_origin_tells_observation_from_header_and_separator() -> None:
 
 def test_a_mask_fault_has_one_name_with_steps_and_without() -> None:
     good = replace(merged(), logprobs=np.nan_to_num(merged().logprobs))
-    for bad, kind in ((all_moved(good, 1), "columns_shifted"), (to_the_end(good), "mask_overrun")):
+    for bad, kind in ((all_moved(good, 1), "columns_shifted"), (to_the_end(good), "observation_trained")):
         alone = replace(bad, origin=None, step_indices=())
         (there,), (here,) = found(bad, steps=steps()), found(alone)
         assert (there.kind, there.start, there.stop) == (here.kind, here.start, here.stop)
@@ -271,7 +356,7 @@ def test_a_completion_of_two_messages_is_sampled_with_the_header_between() -> No
         assert kinds(row(parts)) == []
     parts = [(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), *PARTS[4:]]
     assert sorted(kinds(row(parts))) == ["generation_prompt_trained", "observation_trained"]
-    assert kinds(row([*parts[:1], (both + TOOL + OPEN + TWO + SHUT, 1)])) == ["mask_overrun"]
+    assert kinds(row([*parts[:1], (both + TOOL + OPEN + TWO + SHUT, 1)])) == ["observation_trained"]
 
 
 def test_last_step_flags() -> None:
@@ -332,8 +417,54 @@ def test_ids_behind_a_stop_string() -> None:
 def test_a_truncated_completion_where_they_are_to_be_masked() -> None:
     first, _ = steps()
     cut = replace(first, completion_ids=first.completion_ids[:-1], logprobs=None, finish_reason="length")
-    assert kinds(steps=(cut,), extra={"mask_truncated": True}) == ["truncated_trained"]
-    assert kinds(steps=(cut,)) == []
+    for extra, severity in (({"mask_truncated": True}, Severity.WARNING), ({}, Severity.INFO)):
+        (finding,) = found(steps=(cut,), extra=extra)
+        assert (finding.kind, finding.severity) == ("truncated_trained", severity)
+    assert kinds(steps=(replace(first, finish_reason="length"),)) == []  # it ended by itself, with its stop token
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"finish_reason": {"type": "length"}}, {"truncated": [1.0]}, {"extra_fields": {"stop_reason": "max_new_tokens"}},
+     {"is_truncated": [[True]]}, {"stop_reasons": ["LENGTH"]}],
+)
+def test_each_way_to_say_that_a_completion_was_cut(fields: dict[str, Any]) -> None:
+    cut = row([(HEAD + OPEN, 0), (TWO, 1)])
+    assert kinds(replace(cut, extra=fields)) == ["truncated_trained"]
+    for other in ({"finish_reason": "stop"}, {"truncated": [0]}, {"extra_fields": {"max_new_tokens": 1}}):
+        assert kinds(replace(cut, extra=other)) == ["stop_token_untrained"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -9999.0, -1000.0, 0.5])
+def test_impossible_logprobs_of_calls_are_named_as_in_rows(value: float) -> None:
+    first, second = steps()
+    assert second.logprobs is not None and first.logprobs is not None
+    values = second.logprobs.copy()
+    values[1] = value
+    bad = (first, replace(second, logprobs=values))
+    (finding,) = found(steps=bad)
+    at = len(second.prompt_ids) + 1
+    assert (finding.kind, finding.step, finding.start, finding.places) == ("logprob_invalid", 1, at, ((at, at + 1),))
+    assert kinds(merged(), steps=bad) == []  # the row has logprobs of its own
+    zero = tuple(replace(step, logprobs=np.zeros_like(step.logprobs)) for step in (first, second))
+    assert kinds(steps=zero) == ["logprob_invalid"] * 2
+    assert kinds(steps=(zero[0], second)) == []  # the tokens of one call may all be certain
+
+
+def test_the_seam_of_a_preference_pair(corpus: Path) -> None:
+    codec = load(corpus / "tokenizers" / "qwen2.5")
+    text, more = "The answer is num", "ber four"
+    apart, whole = [*codec.encode(text).tolist(), *codec.encode(more).tolist()], codec.encode(text + more).tolist()
+    n = len(codec.encode(text))
+
+    def seam(ids: list[int], start: int, **extra: Any) -> list[tuple[str, str]]:
+        made = Row(ids_array(ids), np.arange(len(ids)) >= start, extra=extra)
+        findings = diagnose(Trajectory("t", rows=(made,), extra={"preference": "chosen"}), codec)
+        return [(f.kind, f.severity) for f in findings if f.kind == "boundary_merge"]
+
+    assert apart != whole and seam(apart, n) == [("boundary_merge", "info")]
+    assert seam([*codec.encode("The answer is"), *codec.encode(" four")], len(codec.encode("The answer is"))) == []
+    assert seam(whole, n - 1, prompt_tail=codec.encode(text)[-1:].tolist()) == [("boundary_merge", "error")]
 
 
 def test_without_a_tokenizer_it_says_so() -> None:

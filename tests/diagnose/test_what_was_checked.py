@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from rollout_inspector.diagnose import KINDS, Diagnosis, Finding, Severity, examine
-from rollout_inspector.diagnose.checks import CHECKS, Outcome, all_clear, check_of, totals
+from rollout_inspector.diagnose.checks import CHECKS, Outcome, all_clear, check_of, check_sentence, totals
+from rollout_inspector.diagnose.context import REFUSED
 from rollout_inspector.streams.interfaces import Renderer, RenderFailed
-from rollout_inspector.streams.trajectory import Ids, Trajectory
-from tests.samples.model_setups import model_setup
+from rollout_inspector.streams.trajectory import Ids, Message, Trajectory
+from rollout_inspector.text.chat_templates import renderer
+from tests.samples.model_setups import STABLE, model_setup
 from tests.samples.planted.plant import PLANTERS
 from tests.samples.planted.plant_training_rows import alone, clean_row
 
@@ -28,10 +30,10 @@ def checks_of(trajectory: Trajectory, tokenizer: bool = True, template: bool = T
 
 def test_a_conversation_with_all_its_fields_passes_all() -> None:
     versioned = replace(TRAJECTORY, steps=tuple(replace(step, policy_version="7") for step in TRAJECTORY.steps))
-    assert checks_of(versioned) == dict.fromkeys((*STREAM, "policy_versions"), "passed")
-    found = checks_of(
-        replace(versioned, rows=(replace(ROW, columns=ROW.columns | {"trainer_logprobs": ROW.logprobs}),))
-    )
+    assert checks_of(versioned) == dict.fromkeys((*STREAM, "policy_versions", "logprobs"), "passed")
+    rewards = np.where(np.arange(len(ROW.ids)) == len(ROW.ids) - 1, np.float32(1), np.float32(0))
+    row = replace(ROW, columns=ROW.columns | {"trainer_logprobs": ROW.logprobs, "rewards": rewards})
+    found = checks_of(replace(versioned, rows=(row,))) | {"media": "passed"}  # test_media.py has rows with images
     assert found == dict.fromkeys(CHECKS, "passed")
 
 
@@ -84,12 +86,58 @@ def test_a_template_that_refuses_the_messages_is_no_pass() -> None:
         render_text = render_ids
 
     found = examine(TRAJECTORY, S.codec, lambda sha256: Refusing()).checks  # type: ignore[arg-type,return-value]
-    assert found["first_prompt"] == ["render of the first messages"]
-    assert found["delta"] == ["render of the new messages"]
+    assert found["first_prompt"] == found["delta"] == [REFUSED]
     first, last = TRAJECTORY.steps
     assert first.request is not None
     same = replace(last, request=first.request)  # it does not tell which messages are new
     assert checks_of(replace(TRAJECTORY, steps=(first, same)))["delta"] == ["render of the new messages"]
+
+
+def without_content(trajectory: Trajectory) -> Trajectory:
+    """The same calls as a client sends them: null in place of an empty content."""
+    def sent(message: Message) -> Message:
+        return message if message.get("content") else {**message, "content": None}
+
+    return replace(trajectory, steps=tuple(
+        replace(
+            step, request=step.request and replace(step.request, messages=tuple(map(sent, step.request.messages))),
+            reply=step.reply and sent(step.reply),
+        )
+        for step in trajectory.steps
+    ))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ m.content }}",  # null is written as the word None
+        "{% if '<|open|>' in m.content %}{{ raise_exception('no') }}{% endif %}{{ m.content }}",  # null raises
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}{% endfor %}{% endif %}",
+        "{% if m.content is none %}{% else %}{{ m.content }}{% endif %}",
+    ],
+)
+def test_null_beside_calls_is_rendered_as_the_engine_rendered_it(content: str) -> None:
+    """vLLM and SGLang pass an empty text to the template."""
+    text = STABLE.replace("{{ think(m, true) }}{{ m.content }}", "{{ think(m, true) }}" + content)
+    setup = replace(S, renderer=renderer(S.codec, text))
+    for name, kind in (("clean", None), ("generation_prompt_missing", "generation_prompt_missing")):
+        trajectory = without_content(PLANTERS[name](setup).trajectory)
+        diagnosis = examine(trajectory, S.codec, lambda sha256: setup.renderer)
+        assert [finding.kind for finding in diagnosis.findings] == ([kind] if kind else [])
+        assert diagnosis.checks["delta"] == ("failed" if kind else "passed")
+        assert diagnosis.checks["first_prompt"] == "passed"
+
+
+def test_null_stays_null_where_the_prompt_was_rendered_so() -> None:
+    """transformers passes null on, and a template may test for it."""
+    content = "{% if m.content is none %}(called){% else %}{{ m.content }}{% endif %}"
+    text = STABLE.replace("{{ think(m, true) }}{{ m.content }}", "{{ think(m, true) }}" + content)
+    setup = replace(S, renderer=renderer(S.codec, text))
+    setup.opening()
+    null = setup.calling()
+    null["content"] = None
+    diagnosis = examine(setup.turn(null).tito(), S.codec, lambda sha256: setup.renderer)
+    assert diagnosis.findings == () and diagnosis.checks["delta"] == "passed"
 
 
 def test_one_call_has_no_prompt_to_compare() -> None:
@@ -147,11 +195,19 @@ def test_totals_count_each_trajectory_once() -> None:
 
 def test_the_all_clear_says_what_was_checked() -> None:
     clean, bare = totals([(checks_of(TRAJECTORY), 1)]), totals([(checks_of(alone(ROW)), 1)])
-    assert all_clear(clean) == (
-        "None: every prompt starts with what was sampled before it, and every completion is canonical. "
-        "Not checked: no policy versions."
+    assert all_clear(clean) == "None. Passed 9 of 10 checks; 1 not decidable: no policy versions."
+    assert check_sentence(bare) == (
+        "Passed 5 of 15 checks; 10 not decidable: no calls in the file, no trainer logprobs."
     )
-    assert all_clear(bare) == "None in 5 of 15 checks. Not checked: no steps in the file, no trainer logprobs."
-    assert "every prompt" not in all_clear(totals([(checks_of(TRAJECTORY), 1), (checks_of(alone(ROW)), 1)]))
+    both = totals([(checks_of(TRAJECTORY), 1), (checks_of(PLANTERS["boundary_merge"](S).trajectory), 1)])
+    assert check_sentence(both) == "Passed 8 of 10 checks; 1 with findings; 1 not decidable: no policy versions."
+    assert check_sentence(totals([({"lengths": "passed", "mask": "noted"}, 2)])) == "Passed all 2 checks."
     assert "not known" in all_clear([])
     assert Diagnosis().checks == {}
+
+
+def test_rows_in_which_nothing_tells_the_turns_pass_no_mask() -> None:
+    plain = np.flatnonzero(~np.isin(ROW.ids, list(S.codec.special_ids)))
+    row = replace(ROW, ids=ROW.ids[plain], loss_mask=ROW.loss_mask[plain] & False, logprobs=None, columns={})
+    row.loss_mask[4:] = True
+    assert checks_of(alone(replace(row, origin=None)))["mask"] == ["role headers in the rows"]

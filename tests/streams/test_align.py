@@ -18,8 +18,14 @@ def cut(text: bytes, places: list[int]) -> list[bytes]:
     return [text[a:b] for a, b in pairwise(stops)]
 
 
+def grouped(left: list[bytes], right: list[bytes]) -> list[AlignedGroup]:
+    numbers = {piece: number for number, piece in enumerate({*left, *right})}
+    left_ids, right_ids = (ids_array([numbers[piece] for piece in side]) for side in (left, right))
+    return align_same_bytes(left, right, left_ids, right_ids)
+
+
 def test_groups_end_where_both_have_a_cut() -> None:
-    groups = align_same_bytes([b"H", b"AVING", b" x", b" y"], [b"HAV", b"ING", b" x", b" y"])
+    groups = grouped([b"H", b"AVING", b" x", b" y"], [b"HAV", b"ING", b" x", b" y"])
     assert groups == [AlignedGroup(0, 2, 0, 2, False), AlignedGroup(2, 4, 2, 4, True)]
 
 
@@ -29,21 +35,21 @@ def test_equal_bytes_under_another_id_are_no_equal_tokens() -> None:
 
 
 def test_tokens_without_bytes_are_not_lost() -> None:
-    groups = align_same_bytes([b"a", b"", b"b", b""], [b"a", b"b"])
+    groups = grouped([b"a", b"", b"b", b""], [b"a", b"b"])
     assert groups[0] == AlignedGroup(0, 1, 0, 1, True)
     assert groups[-1].left_stop == 4 and groups[-1].right_stop == 2 and not groups[-1].equal
 
 
 def test_other_bytes_are_refused() -> None:
     with pytest.raises(ValueError, match="align_ids"):
-        align_same_bytes([b"a"], [b"b"])
+        grouped([b"a"], [b"b"])
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60)), st.lists(st.integers(0, 60)))
 def test_same_bytes_groups_cover_both_sides(text: bytes, a: list[int], b: list[int]) -> None:
     left, right = cut(text, a), cut(text, b)
     at_left = at_right = 0
-    for group in align_same_bytes(left, right):
+    for group in grouped(left, right):
         assert (group.left_start, group.right_start) == (at_left, at_right)
         at_left, at_right = group.left_stop, group.right_stop
         one, other = left[group.left_start : at_left], right[group.right_start : at_right]

@@ -2,6 +2,7 @@
 
 import json
 import time
+import unicodedata
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,28 @@ def test_what_json_escapes_is_held(said: str) -> None:
         assert unheld(json.dumps({"name": "add", "arguments": {"text": said}}, ensure_ascii=ascii), f"add {said}") == []
 
 
+ACCENTED = "Çanakkale’s naïve café, ｗｉｄｅ ﬁsh 東京 हिन्दी 🦀 co\u00adop x\u200by"
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+@pytest.mark.parametrize("escape", [str, json.dumps, lambda text: json.dumps(text).upper().replace("\\U", "\\u")])
+def test_one_word_in_two_spellings_is_held(form: Any, escape: Any) -> None:
+    """Composed and not, wide and narrow, escaped in small and in capital digits, in pairs, with other white space."""
+    other = unicodedata.normalize(form, ACCENTED)
+    for decoded, held in ((ACCENTED, other), (other, ACCENTED)):
+        spaced = held.replace(" ", "\u00a0\n\u3000")
+        assert unheld(escape(decoded), spaced) == [] == unheld(decoded, escape(spaced))
+        lost = unicodedata.normalize(form, "één twee drieën")
+        said = f"{escape(decoded)} {lost}"
+        assert [said[start:stop] for start, stop in unheld(said, spaced)] == [lost]
+
+
+def test_escaped_words_that_are_lost_are_told() -> None:
+    decoded = json.dumps({"text": "東京 大阪 京都 held"})
+    assert len(unheld(decoded, "held")) == 1 and unheld(decoded, "held 東京 大阪") == []
+    assert unheld('"\\ud83e\\udd80 \\ud83e \\u2019"', "") == []  # signs and half a pair are no word
+
+
 def test_a_stretch_has_its_tokens_although_control_tokens_and_split_characters_stand_before_it() -> None:
     ids = ids_array(
         [*S.codec.encode("<|open|>é held"), *S.codec.encode("€")[:1], *S.codec.encode(" one two three four")]
@@ -55,6 +78,20 @@ def test_a_stretch_has_its_tokens_although_control_tokens_and_split_characters_s
     assert text == "one two three four" and stop == len(ids)
     assert S.codec.decode(ids[start:stop]).strip() == text
     assert unheld_tokens(ids[:0], special[:0], S.codec.joined_bytes, "") == []
+
+
+@pytest.mark.parametrize("quote", ['<|open|>argument key="{}" type="string"<|end|>', "<|open|>{}<|end|>"])
+def test_control_tokens_part_words_and_their_attributes_are_no_text(quote: str) -> None:
+    """GLM writes names and values between control tokens, Kimi K3 attributes too. A value may have no spaces."""
+    function = {"name": "search", "arguments": {"query": "温度は二十三度です", "top": 3}}
+    reply = message("", tool_calls=[{"function": function}])
+    call = '<|open|>call tool="search" index="1"<|end|>' if "key" in quote else "<|open|>search"
+    arguments = f"{quote.format('query')}温度は二十三度です<|user|>{quote.format('top')}3<|user|>"
+    assert lost(trajectory(f"{call}{arguments}", reply)) == []
+    skipped = message("assistantfinal4 is it")
+    assert lost(trajectory("<|open|>assistant<|user|>final<|end|>4 is it", skipped)) == []
+    (finding,) = lost(trajectory(f"{call}{arguments}I also<|tool|>say this", reply))
+    assert "“I also say this”" in finding.evidence
 
 
 @pytest.mark.parametrize(
@@ -142,3 +179,8 @@ def test_a_hostile_completion_costs_little_time() -> None:
         unheld(said, "nothing of it")
         lost(trajectory(said[:200_000], message("nothing of it")))
         assert time.process_time() - began < 5
+
+
+def test_a_server_that_leaves_control_tokens_out_joins_the_words_beside_them() -> None:
+    sampled = "\0" * 11 + "final" + "\0" * 11 + "4" + "\0" * 10
+    assert unheld(sampled, "final4") == [] and unheld(sampled, "5")

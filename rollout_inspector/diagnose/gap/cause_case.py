@@ -22,6 +22,8 @@ MIN_STEPS = 4
 """Training steps that a trend needs."""
 STATIONARY = 0.3
 """The first third of the steps shows at least this part of what the last third shows: no training made it."""
+QUIET_STEPS, QUIET_TIMES = 3, (1.5, 3.0)
+"""Steps are quiet up to so many times the gap of the third one, in the order of their gaps; first strictly."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class CauseCase:
     def __init__(self, tokens: GapTokens) -> None:
         self.tokens = tokens
         self.left: Mask = np.ones(len(tokens), np.bool_)
+        self.scope: Mask = np.ones(len(tokens), np.bool_)
+        """The tokens ``[N]`` by which a cause is decided: all, or those of steps that a cause of all tokens moves
+        least. What is named counts in all steps."""
+        self._step_units: tuple[GapTokens, NDArray[np.int64], NDArray[np.float64]] | None = None
+        """The tokens that were read, their training steps and the gap of each: several rules ask for them."""
         self.causes: list[Cause] = []
         self.undecided: dict[str, str] = {}
 
@@ -67,6 +74,25 @@ class CauseCase:
         """The absolute d over the uncertainty of tokens, so that certain tokens compare with others."""
         uncertainty = float(self.tokens.uncertainty[where].sum(dtype=np.float64))
         return float(self.tokens.size[where].sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
+
+    def quiet(self, times: float = QUIET_TIMES[-1]) -> Mask:
+        """The tokens ``[N]`` of the training steps that agree best: there a cause shows that another one covers later.
+
+        All tokens where no step is recorded, or no step agrees better than others.
+        """
+        tokens, steps = self.tokens, self.tokens.step_of_row
+        if not len(steps) or steps.min() < 0:
+            return np.ones(len(tokens), np.bool_)
+        if self._step_units is None or self._step_units[0] is not tokens:
+            # The geometric mean: few tokens that lie far off say little of the others.
+            doubtful = tokens.uncertainty > AGREE_MEAN
+            logs = np.log(np.maximum(tokens.size / np.maximum(tokens.uncertainty, AGREE_MEAN), FINE[1][0]))
+            names, units = means_of(steps, tokens.per_row(logs, doubtful), tokens.per_row(doubtful))
+            self._step_units = tokens, names, np.exp(units)
+        _, names, units = self._step_units
+        limit = times * float(np.sort(units)[min(QUIET_STEPS, len(units)) - 1])
+        quiet: Mask = np.isin(steps, names[units <= limit])[tokens.row]
+        return quiet
 
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""

@@ -23,14 +23,20 @@ class GapCause:
     """The nearest that does not."""
     needs: str
     """The columns without which it cannot be decided, beside both log-probabilities; empty = none."""
+    decides_now: str = ""
+    """What decides it at the first training step, where the rows alone need several; empty = they do."""
 
 
+_SCORE_AGAIN = (
+    "To decide it at once, score the run with the weights that the trainer holds and compare that column with both "
+    "sides: the one that differs has other weights."
+)
 _LIST = (
     GapCause(
         "row_retokenized", "Row re-tokenized",
         "The trainer's row holds other ids than the engine sampled, so the two log-probabilities are of different "
         "tokens.",
-        "Train on the sampled ids (token-in-token-out). The finding “Row was not sampled” shows the first difference.",
+        "Train on the sampled ids (token-in-token-out). The finding “Row trains unsampled tokens” shows the first one.",
         "sampled 271 at -0.1, the row holds 198 198 and the trainer has -4.0", "the row holds 271 and the trainer has "
         "-0.1",
         "engine calls",
@@ -57,6 +63,13 @@ _LIST = (
         "a summary of the routing",
     ),
     GapCause(
+        "one_worker", "One bad worker",
+        "The rows of one worker, or of few, disagree with the trainer, and the rows of all others agree by far better.",
+        "Compare weights, flags and kernels of that worker with another one. Take it out until both agree.",
+        "rows of worker 3: gap 0.2; rows of workers 0, 1, 2 and 4: gap 0.004", "gap 0.1 at every worker",
+        "the worker of each row",
+    ),
+    GapCause(
         "mixed_versions", "Mixed policy versions",
         "A row holds tokens of several policy versions, and the trainer compares all of them with one.",
         "Limit how old a partial rollout may get, or store the version of each token and correct with it.",
@@ -67,6 +80,13 @@ _LIST = (
         "Log-probabilities of one side are wrong on the last tokens before the context limit.",
         "Leave a margin before the limit, or mask these tokens; compare the position encodings of both sides.",
         "offset 32,700 of 32,768: -0.2 / -3.1", "offset 20,000: -0.2 / -0.2", "",
+    ),
+    GapCause(
+        "first_token", "First token of completions",
+        "The first token of each completion disagrees, and all others agree: one side has another value there.",
+        "The log-probability of the first token comes from the last position of the prompt. Keep that position when "
+        "the prompt is cut off, and compare the start of the slice on both sides.",
+        "first tokens: -0.3 / -2.9; all others agree", "the first token agrees as the others do", "",
     ),
     GapCause(
         "heavy_tokens", "Few heavy tokens",
@@ -92,7 +112,7 @@ _LIST = (
         "After a weight update the engine goes on with cached keys and values of the old weights.",
         "Reset the prefix cache with each update (vLLM: reset_prefix_cache).",
         "step 5, a prompt of step 4: gap 0.2; a new prompt: gap 0.004", "both have 0.004",
-        "training steps or policy versions, and prompts that come again",
+        "training steps or policy versions, and prompts that come again", _SCORE_AGAIN,
     ),
     GapCause(
         "weights_not_delivered", "Weights not delivered",
@@ -100,7 +120,14 @@ _LIST = (
         "Check the sync after an update: does the engine's checksum of a weight change? Are adapters loaded under "
         "their name?",
         "steps 0, 4, 8, 12: gap 0.004, 0.05, 0.11, 0.16", "gap 0.004, 0.02, 0.004, 0.02", "training steps or policy "
-        "versions",
+        "versions", _SCORE_AGAIN,
+    ),
+    GapCause(
+        "other_inputs", "Other inputs",
+        "In some rows the trainer reads other tokens before the completion than the engine did: another prompt, a cut "
+        "head, or other positions.",
+        "Train on the ids that the engine read, prompt included. Compare the row with the prompt of its engine call.",
+        "2 rows of 64: -0.01 / -9.3; all others agree", "all rows: -0.01 / -9.3 (other weights)", "",
     ),
     GapCause(
         "unexplained", "Unexplained",

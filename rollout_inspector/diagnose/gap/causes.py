@@ -8,11 +8,18 @@ is ``unexplained``. A cause whose column the source lacks is undecided, with a s
 
 from __future__ import annotations
 
-from rollout_inspector.diagnose.gap.cause_case import Cause, CauseCase
+from collections.abc import Callable
+
+from rollout_inspector.diagnose.gap.cause_case import QUIET_TIMES, Cause, CauseCase
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES
+from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES, heavy_behind
 from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
 from rollout_inspector.diagnose.gap.tokens import GapTokens
+
+OVER_ALL = frozenset(("temperature", "top_p_renormalised", "weights_not_delivered", "unexplained"))
+"""Causes that move all tokens, so that others may lie behind them."""
+HIDDEN = ("routing_repeated", "near_context_limit", "first_token", "heavy_tokens")
+"""Causes of some tokens, which a cause of all tokens may hide."""
 
 
 def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
@@ -22,10 +29,37 @@ def causes_of(tokens: GapTokens) -> tuple[list[Cause], dict[str, str]]:
     """
     if not len(tokens):
         return [], {}
-    case = CauseCase(tokens)
+    case, behind = CauseCase(tokens), CauseCase(tokens)
     for rule in (*PLACE_RULES, *RUN_RULES):
         rule(case)
+    if any(cause.cause in OVER_ALL for cause in case.causes):
+        for rule in PLACE_RULES:
+            _also_in_quiet_steps(rule, behind)
+        heavy_behind(behind)
+        for rule in RUN_RULES:
+            rule(behind)
+        names, more = ({cause.cause for cause in view.causes} for view in (case, behind))
+        if more > names - {"unexplained"} and "unexplained" not in more:
+            case = behind
     order = {name: n for n, name in enumerate(CAUSES)}
     names = {cause.cause for cause in case.causes}
-    undecided = {name: case.undecided[name] for name in CAUSES if name in case.undecided.keys() - names}
+    if hiding := [name for name in CAUSES if name in names & (OVER_ALL - {"unexplained"})]:
+        for name in HIDDEN:
+            case.undecided.setdefault(name, f"“{CAUSES[hiding[0]].title}” moves all tokens and may hide it. Mend that "
+                                      "first.")
+    undecided = {
+        name: " ".join(filter(None, (case.undecided[name], CAUSES[name].decides_now)))
+        for name in CAUSES if name in case.undecided.keys() - names
+    }
     return sorted(case.causes, key=lambda cause: order[cause.cause]), undecided
+
+
+def _also_in_quiet_steps(rule: Callable[[CauseCase], None], case: CauseCase) -> None:
+    """Look in all steps, and where nothing shows in those that agree best."""
+    n, everywhere = len(case.causes), case.scope
+    rule(case)
+    for times in QUIET_TIMES:
+        if len(case.causes) == n:
+            case.scope = case.quiet(times)
+            rule(case)
+    case.scope = everywhere

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ TELLS, TELLING_TOKENS, FITTING = 0.3, 6, 0.85
 """A row is shifted where, of at least 6 pairs with an absolute d above 0.3, 85 percent fit with the column moved."""
 TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN = 0.1, 1, 0.7
 """The same once the shift is known from other rows."""
+BETTER, BETTER_TOKENS = 0.6, 12
+"""... or where the move leaves this part of d, over 12 pairs: another cause lies over the shift."""
 FITS = 0.25
 """A pair of tokens fits where moving the column leaves this part of d."""
 OTHER_SHIFTS = 1.25
@@ -38,6 +41,8 @@ NEAR_MEAN, NEAR_WIDE = 0.05, 0.1
 """Near the context limit the mean absolute d is above the first, and so is this share of the tokens there."""
 NEAR_TIMES, NEAR_TIMES_GUESSED, NEAR_TIMES_ROW = 4, 6, 3
 """The mean there over that of all others: where the limit is known, where it is guessed, and within the same rows."""
+FIRST_TIMES, FIRST_WIDE = 8, 0.5
+"""The mean of first tokens over that of all others, and the share of them that disagree."""
 HEAVY_ID, HEAVY_ID_TIMES = 0.2, 8
 """The mean absolute d of a heavy id, and of all heavy ids over all others."""
 HEAVY_IDS_GAP, HEAVY_IDS_TOKENS = 0.5, 0.1
@@ -46,6 +51,13 @@ HEAVY_PLACE, HEAVY_PLACE_TIMES = 0.5, 20
 """The absolute d of a heavy token at least, and its quotient over the median."""
 HEAVY_PLACES_GAP, HEAVY_PLACES_TOKENS, CROWDED = 0.25, 0.01, 0.1
 """Heavy tokens hold this share of the gap at least, this share of all tokens at most, and of the longest row's."""
+WORKER_TIMES, WORKERS_APART = 4.0, 1 / 3
+"""The gap of a bad worker over that of all others, by their uncertainty; bad ones are this share at most."""
+HEAVY_BEHIND, HEAVY_ID_FAR, HEAVY_ID_TOKENS = 0.15, 0.8, 6
+"""Behind another cause heavy tokens hold this share of the differences. Of an id this share of its tokens is heavy, and
+so many are needed."""
+SURPRISES = 10 ** np.arange(-3.5, 1.2, 0.5)
+"""Bounds of bins by the negative log-probability, in nats."""
 CALM = 0.005
 """The mean absolute d around heavy tokens counts as that of any token up to twice this."""
 RETOKENIZED = "row_not_sampled"
@@ -68,7 +80,7 @@ def _row_retokenized(case: CauseCase) -> None:
             "row_retokenized", where,
             f"{counted_things(int(wrong.sum()), 'row')} {'does' if wrong.sum() == 1 else 'do'} not hold the ids that "
             f"were sampled, and the mean difference there is {case.mean(where):.3g}. "
-            "Sampler and trainer read different tokens; the finding “Row was not sampled” shows them.",
+            "Sampler and trainer read different tokens; the finding “Row trains unsampled tokens” shows them.",
         )
 
 
@@ -115,17 +127,49 @@ def _columns_shifted(case: CauseCase) -> None:
     if not clear[lag].any() or sum(int(rows.sum()) for rows in clear.values()) > OTHER_SHIFTS * int(clear[lag].sum()):
         return
     # With the shift known, rows with fewer tokens that tell it count as well.
-    shifted, moved = _fitting_rows(
+    shifted, _ = _fitting_rows(
         tokens, np.flatnonzero(case.left), lag, TELLS_KNOWN, TELLING_TOKENS_KNOWN, FITTING_KNOWN
     )
+    shifted |= _better_rows(tokens, np.flatnonzero(case.left), lag)
     where = case.in_rows(shifted)
+    mean = case.mean(where)
+    first, second = _pairs(tokens, np.flatnonzero(where), abs(lag))
+    source, place = (second, first) if lag > 0 else (first, second)
+    moved = tokens.trainer.copy()
+    moved[place] = tokens.trainer[source]
     case.name(
         "columns_shifted", where,
         f"In {counted_things(int(shifted.sum()), 'row')} the trainer's column lies {abs(lag)} "
         f"{'token' if abs(lag) == 1 else 'tokens'} {'behind' if lag > 0 else 'before'} its place, or the sampler's as "
-        f"far {'before' if lag > 0 else 'behind'}: the mean difference is {case.mean(where):.3g} as it stands, and "
-        f"{moved:.3g} when the column is moved back.",
+        f"far {'before' if lag > 0 else 'behind'}: the mean difference is {mean:.3g} as it stands, and "
+        f"{np.abs(moved - tokens.sampler)[place].mean(dtype=np.float64):.3g} when the column is moved back.",
     )
+    # What the move leaves is a gap like that of other rows.
+    case.tokens = replace(tokens, trainer=moved)
+    case.left[place] = True
+
+
+def _pairs(tokens: GapTokens, use: NDArray[np.int64], step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Places of ``use`` that lie so many tokens apart in one row, and with all between them."""
+    first, second = use[:-step], use[step:]
+    is_pair = (tokens.row[second] == tokens.row[first]) & (tokens.offset[second] - tokens.offset[first] == step)
+    return first[is_pair], second[is_pair]
+
+
+def _better_rows(tokens: GapTokens, use: NDArray[np.int64], lag: int) -> Mask:
+    """The rows ``[R]`` whose d the move halves: a gap of another cause lies over the shift."""
+    first, second = _pairs(tokens, use, abs(lag))
+    trainer, sampler = (second, first) if lag > 0 else (first, second)
+    row = tokens.row[first]
+    before, after, n = (
+        np.bincount(row, weights=weights, minlength=len(tokens.rows))
+        for weights in (
+            (tokens.size[first] + tokens.size[second]) / 2, np.abs(tokens.trainer[trainer] - tokens.sampler[sampler]),
+            np.ones(len(row)),
+        )
+    )
+    better: Mask = (n >= BETTER_TOKENS) & (before > NEAR_MEAN * n) & (after <= BETTER * before)
+    return better
 
 
 def _fitting_rows(
@@ -136,10 +180,7 @@ def _fitting_rows(
     d has to fall to a quarter in this share of the pairs of tokens that show at least ``least``. A row needs
     ``n_least`` such pairs. ``use``: places to look at ``[n]``.
     """
-    step = abs(lag)
-    before, after = use[:-step], use[step:]
-    pair = (tokens.row[after] == tokens.row[before]) & (tokens.offset[after] - tokens.offset[before] == step)
-    before, after = before[pair], after[pair]
+    before, after = _pairs(tokens, use, abs(lag))
     # Of both tokens: one heavy token at the edge of a stretch has no neighbour on one side.
     larger = np.maximum(tokens.size[before], tokens.size[after])
     trainer, sampler = (after, before) if lag > 0 else (before, after)
@@ -165,13 +206,48 @@ def _routing_repeated(case: CauseCase) -> None:
             "All rows repeat about as much of their routing: none shows the gap without."
         )
     mean, mean_elsewhere = case.mean(where), case.mean(others)
-    if not where.any() or not case.is_apart(where, others):
+    if not where.any() or not case.is_apart(where & case.scope, others & case.scope):
         return
     case.name(
         "routing_repeated", where,
         f"{counted_things(int(repeated.sum()), 'row')} repeat {share[repeated].mean():.0%} of their routing, "
         f"and the mean difference there is {mean:.3g}"
         + (f"; in the other rows it is {mean_elsewhere:.3g}." if others.any() else "; no other row shows it without."),
+    )
+
+
+def _one_worker(case: CauseCase) -> None:
+    """Rows of few workers disagree, and those of all others less by far, at every one of them."""
+    tokens = case.tokens
+    names = [name for name in tokens.workers if name]
+    if len(names) < 2:
+        case.undecided["one_worker"] = (
+            "No row names the worker that sampled it." if not names else "All rows come from one worker."
+        )
+        return
+    has_worker = case.left & (tokens.worker >= len(tokens.workers) - len(names))
+    counts, sizes, doubts = (
+        np.bincount(tokens.worker[has_worker], weights=weights[has_worker], minlength=len(tokens.workers))
+        for weights in (np.ones(len(tokens)), tokens.size, tokens.uncertainty)
+    )
+    enough = np.flatnonzero(counts >= MIN_TOKENS)
+    units = sizes[enough] / np.maximum(doubts[enough], 1e-9)
+    order = np.argsort(-units)
+    # The greatest step between two workers parts the bad ones from the others.
+    most = int(len(enough) * WORKERS_APART) if len(enough) > 2 else 1
+    steps = [units[order[n]] / max(units[order[n + 1]], 1e-9) for n in range(min(most, len(enough) - 1))]
+    if not steps or max(steps) < WORKER_TIMES:
+        return
+    bad = enough[order[: int(np.argmax(steps)) + 1]]
+    where = has_worker & np.isin(tokens.worker, bad)
+    others = has_worker & ~where
+    if not case.is_apart(where, others, WORKER_TIMES):
+        return
+    listed = ", ".join(tokens.workers[int(place)] for place in bad[:4])
+    case.name(
+        "one_worker", where,
+        f"Of {len(names)} workers, {counted_things(len(bad), 'disagrees', 'disagree')} with the trainer: {listed}. The "
+        f"mean difference there is {case.mean(where):.3g}, and {case.mean(others):.3g} on the tokens of all others.",
     )
 
 
@@ -212,11 +288,12 @@ def _near_context_limit(case: CauseCase) -> None:
     best: tuple[Mask, float, float, int] | None = None
     for part in (32, 16, 8):
         window = max(MIN_TOKENS, limit // part)
-        near = case.left & (tokens.offset >= limit - window)
+        whole = case.left & (tokens.offset >= limit - window)
+        near = whole & case.scope
         of_rows = tokens.per_row(near) > 0
         if near.sum() < MIN_TOKENS or of_rows.sum() < (1 if is_known else 3):
             continue
-        elsewhere = case.left & ~near
+        elsewhere = case.left & case.scope & ~near
         same = elsewhere & of_rows[tokens.row]
         mean, mean_elsewhere, mean_before = case.mean(near), case.mean(elsewhere), case.mean(same)
         # Not a few heavy tokens that happen to stand there.
@@ -226,7 +303,7 @@ def _near_context_limit(case: CauseCase) -> None:
         is_clear &= wide >= max(8, NEAR_WIDE * int(near.sum()))
         if not elsewhere.any() or not is_clear or (best is not None and mean < best[1] / 2):
             continue
-        best = near, mean, mean_elsewhere, window
+        best = whole, mean, mean_elsewhere, window
     if best is not None:
         near, mean, mean_elsewhere, window = best
         reason = "rows that were cut by their length end there" if cut.any() else "the longest rows end there"
@@ -236,6 +313,25 @@ def _near_context_limit(case: CauseCase) -> None:
             f"all others "
             f"{mean_elsewhere:.3g}.",
         )
+
+
+def _first_token(case: CauseCase) -> None:
+    """The first tokens of completions disagree, all of them or those of the first turn, and the others agree."""
+    tokens, firsts = case.tokens, case.left & (case.tokens.position == 0)
+    for first, what in ((firsts, "a completion"), (firsts & (tokens.turn == 0), "a row's first completion")):
+        others = case.left & ~first
+        mean, mean_elsewhere = case.mean(first), case.mean(others)
+        wide = int((first & (tokens.size > NEAR_MEAN)).sum())
+        if (
+            first.sum() >= MIN_TOKENS and mean > NEAR_MEAN and mean_elsewhere <= min(mean / FIRST_TIMES, AGREE_MEAN)
+            and wide >= FIRST_WIDE * int(first.sum()) and case.is_apart(first, others)
+            and is_stationary(case, first, first)
+        ):
+            case.name(
+                "first_token", first,
+                f"On the first token of {what} the mean difference is {mean:.3g}, on all others {mean_elsewhere:.3g}.",
+            )
+            return
 
 
 def _heavy_tokens(case: CauseCase) -> None:
@@ -302,6 +398,53 @@ def _few_places(case: CauseCase) -> None:
         )
 
 
+def heavy_behind(case: CauseCase) -> None:
+    """Ids or single tokens that lie far from others of the same surprise, where a cause of all tokens covers them.
+
+    Looks in the steps that agree best. Tokens are compared with others of the same surprise to the side that finds them
+    likelier, because a temperature moves these alike.
+    """
+    tokens, looked = case.tokens, case.left & case.quiet()
+    if looked.sum() < 500 or any(cause.cause == "heavy_tokens" for cause in case.causes):
+        return
+    surprise = -np.maximum(tokens.sampler, tokens.trainer)[looked]
+    bins = np.searchsorted(SURPRISES, surprise)
+    off, spread = np.zeros(len(bins)), np.ones(len(bins))
+    for bin_index in np.unique(bins):
+        here = bins == bin_index
+        off[here] = tokens.d[looked][here] - np.median(tokens.d[looked][here])
+        spread[here] = max(float(np.median(np.abs(off[here]))), CALM / 5)
+    size = np.abs(off)
+    is_far = (size >= HEAVY_PLACE) & (size >= HEAVY_PLACE_TIMES * spread)
+    is_near = (size >= HEAVY_ID) & (size >= HEAVY_PLACE_TIMES * HEAVY_ID / HEAVY_PLACE * spread) & ~is_far
+    # That all tokens of an id lie far off to one side is no chance, also where others spread.
+    ids, is_off = np.maximum(tokens.ids[looked], 0), (size >= HEAVY_PLACE) & (size >= HEAVY_ID_TIMES / 2 * spread)
+    n_off, n = np.abs(np.bincount(ids, weights=is_off * np.sign(off))), np.bincount(ids)
+    heavy_ids = np.flatnonzero((n >= HEAVY_ID_TOKENS) & (n_off >= HEAVY_ID_FAR * n))
+    of_ids = n_off[heavy_ids].sum()
+    if 0 < len(heavy_ids) <= 3 and of_ids >= HEAVY_ID_FAR * is_far.sum():
+        is_far = is_off & np.isin(ids, heavy_ids)
+    places = np.flatnonzero(looked)[is_far]
+    if len(places) < 3 or size[is_far].sum() < HEAVY_BEHIND * size.sum():
+        return
+    if len(heavy_ids) and len(places) == np.isin(ids[is_far], heavy_ids).sum():
+        where, what = case.left & np.isin(tokens.ids, heavy_ids), f"of ids {', '.join(map(str, heavy_ids.tolist()))}"
+    elif (
+        is_near.sum() <= is_far.sum() / 2 and is_far.mean() <= HEAVY_PLACES_TOKENS
+        and np.bincount(tokens.row[places]).max() <= 3
+    ):
+        where, what = np.zeros(len(tokens), np.bool_), "alone in their rows"
+        where[places] = True
+    else:
+        return
+    case.name(
+        "heavy_tokens", where,
+        f"{counted_things(int(is_far.sum()), 'token')}, {what}, lie {HEAVY_PLACE} or more from others of the same "
+        f"probability, and hold {size[is_far].sum() / size.sum():.0%} of what these differ by. Seen in the training "
+        "steps that agree best: another cause covers them elsewhere.",
+    )
+
+
 def _runs(held: Mask, starts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where stretches of True begin and end; none goes over the start of a row."""
     before = np.concatenate([[False], held[:-1]])
@@ -320,7 +463,7 @@ def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64], n: int) -> Mask
 
 
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (
-    _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _mixed_versions, _near_context_limit,
-    _heavy_tokens,
+    _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _one_worker, _mixed_versions,
+    _near_context_limit, _first_token, _heavy_tokens,
 )
 """In the order in which they look; what one explains, the next does not see."""

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.causes import causes_of
-from rollout_inspector.diagnose.gap.figures import GapFigures
+from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
+from rollout_inspector.streams.trajectory import Mask
 
-VERSION = 2
+VERSION = 4
 """Raise it when a report says other things than before: stored ones are then stale."""
 MAX_WORST = 50
 """Tokens that a report lists, those of the greatest absolute d."""
@@ -30,25 +32,33 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
 
     ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
     ``exp(d)``; None without compared tokens. A ``parts`` table
-    has a line for each part: its name, its tokens, their mean absolute d, the mean of d, and its share of the gap.
+    has a line for each part: its name, its tokens, their mean absolute d, the mean of d, its share of the gap, and its
+    confident disagreements. ``measures`` are what recipes accept a run by, see :func:`_measures`. ``confident`` lists
+    the worst confident disagreements, and ``confident_tokens`` counts all of them. ``decidable_now``: cause -> whether
+    the rows of one training step decide it.
     """
     figures = GapFigures.of(tokens.d.astype(np.float64))
     n = figures.tokens
     causes, undecided = causes_of(tokens) if n else ([], {})
+    measures = _measures(tokens, figures)
     return {
         **figures.values(),
         "rows": len(tokens.rows),
         "rows_without": tokens.rows_without,
         "columns": dict(tokens.columns),
-        "k1": None if figures.mean is None else -figures.mean,
-        "k2": figures.total_square / 2 / n if n else None,
+        "k1": measures["k1"],
+        "k2": measures["k2"],
         "ratio": (figures.k3 + figures.total) / n + 1 if n else None,
         "causes": [
             {"cause": cause.cause, "evidence": cause.evidence, "from_step": cause.from_step, "tokens": cause.tokens,
-             "example": _token(tokens, cause.worst)}
+             "decidable_now": not CAUSES[cause.cause].decides_now, "example": _token(tokens, cause.worst)}
             for cause in causes
         ],
         "undecided": undecided,
+        "decidable_now": {name: not cause.decides_now for name, cause in CAUSES.items()},
+        "measures": measures,
+        "confident": [_token(tokens, int(place)) for place in _worst(tokens, tokens.confident)],
+        "confident_tokens": int(tokens.confident.sum()),
         "worst": [_token(tokens, int(place)) for place in _worst(tokens)],
         "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
         "ids": _by_id(tokens),
@@ -56,13 +66,32 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
     }
 
 
-def _worst(tokens: GapTokens) -> NDArray[np.int64]:
-    """The places of the greatest absolute d, greatest first."""
-    size, n = tokens.size, min(MAX_WORST, len(tokens))
+def _measures(tokens: GapTokens, figures: GapFigures) -> dict[str, float | None]:
+    """What recipes accept a run by; None without compared tokens.
+
+    ``bitwise_equal``: the share of tokens with the same float32 on both sides. ``token_multiplicative_error``: the mean
+    of ``exp(|d|)``, which NVIDIA's recipes accept up to 1.03 to 1.05 (NeMo RL, ``token_mult_prob_error``). ``ess``: the
+    effective sample size as a share (Kish 1965). ``k1``, ``k2``, ``k3``: estimates of the divergence (Schulman 2020).
+    """
+    n = figures.tokens
+    factors = np.exp(np.minimum(tokens.size, 20.0))
+    return {
+        "bitwise_equal": float(np.mean(tokens.sampler == tokens.trainer)) if n else None,
+        "token_multiplicative_error": float(factors.mean(dtype=np.float64)) if n else None,
+        "ess": effective_share(figures), "k1": None if figures.mean is None else -figures.mean,
+        "k2": figures.total_square / 2 / n if n else None, "k3": figures.mean_k3,
+    }
+
+
+def _worst(tokens: GapTokens, of: Mask | None = None) -> NDArray[np.int64]:
+    """The places of the greatest absolute d, greatest first. ``of`` ``[N]``: among these tokens alone."""
+    places = np.arange(len(tokens)) if of is None else np.flatnonzero(of)
+    size, n = tokens.size[places], min(MAX_WORST, len(places))
     if not n:
         return np.zeros(0, np.int64)
     top = np.argpartition(size, len(size) - n)[len(size) - n :]
-    return top[np.lexsort((top, -size[top]))]
+    worst: NDArray[np.int64] = places[top[np.lexsort((top, -size[top]))]]
+    return worst
 
 
 def _token(tokens: GapTokens, place: int) -> dict[str, Any]:
@@ -93,6 +122,9 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         cached = np.array([-1 if row.cached is None else int(row.cached > 0) for row in tokens.rows])
         titles = ("no cached prefix", "cached prefix", "not recorded")
         yield "prefix cache", _lines(tokens, cached[tokens.row], lambda one: titles[one])
+    if len(workers := tokens.workers) > 1:
+        worker = np.minimum(tokens.worker, MAX_PARTS - 1)
+        yield "worker", _lines(tokens, worker, lambda one: workers[one] or "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))
@@ -126,12 +158,13 @@ def _lines(tokens: GapTokens, part: NDArray[Any], name: Callable[[int], str]) ->
     counts = np.bincount(shifted)
     sizes = np.bincount(shifted, weights=tokens.size)
     sums = np.bincount(shifted, weights=tokens.d)
+    confident = np.bincount(shifted[tokens.confident], minlength=len(counts))
     whole = float(sizes.sum()) or 1.0
     return [
         {
             "name": name(int(index) + least), "tokens": int(counts[index]),
             "mean_abs": float(sizes[index] / counts[index]), "mean": float(sums[index] / counts[index]),
-            "share": float(sizes[index] / whole),
+            "share": float(sizes[index] / whole), "confident": int(confident[index]),
         }
         for index in np.flatnonzero(counts)
     ]

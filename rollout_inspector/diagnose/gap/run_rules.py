@@ -20,7 +20,7 @@ from rollout_inspector.diagnose.gap.cause_case import (
     means_of,
 )
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.tokens import GapTokens
+from rollout_inspector.diagnose.gap.tokens import CONFIDENT, GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
 _CLEAR = 3.0
@@ -34,9 +34,16 @@ FEW_TOKENS = 200
 AGREE_UNIT = 0.12
 """The absolute d over the uncertainty of tokens that kernels of bfloat16 make at most."""
 LINE_FIT, LINE_SLOPE = 0.25, 0.05
-"""The r² and the slope from which on d follows the sampler's log-probability."""
+"""The r² and the slope from which on d follows the mean of both log-probabilities."""
+SHARPER, SHARPER_FIT, SHARPER_SLOPE = 0.85, 0.06, 0.03
+"""... and where likely tokens move one way: the part of their absolute d that has one sign."""
+QUIET_MEAN, QUIET_UNIT, QUIET_RATIO, QUIET_SIDE, QUIET_ROWS = 0.06, 0.1, 0.01, 0.1, 2.0
+"""Noise of FP8: the mean absolute d, the same over the uncertainty, the mean importance ratio off 1, the part of one
+sign, and rows over the median."""
 LINE_EARLY, LINE_SIGN = 0.35, 0.9
 """The first third of the steps has at least this part of the slope, and steps of this weight have its sign."""
+SLOPES_GROW = 1.6
+"""The last third of the steps has so many times the slope of the first one, in order: it grows with training."""
 ONE_SIDED = 0.004
 """The absolute mean of d from which on one side may lack mass."""
 NOISE, BEYOND_NOISE = 0.99, 1.2
@@ -50,25 +57,62 @@ RISES, RISES_SLOWLY = 1.4, 1.5
 """The last third over the first at least, and over the first tenth where the growth is slow."""
 ORDERED, ORDERED_SLOWLY, ORDERED_BY_FAR, BY_FAR = 0.7, 0.9, 0.5, 30
 """The rank correlation of growth, of slow growth, and of growth to more than 30 times the beginning."""
+PART_ROWS, MIN_PART_ROWS, PART_TIMES, PART_APART = 0.1, 12, 2.0, 4.0
+"""The rows of the last third are put in the order of their gaps and parted where one gap is widest above the one below.
+Each part has this share of the rows at least; so many rows are needed; the quotient at that place; and that of both
+parts."""
+OTHER_TOKENS, OTHER_SHARE, OTHER_ROWS, OTHER_REST = 2, 0.05, 0.5, 0.002
+"""A row was read with other inputs where so many tokens, and this share of the sure ones, are confident disagreements.
+Of the rows this share at most, and of the sure tokens of all others this share."""
 LEVEL = 0.5
 """After a jump, a rank correlation below this is no growth."""
 
 
 def _temperature(case: CauseCase) -> None:
+    """One side is sharper: its likely tokens are more likely, and all others less.
+
+    With ``p`` at least 1/2 a token gains by each temperature below 1, whatever the other tokens are, and loses by each
+    above. Both sides are whole distributions, and the tokens were drawn from one of them: the mean of ``exp(d)`` or of
+    ``exp(-d)`` is 1. Noise and other weights move likely tokens both ways; top-p moves all tokens one way.
+    """
     tokens, unexplained = case.tokens, case.left
     if unexplained.sum() < 4 * MIN_TOKENS or case.mean(unexplained) <= AGREE_MEAN / 2:
         return
-    slope, fit = _regression(tokens.sampler[unexplained], tokens.d[unexplained])
-    if fit < LINE_FIT or abs(slope) < LINE_SLOPE:
+    d = tokens.d[unexplained].astype(np.float64)
+    sampler, trainer = tokens.sampler[unexplained], tokens.trainer[unexplained]
+    chance = _off_whole(d), _off_whole(-d)
+    if min(chance) >= CHANCE:
+        return
+    slope, fit = _regression(((sampler + trainer) / 2).astype(np.float32), tokens.d[unexplained])
+    temperatures = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
+    least = 0.5 if temperatures and temperatures != [1.0] else 1.0  # a recorded temperature makes it likelier
+    likely = np.maximum(sampler, trainer) >= math.log(0.5)
+    total, size = float(d[likely].sum()), float(np.abs(d[likely]).sum())
+    is_sharper = (
+        likely.sum() >= MIN_TOKENS and abs(total) >= SHARPER * size and total * slope > 0
+        and (np.sign(d) * np.expm1(np.abs(d)))[~likely].sum() * total < 0
+    )
+    if fit < least * (SHARPER_FIT if is_sharper else LINE_FIT) or abs(slope) < least * (
+        SHARPER_SLOPE if is_sharper else LINE_SLOPE
+    ):
         return
     slopes, spreads = _slopes(case)
     third = max(len(slopes) // 3, 1)
     if len(slopes) >= MIN_STEPS and np.average(slopes[:third], weights=spreads[:third]) / slope < LINE_EARLY:
         return  # it grows with training: no setting does that
+    sizes = np.abs(slopes)
+    is_rising = len(sizes) >= 2 * MANY_STEPS and sizes[-third:].mean() >= SLOPES_GROW * sizes[:third].mean()
+    if is_rising and _rank_correlation(sizes) >= ORDERED:
+        return
     if len(slopes) and np.average(np.sign(slopes) == math.copysign(1, slope), weights=spreads) < LINE_SIGN:
         return
-    ratio = 1 + slope
-    temperatures = sorted({row.temperature for row in tokens.rows if row.temperature is not None})
+    sharp, other = ("trainer", "sampler") if slope > 0 else ("sampler", "trainer")
+    whose = ""
+    if max(chance) >= CHANCE:
+        whose = " The tokens follow the distribution of the " + (
+            "sampler: the trainer has another temperature." if chance[0] < chance[1] else
+            "trainer: the engine reports log-probabilities from before its temperature."
+        )
     recorded = (
         f" The engine calls record temperature {', '.join(f'{temperature:g}' for temperature in temperatures[:3])}."
         if temperatures
@@ -76,11 +120,17 @@ def _temperature(case: CauseCase) -> None:
     )
     case.name(
         "temperature", unexplained.copy(),
-        f"The trainer's log-probability moves by {ratio:.2f} nats for each nat of the sampler's (r² = {fit:.2f}): one "
-        f"side "
-        f"divides its logits by a temperature and the other does not; the two differ by a factor of about {ratio:.2f}."
-        f"{recorded}",
+        f"Likely tokens are likelier to the {sharp} than to the {other}, and unlikely ones less likely "
+        f"(r² = {fit:.2f}), as when one side divides its logits by a temperature and the other does not."
+        f"{whose}{recorded}",
     )
+
+
+def _off_whole(d: NDArray[np.float64]) -> float:
+    """Standard errors by which the mean of ``exp(d)`` differs from 1: where the tokens of a whole distribution were
+    drawn from another one, it is 1 up to chance."""
+    ratio = np.exp(np.minimum(d, 20.0))
+    return abs(float(ratio.mean()) - 1) / (float(ratio.std()) / math.sqrt(len(d)) + AGREE_MEAN / CHANCE / 10)
 
 
 def _top_p_renormalised(case: CauseCase) -> None:
@@ -97,10 +147,10 @@ def _top_p_renormalised(case: CauseCase) -> None:
     minority = int((minor > limit).sum()) / max(beyond, 1)
     if beyond < 2 * MIN_TOKENS or minority > MINORITY or (most := float(np.quantile(major, FULL))) > BOUND:
         return
-    # The mean importance ratio of two whole distributions is 1.
-    ratio = np.exp(d.astype(np.float64))
-    z = (ratio.mean() - 1) / (ratio.std() / math.sqrt(len(d)) + 1e-12)
-    if abs(z) < CHANCE or not is_stationary(case, unexplained):
+    ratio = float(np.exp(d.astype(np.float64)).mean())
+    if min(_off_whole(d.astype(np.float64)), _off_whole(-d.astype(np.float64))) < CHANCE:
+        return  # both distributions are whole
+    if not is_stationary(case, unexplained):
         return
     top_ps = sorted({row.top_p for row in tokens.rows if row.top_p is not None})
     recorded = f" The engine calls record top_p {', '.join(f'{top_p:g}' for top_p in top_ps[:3])}." if top_ps else ""
@@ -108,7 +158,7 @@ def _top_p_renormalised(case: CauseCase) -> None:
     case.name(
         "top_p_renormalised", unexplained.copy(),
         f"{1 - minority:.1%} of the differences above {limit:.2g} have one sign, 1 of 1,000 is beyond "
-        f"{most:.2g}, and the mean importance ratio is {ratio.mean():.3f}, not 1: the {side} divides by the mass that "
+        f"{most:.2g}, and the mean importance ratio is {ratio:.3f}, not 1: the {side} divides by the mass that "
         f"top-p or top-k leaves.{recorded}",
     )
 
@@ -180,9 +230,79 @@ def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
     return True
 
 
+def _in_a_part_of_the_rows(case: CauseCase) -> None:
+    """A setting or weights of one engine of several: some rows of each step disagree, and all others far less."""
+    tokens, steps = case.tokens, case.tokens.step_of_row
+    if case.agrees() or not len(steps) or steps.min() < 0:
+        return
+    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    units = sums / np.maximum(doubts, 1e-9)
+    late = np.sort(units[(doubts > 0) & (steps >= np.quantile(steps, 2 / 3))])
+    least, most = int(PART_ROWS * len(late)), len(late) - int(PART_ROWS * len(late))
+    if most - least < MIN_PART_ROWS:
+        return
+    times = late[least + 1 : most] / np.maximum(late[least : most - 1], 1e-9)
+    if times.max() < PART_TIMES:
+        return
+    at = least + int(np.argmax(times))
+    share = 1 - (at + 1) / len(late)
+    chosen = np.zeros(len(units), np.bool_)
+    for step in np.unique(steps):
+        here = np.flatnonzero((steps == step) & (doubts > 0))
+        chosen[here[np.argsort(-units[here])][: max(round(share * len(here)), 1)]] = True
+    part = CauseCase(tokens)
+    part.left = case.in_rows(chosen)
+    agreeing = case.left & ~part.left
+    if case.per_uncertainty(part.left) < PART_APART * case.per_uncertainty(agreeing):
+        return
+    for rule in (_top_p_renormalised, _temperature, _over_updates):
+        rule(part)
+    above = case.in_rows((units > math.sqrt(late[at] * late[at + 1])) | chosen)
+    for cause in part.causes[:1]:
+        evidence = f"In about {share:.0%} of the rows of each step; all others have {case.mean(agreeing):.3g}. "
+        case.name(cause.cause, above, evidence + cause.evidence, cause.from_step)
+
+
+def _other_inputs(case: CauseCase) -> None:
+    """In few rows the trainer finds what the sampler is sure of improbable, and in all others it agrees: other weights
+    or kernels would move all rows."""
+    tokens, sure = case.tokens, case.left & (case.tokens.sampler >= CONFIDENT)
+    n_sure, wrong = tokens.per_row(sure), tokens.per_row(tokens.confident, case.left)
+    is_other = wrong >= np.maximum(OTHER_TOKENS, OTHER_SHARE * n_sure)
+    if not is_other.any():
+        return
+    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    units, has_tokens = sums / np.maximum(doubts, 1e-9), doubts > 0
+    # With some rows known, others count that disagree about as much.
+    least = max(np.median(units[is_other]) / 3, PART_APART * np.median(units[has_tokens]))
+    is_other |= has_tokens & (units >= least)
+    where, agreeing, n_rows = case.in_rows(is_other), case.in_rows(~is_other), int(has_tokens.sum())
+    if is_other.sum() > OTHER_ROWS * n_rows or where.sum() < MIN_TOKENS:
+        return
+    n_wrong = int((tokens.confident & agreeing).sum())
+    if n_wrong > OTHER_REST * max(int((sure & agreeing).sum()), 1) or not case.is_apart(where, agreeing, PART_APART):
+        return
+    updates = _updates_of(tokens)
+    if not is_stationary(case, where) or (updates is not None and _seen_before(tokens, updates)[is_other].all()):
+        return  # training makes it, or a cache of older weights may
+    case.name(
+        "other_inputs", where,
+        f"In {counted_things(int(is_other.sum()), 'row')} of {n_rows:,} the trainer gives "
+        f"{int(wrong[is_other].sum()):,} tokens 2 nats less that the sampler found likely, and the mean "
+        f"difference is {case.mean(where):.3g}. In all others it is "
+        f"{case.mean(agreeing):.3g}: the weights are the same, the tokens before are not.",
+    )
+
+
 def _unexplained(case: CauseCase) -> None:
     if not case.agrees() and case.left.sum() >= 4:
         unexplained = case.left.copy()
+        if not case.causes and _is_noise(case):
+            case.undecided["unexplained"] = (
+                f"The mean difference is {case.mean(unexplained):.3g}, to both sides, in all rows and from the first "
+                "step on: kernels of low precision (FP8) make as much. No cause is looked for behind it."
+            )
+            return
         size = case.tokens.size[unexplained]
         also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
         case.name(
@@ -191,6 +311,26 @@ def _unexplained(case: CauseCase) -> None:
             f"{also} mean difference is {case.mean(unexplained):.3g} over {int(unexplained.sum()):,} tokens, and 1 % "
             f"of them are beyond {np.quantile(size, 0.99):.3g}.",
         )
+
+
+def _is_noise(case: CauseCase) -> bool:
+    """Whether what is left is as kernels of low precision make it: small, to both sides, alike in all rows."""
+    tokens, d = case.tokens, case.tokens.d[case.left].astype(np.float64)
+    if case.left.sum() < 4 * MIN_TOKENS or case.mean(case.left) > QUIET_MEAN or not is_stationary(case, case.left):
+        return False
+    if case.per_uncertainty(case.left) > QUIET_UNIT:
+        return False
+    likely = np.maximum(tokens.sampler, tokens.trainer)[case.left] >= math.log(0.5)
+    for part in (d[likely], d[~likely]):
+        if len(part) > MIN_TOKENS and abs(part.mean()) > max(
+            QUIET_SIDE * np.abs(part).mean(), CHANCE * part.std() / math.sqrt(len(part))
+        ):
+            return False
+    if abs(np.exp(d).mean() - 1) > QUIET_RATIO:
+        return False
+    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    units = np.sort(sums[doubts > 0] / doubts[doubts > 0])
+    return bool(units[-max(len(units) // 10, 1) :].mean() <= QUIET_ROWS * np.median(units))
 
 
 def _updates_of(tokens: GapTokens) -> NDArray[np.int64] | None:
@@ -234,13 +374,13 @@ def _trend(case: CauseCase, rows: NDArray[np.int64]) -> Trend:
 
 
 def _slopes(case: CauseCase) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """By training step that has enough tokens: the slope of d over the sampler's log-probability, and its weight, the
-    sum of squares of that log-probability."""
+    """By training step that has enough tokens: the slope of d over the mean of both log-probabilities, and its weight,
+    the sum of squares of that mean."""
     tokens = case.tokens
     rows = tokens.step_of_row
     if not len(rows) or rows.min() < 0:
         return np.zeros(0), np.zeros(0)
-    x, y = np.where(case.left, tokens.sampler, 0).astype(np.float64), np.where(case.left, tokens.d, 0)
+    x, y = (np.where(case.left, values, 0) for values in ((tokens.sampler + tokens.trainer) / 2.0, tokens.d))
     _, of = np.unique(rows, return_inverse=True)
     n, sx, sy, sxy, sxx = (
         np.bincount(of, weights=tokens.per_row(weights)) for weights in (case.left, x, y, x * y, x * x)
@@ -344,4 +484,6 @@ def _rank_correlation(y: NDArray[np.float64]) -> float:
     return float(np.corrcoef(np.arange(len(y)), ranks)[0, 1])
 
 
-RUN_RULES: tuple[Callable[[CauseCase], None], ...] = (_top_p_renormalised, _temperature, _over_updates, _unexplained)
+RUN_RULES: tuple[Callable[[CauseCase], None], ...] = (
+    _other_inputs, _top_p_renormalised, _temperature, _over_updates, _in_a_part_of_the_rows, _unexplained,
+)

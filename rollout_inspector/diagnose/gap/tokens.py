@@ -7,6 +7,7 @@ over tokens is ``[N]``, in the order of trajectories, rows and offsets. Only tok
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.row_versions import RUN_LENGTHS, run_lengths
-from rollout_inspector.streams.trajectory import Ids, Mask, Row, Trajectory
+from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajectory
 
 Ints = NDArray[np.int32]
 Reals = NDArray[np.float32]
@@ -28,6 +29,10 @@ ROUTING = "routing"
 """The key in ``extra`` of a row or trajectory with the summary of its routing array: ``repeats``, ``zero_layers``."""
 CACHED = ("num_cached_tokens", "cached_tokens", "prefix_cached_tokens")
 """Keys in ``extra`` of a step or row: how many tokens of the prompt the engine took from its cache."""
+WORKERS = ("worker", "worker_id", "rollout_worker", "engine_id", "server", "replica", "dp_rank")
+"""Keys in ``extra`` of a step, a row or a trajectory that name who sampled it."""
+CONFIDENT, CONFIDENT_DROP = math.log(0.5), 2.0
+"""A confident disagreement: a probability of one half at least for the sampler, and 2 nats less for the trainer."""
 VERSIONS = ("policy_version", "weight_version", "policy_versions", "version")
 """Keys in ``extra`` of a row or trajectory without steps that name the policy that sampled it."""
 
@@ -57,6 +62,8 @@ class GapRow:
     temperature: float | None = None
     has_calls: bool = False
     """Its trajectory holds engine calls."""
+    worker: str = ""
+    """The engine that sampled it, where several are told apart; empty = not recorded, or several in one row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +117,12 @@ class GapTokens:
         return np.maximum(values, 0)
 
     @cached_property
+    def confident(self) -> Mask:
+        """The confident disagreements ``[N]``."""
+        disagrees: Mask = (self.sampler >= CONFIDENT) & (self.d <= -CONFIDENT_DROP)
+        return disagrees
+
+    @cached_property
     def starts(self) -> NDArray[np.int64]:
         """``[R + 1]``: where the tokens of each row begin, and the number of all."""
         counts = np.bincount(self.row, minlength=len(self.rows))
@@ -119,6 +132,18 @@ class GapTokens:
     def step_of_row(self) -> NDArray[np.int64]:
         """``[R]``: the training step of each row; -1 = not recorded."""
         return np.array([-1 if row.training_step is None else row.training_step for row in self.rows], np.int64)
+
+    @cached_property
+    def workers(self) -> list[str]:
+        """The workers that are recorded, in order of their names; empty among them = of some rows none is."""
+        return sorted({row.worker for row in self.rows})
+
+    @cached_property
+    def worker(self) -> NDArray[np.int64]:
+        """``[N]``: index in :attr:`workers`."""
+        place = {name: n for n, name in enumerate(self.workers)}
+        of_rows: NDArray[np.int64] = np.array([place[row.worker] for row in self.rows], np.int64)[self.row]
+        return of_rows
 
     @cached_property
     def newest(self) -> Ints:
@@ -290,7 +315,19 @@ def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset
         float(repeats) if isinstance(repeats, int | float) else None, counts[0] if counts else None,
         next((step.top_p for step in steps if step.top_p is not None), None),
         next((step.temperature for step in steps if step.temperature is not None), None), bool(value.steps),
+        _worker(value, row, steps),
     )
+
+
+def _worker(value: Trajectory, row: Row, steps: Sequence[Step]) -> str:
+    """The one worker of a row; empty = none is named, or its calls name several."""
+    for key in WORKERS:
+        names = {str(name)[:100] for step in steps if isinstance(name := step.extra.get(key), str | int)}
+        if not names and isinstance(name := _told(row.extra, value.extra, key), str | int):
+            names = {str(name)[:100]}
+        if names:
+            return names.pop() if len(names) == 1 else ""
+    return ""
 
 
 def lacking(value: Trajectory) -> str:

@@ -9,14 +9,15 @@ from rollout_inspector.streams.strategies.appending import FixedBase, SingleMess
 from rollout_inspector.streams.strategies.bridge import Bridge
 from rollout_inspector.streams.strategies.protocol import Context, Strategy, StrategyRefused, TemplateRewrites
 from rollout_inspector.streams.strategies.rendering import EosSplice, MessageDelta, PerMessage, Reconcile, Retokenize
+from rollout_inspector.streams.strategies.role_formats import RoleFormats
 from rollout_inspector.streams.strategies.step_wise import StepWise, StepWiseMerged
 from rollout_inspector.streams.strategies.two_templates import start
 
 STRATEGIES: dict[str, type[Strategy]] = {
     strategy.slug: strategy
     for strategy in (
-        ToolDelta, FixedBase, SingleMessage, Retokenize, MessageDelta, PerMessage, EosSplice, Bridge, StepWise,
-        StepWiseMerged, Reconcile,
+        ToolDelta, FixedBase, SingleMessage, Retokenize, MessageDelta, PerMessage, RoleFormats, EosSplice, Bridge,
+        StepWise, StepWiseMerged, Reconcile,
     )
 }
 """Every strategy by its slug, in the order of forms and pages."""

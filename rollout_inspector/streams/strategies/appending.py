@@ -233,7 +233,7 @@ class SingleMessage(Appending):
         return super().observe(messages)
 
     def _delta(self, messages: Sequence[Message]) -> Ids:
-        pieces = [self._context.encode(_text(message)) for message in messages]
+        pieces = [self._context.encode(content_text(message)) for message in messages]
         return np.concatenate(pieces) if pieces else NO_IDS
 
     def rows(self) -> list[Row]:
@@ -260,7 +260,7 @@ class SingleMessage(Appending):
         ]
 
 
-def _text(message: Message) -> str:
+def content_text(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -268,7 +268,13 @@ class PerMessage(Rendering):
         if message.get("role") != "assistant":
             return RenderedPiece(ids)
         stop = self._context.after_last(ids, self._context.stop_ids) or len(ids)
-        return RenderedPiece(ids, min(common_prefix(ids, self._generation), stop), stop)
+        header = self._generation.tobytes()
+        # A default system text may stand before the header. Neither is the assistant's.
+        place = ids.tobytes().find(header) if header else 0
+        start = place // ids.itemsize + len(self._generation) if place >= 0 and not place % ids.itemsize else (
+            common_prefix(ids, self._generation)
+        )
+        return RenderedPiece(ids, min(start, stop), stop)
 
 
 class Reconcile(Rendering):

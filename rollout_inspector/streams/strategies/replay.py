@@ -172,7 +172,9 @@ def _replayed(trajectory: Trajectory, conversation: _Conversation, make: New, co
             )
         differs, frozen = None, 0
         if _takes_recorded(strategy):
-            strategy.take_recorded([_with_matching_logprobs(step) for step in steps])
+            strategy.take_recorded([
+                step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None) for step in steps
+            ])
         elif conversation.refused:
             raise StrategyRefused(conversation.refused)
         else:
@@ -227,10 +229,6 @@ def _last_differs(steps: Sequence[Step], rows: Sequence[Row]) -> tuple[int, int]
 def _placed(row: Row, start: int) -> Row:
     """The row with step indices that count from the step at which the replay began."""
     return replace(row, step_indices=tuple(index + start for index in row.step_indices)) if start else row
-
-
-def _with_matching_logprobs(step: Step) -> Step:
-    return step if matching_logprobs(step) is step.logprobs else replace(step, logprobs=None)
 
 
 def _lost_tokens(steps: Sequence[Step], rows: Sequence[Row]) -> int:

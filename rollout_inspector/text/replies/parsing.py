@@ -31,7 +31,8 @@ def parser(tokenizer: Any, stop_ids: frozenset[int], read: Reader | None = None)
     template = _compiled(getattr(tokenizer, "response_template", None)) if read is None else None
 
     def parse(prompt_ids: Ids, completion_ids: Ids, tools: Tools = None) -> dict[str, Any]:
-        ids = _unstopped(completion_ids, stop_ids)
+        is_stopped = len(completion_ids) and int(completion_ids[-1]) in stop_ids
+        ids = completion_ids[:-1] if is_stopped else completion_ids
         if template is not None:
             try:
                 prefix = tokenizer.decode(prompt_ids[-_TAIL:].tolist())
@@ -87,10 +88,6 @@ def plain_message(text: str, read: Reader = plain, tools: Tools = None) -> dict[
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _unstopped(ids: Ids, stop_ids: frozenset[int]) -> Ids:
-    return ids[:-1] if len(ids) and int(ids[-1]) in stop_ids else ids
 
 
 def call_id(trajectory: object, number: int) -> str:

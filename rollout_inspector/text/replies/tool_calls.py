@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.recorded_renders import parsed
-from rollout_inspector.text.chat_templates.probes.compare import common_length
 
 Tools = Sequence[Mapping[str, Any]] | None
 Calls = list[dict[str, Any]]

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
+from rollout_inspector.text.processes import Faults, Late, LimitedProcess, ProcessEnded
 from rollout_inspector.text.tokenizers import wire
 from rollout_inspector.text.tokenizers.files import TokenizerUnusable
 
@@ -34,8 +34,6 @@ IDLE_SECONDS = 600.0
 """A process that nobody asks for so long ends."""
 WAIT_SECONDS = 60.0
 """How long a thread waits for its turn."""
-MAX_FAULTS, REST_SECONDS = 3, 300.0
-"""A tokenizer whose process had to be ended so often is not asked again for so long."""
 
 _PROGRAM = Path(__file__).parent / "worker" / "__main__.py"
 _ENVIRONMENT = {
@@ -87,8 +85,7 @@ class TokenizerProcess:
         self._process: LimitedProcess | None = None
         self._turn = threading.Lock()
         self._sha256: str | None = None
-        self._faults: list[float] = []
-        self._sentence = ""
+        self._faults = Faults()
         _all.add(self)
 
     def load(self) -> wire.Message:
@@ -100,11 +97,8 @@ class TokenizerProcess:
         """The answer to one request. Raises :class:`TokenizerUnusable` with a sentence."""
         seconds = TEXT_SECONDS + SECONDS_PER_MB * sum(map(len, buffers)) // 1_000_000
         with self._my_turn():
-            if len(self._recent_faults()) >= MAX_FAULTS:
-                raise TokenizerUnusable(
-                    f"{self._sentence} That happened {MAX_FAULTS} times, so it is not asked "
-                    f"again for {REST_SECONDS / 60:.0f} minutes."
-                )
+            if refusal := self._faults.refusal:
+                raise TokenizerUnusable(refusal)
             try:
                 return self._exchange(self._running(), seconds, {"ask": ask, **fields}, buffers)
             except ProcessEnded as error:
@@ -191,16 +185,10 @@ class TokenizerProcess:
             raise self._fault(sentence) if answered[0].get("ends") else TokenizerUnusable(sentence)
         return answered
 
-    def _recent_faults(self) -> list[float]:
-        now = time.monotonic()
-        self._faults = [at for at in self._faults if now - at < REST_SECONDS]
-        return self._faults
-
     def _fault(self, sentence: str) -> TokenizerUnusable:
         """End the process, because of what it did; returns the error to raise."""
         self._end()
-        self._faults.append(time.monotonic())
-        self._sentence = sentence
+        self._faults.add(sentence)
         return TokenizerUnusable(sentence)
 
 

@@ -5,7 +5,7 @@ What the files hold is looked at in a limited process alone.
 
 from __future__ import annotations
 
-import lzma
+import io
 import stat
 import tempfile
 import zipfile
@@ -18,7 +18,12 @@ from rollout_inspector.text.tokenizers.loaded import LoadedTokenizer, load
 
 REFUSED_SUFFIXES = (".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt", ".joblib", ".npy", ".npz", ".py", ".so")
 MAX_FOLDER_BYTES = 300_000_000
+MAX_ZIP_BYTES = 100_000_000
+ZIP_TOO_LARGE = f"The file is larger than {MAX_ZIP_BYTES // 1_000_000} MB; the zip of a tokenizer has a few."
 MAX_FILES = 200
+MAX_DIRECTORY_BYTES = 128 << 10
+"""Bytes of a zip's table of contents: many times what 200 names take."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 MAX_RATIO = 200
 """A zip that grows more than this many times is a bomb; tokenizer.json grows about five times."""
 
@@ -89,12 +94,26 @@ def examined(folder: Path) -> LoadedTokenizer:
         return tokenizer
 
 
+class _Directory(io.FileIO):
+    """A zip of which only the table of contents is read, whatever size its records claim, those of zip64 too."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_DIRECTORY_BYTES:
+            size = MAX_DIRECTORY_BYTES + 1
+        data = super().read(size)
+        if len(data) > MAX_DIRECTORY_BYTES:
+            raise zipfile.BadZipFile(f"its table of contents has more than {MAX_DIRECTORY_BYTES >> 10} kB.")
+        return data
+
+
 def check_zip(path: Path) -> list[str]:
     """What is wrong with a zip, by its table of contents alone. Nothing is unpacked."""
+    if path.stat().st_size > MAX_ZIP_BYTES:
+        return [ZIP_TOO_LARGE]
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _Directory(path) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+    except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError) as error:
         return [f"{path.name} is not a readable zip file: {error}"]
     problems = []
     if len(entries) > MAX_FILES:
@@ -106,6 +125,8 @@ def check_zip(path: Path) -> list[str]:
             problems.append(f"{entry.filename!r} would be written outside its folder.")
         elif stat.S_ISLNK(entry.external_attr >> 16):
             problems.append(f"{entry.filename!r} is a link; only plain files are read.")
+        elif entry.compress_type not in METHODS:
+            problems.append(f"{entry.filename!r} cannot be unpacked: it is not packed by deflate. Pack it again.")
         elif entry.flag_bits & 1:
             problems.append(f"{entry.filename!r} is encrypted.")
         elif name.suffix.lower() in REFUSED_SUFFIXES:
@@ -142,7 +163,7 @@ def unpack_zip(path: str | Path, target: str | Path) -> Path:
                 with archive.open(entry) as source:
                     # The size in the table of contents can lie, so the stream itself is measured.
                     data = source.read(limit + 1)
-            except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, NotImplementedError) as error:
+            except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError) as error:
                 raise TokenizerUnusable(f"{entry.filename!r} cannot be unpacked: {error}.") from error
             if len(data) > limit:
                 raise TokenizerUnusable(f"{entry.filename!r} is larger than {limit // 1_000_000} MB.")

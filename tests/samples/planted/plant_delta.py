@@ -184,6 +184,23 @@ def _split(s: ModelSetup, turn: Turn, name: str) -> Case:
 
 
 @planter
+def message_repeated(s: ModelSetup) -> Case:
+    """The first of two results is rendered, and then both are."""
+    turn = two_tools(s)
+    alone = s.delta([*turn.messages, turn.reply, turn.new[0]], turn.stop, str(turn.new[0]["content"]))
+    return Case("message_repeated", turn.tito(d=s.codec.encode(alone + turn.delta)), "delta_differs", 1)
+
+
+@planter
+def message_repeated_later(s: ModelSetup) -> Case:
+    """A message that an earlier prompt holds is added once more."""
+    turn = s.turn({"role": "assistant", "content": "One moment."}, [{"role": "user", "content": "Please go on."}])
+    earlier = [message for message in turn.messages if message["role"] == "user"][-1:]
+    again = s.delta([*turn.messages, turn.reply, *earlier, *turn.new], turn.stop, str(earlier[0]["content"]))
+    return Case("message_repeated_later", turn.tito(d=s.codec.encode(again)), "delta_differs", 1)
+
+
+@planter
 def tool_messages_split(s: ModelSetup) -> Case:
     return _split(s, two_tools(s), "tool_messages_split")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from rollout_inspector.streams.trajectory import Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Ids, Trajectory, ids_array
 from tests.samples.planted.plant_setup import CannotPlant, Case, ModelSetup, eos_text, planter, split_token
 
 
@@ -106,6 +107,32 @@ def tokenizer_mismatch(s: ModelSetup) -> Case:
     return Case(
         "tokenizer_mismatch", turn.trajectory(turn.first(), s.final(turn.after, other)), "tokenizer_mismatch", 1
     )
+
+
+def _of_another_request(s: ModelSetup, messages: list[dict[str, Any]]) -> Ids:
+    """The prompt of a request with the same roles and other texts, of which the template writes some."""
+    other = "Quilts, please! How many of them are blue, and who has sewn them?"
+    prompt = s.text([{**m, "content": other} if m["role"] in ("user", "tool") else m for m in messages])
+    asked = next(str(m["content"]) for m in messages if m["role"] == "user")
+    if other not in prompt or asked not in s.text(messages):
+        raise CannotPlant("the template writes no text of a user as it is")
+    return s.codec.encode(prompt)
+
+
+@planter
+def prompt_of_another_request(s: ModelSetup) -> Case:
+    turn = s.turn()
+    last = s.final(turn.after, _of_another_request(s, turn.after))
+    return Case("prompt_of_another_request", turn.trajectory(turn.first(), last), "engine_ids_inconsistent", 1)
+
+
+@planter
+def first_prompt_of_another_request(s: ModelSetup) -> Case:
+    turn = s.turn()
+    p = _of_another_request(s, turn.messages)
+    last = s.final(turn.after, np.concatenate([p, turn.g, turn.d]))
+    steps = s.step(turn.messages, p, turn.g, turn.reply), last
+    return Case("first_prompt_of_another_request", turn.trajectory(*steps), "engine_ids_inconsistent", 0)
 
 
 @planter

@@ -73,10 +73,11 @@ def all_columns_shifted_beside_steps(s: ModelSetup) -> Case:
 
 @planter
 def mask_to_the_end(s: ModelSetup) -> Case:
-    return Case("mask_to_the_end", alone(to_the_end(clean_row(s)[1])), "mask_overrun", None)
+    return Case("mask_to_the_end", alone(to_the_end(clean_row(s)[1])), "observation_trained", None)
 
 
 @planter
 def mask_to_the_end_beside_steps(s: ModelSetup) -> Case:
     trajectory, row = clean_row(s)
-    return Case("mask_to_the_end_beside_steps", replace(trajectory, rows=(to_the_end(row),)), "mask_overrun", None)
+    trained_whole = replace(trajectory, rows=(to_the_end(row),))
+    return Case("mask_to_the_end_beside_steps", trained_whole, "observation_trained", None)

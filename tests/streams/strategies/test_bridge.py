@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from rollout_inspector.streams.strategies import STRATEGIES, Context, StrategyRefused
 from rollout_inspector.streams.strategies.bridge import Bridge
@@ -15,7 +17,7 @@ from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.tokenizers import load
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import renderers_package
-from tests.conftest import missing
+from tests.conftest import ROOT, missing
 
 USER: Message = {"role": "user", "content": "What's 2+2?"}
 TOOLS = renderers_package.PROBES[2][1]
@@ -75,6 +77,15 @@ def test_without_the_package_it_is_listed_with_a_sentence(corpus: Path, monkeypa
 
 
 @pytest.mark.django_db
+def test_the_extra_is_the_package_that_is_tested() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (requirement,) = map(Requirement, extras["bridge"])
+    pins = (ROOT / "tests/formats/requirements-trainers.txt").read_text().splitlines()
+    (pin,) = [Requirement(line) for line in pins if line.startswith(f"{Bridge.package}==")]
+    (version,) = [one.version for one in pin.specifier]
+    assert requirement.name == Bridge.package and version in requirement.specifier
+
+
 def test_a_launch_with_it_is_refused_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bridge, "package", "a_package_that_is_not_installed")
     assert "not installed" in LaunchSettings(strategy="bridge").problems()["strategy"]

@@ -131,8 +131,8 @@ def test_many_trajectories_are_rendered_in_few_round_trips(corpus: Path, monkeyp
     trips: list[int] = []
     monkeypatch.setattr(client.Pool, "render", _counting(client.Pool.render, trips))
     assert len(list(replay_many(values, list(STRATEGIES.values()), shared))) == 40
-    # The probe of a template and the generation prompt are asked for once, the rest batch by batch.
-    assert len(trips) < 12
+    # The probe of a template, the generation prompt and the formats are asked for once, the rest batch by batch.
+    assert len(trips) < 18
 
 
 def test_a_reader_that_stops_early_leaves_no_thread_behind(corpus: Path) -> None:

@@ -198,6 +198,17 @@ class TestSingleMessage:
         trained = made.codec.decode(row.ids[row.loss_mask])
         assert trained == "Response1\nResponse2<|im_end|>"
 
+    def test_each_result_of_a_turn_is_encoded_alone(self, context: Make) -> None:
+        """As SkyRL's loop over the observations does; ``">\\n" + "\\n<"`` joined would be other ids."""
+        made = context("qwen2.5")
+        strategy, prompt = started("single_message", made)
+        strategy.sampled(made.codec.encode("Response1\n<|im_end|>"), None, None)
+        texts = ["<observation>1</observation>\n", "\n<observation>2</observation>"]
+        following = strategy.observe([{"role": "user", "content": text} for text in texts])
+        apart = [i for text in ("Response1\n", *texts) for i in made.codec.encode(text).tolist()]
+        assert following[len(prompt) :].tolist() == apart
+        assert apart != made.codec.encode("Response1\n" + "".join(texts)).tolist()
+
     def test_an_eos_that_was_not_sampled_has_mask_0(self, context: Make) -> None:
         made = context("qwen2.5")
         _, row = self.turns(made, "Response2")
@@ -287,6 +298,94 @@ class TestPerMessage:
         assert made.codec.decode(prompt).count("You are Qwen, created by Alibaba Cloud") == 1
         whole = made.renderer.render_ids(Conversation([{"role": "system", "content": "S"}, USER], None, None, True))
         assert "created by Alibaba" not in made.codec.decode(whole)
+
+
+    @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "S"}]])
+    def test_an_injected_system_text_is_never_trained(self, context: Make, system: list[Any]) -> None:
+        made = context("qwen2.5")
+        strategy = STRATEGIES["per_message"](made)
+        strategy.begin([*system, USER], None, {})
+        strategy.sampled(made.codec.encode("4.<|im_end|>"), None, ANSWER)
+        (row,) = strategy.rows()
+        assert made.codec.decode(row.ids).count("created by Alibaba Cloud") == 2
+        assert made.codec.decode(row.ids[row.loss_mask]) == "4.<|im_end|>"
+
+
+class TestRoleFormats:
+    """verl's table of formats: its pieces, read from the chat template of each family."""
+
+    def turn(self, made: Context, call: Any, results: list[Any]) -> tuple[Strategy, Ids, Ids]:
+        strategy, _ = started("role_formats", made, TOOLS)
+        strategy.sampled(NO_IDS, None, call)
+        before = strategy.rows()[0].ids
+        return strategy, before, strategy.observe(results)[len(before) :]
+
+    def test_the_pieces_are_those_of_the_post(self, context: Make) -> None:
+        """Its two results, and its printed ids of a result that begins and ends with a newline."""
+        made = context("qwen2.5")
+        values = ["1 + 1 = 2", "2 + 2 = 4"]
+        _, _, delta = self.turn(made, REPLY, [{"role": "tool", "content": value} for value in values])
+        result = ["\n<tool_response>\n", "{}", "\n</tool_response>"]
+        pieces = [piece.format(value) for value in values for piece in result]
+        pieces = ["\n", "<|im_start|>user", *pieces, "<|im_end|>", "\n<|im_start|>assistant\n"]
+        assert delta.tolist() == [i for piece in pieces for i in made.codec.encode(piece).tolist()]
+        _, _, delta = self.turn(made, REPLY, [{"role": "tool", "content": "\n1 + 1 = 2\n"}])
+        value = [16, 488, 220, 16, 284, 220, 17]
+        apart = [151644, 872, 198, 27, 14172, 9655, 397, 198, *value, 198, 198, 522, 14172, 9655, 29, 151645]
+        assert delta.tolist() == [198, *apart, 198, 151644, 77091, 198]
+
+    @pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3.1", "mistral-nemo", "deepseek-r1", "gpt-oss"])
+    def test_each_family_has_its_table_and_trains_what_the_assistant_wrote(self, context: Make, name: str) -> None:
+        made = context(name)
+        arguments: Any = '{"expr": "2+2"}' if name == "deepseek-r1" else {"expr": "2+2"}
+        call = {"type": "function", "function": {"name": "calc", "arguments": arguments}, "id": "abcdefghi"}
+        reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {**RESULT, "content": "four", "tool_call_id": "abcdefghi"}
+        strategy, before, delta = self.turn(made, reply, [result])
+        text = made.codec.decode(delta)
+        whole = made.renderer.render_text(Conversation([USER, reply, result], TOOLS, None, True))
+        assert whole.endswith(text) or name == "qwen3"  # whose template would move the thoughts
+        strategy.sampled(NO_IDS, None, ANSWER)
+        strategy.observe([THANKS])
+        (row,) = strategy.rows()
+        trained = made.codec.decode(row.ids[row.loss_mask])
+        assert "2+2" in trained and "4." in trained and "four" not in trained and "Thank" not in trained
+        assert "created by Alibaba" not in made.codec.decode(row.ids[len(before) :])
+        assert int(row.ids[row.loss_mask][-1]) in made.stop_ids
+
+    @pytest.mark.parametrize(
+        ("tokenizer", "template"), [("qwen2.5", "qwq-32b"), ("deepseek-r1", "trl-training--deepseekv3")]
+    )
+    def test_a_call_behind_a_begun_thought_is_trained_from_its_first_token(
+        self, context: Make, tokenizer: str, template: str
+    ) -> None:
+        """The prompt ends with ``<think>``, and the tag of a call begins like it."""
+        made = context(tokenizer, template)
+        call = {"type": "function", "function": {"name": "calc", "arguments": '{"expr": "2+2"}'}, "id": "abcdefghi"}
+        strategy, _ = started("role_formats", made, TOOLS)
+        strategy.sampled(NO_IDS, None, {"role": "assistant", "content": "", "tool_calls": [call]})
+        (row,) = strategy.rows()
+        assert made.codec.decode(row.ids[row.loss_mask]).startswith(("<tool_call>", "<｜tool▁calls▁begin｜>"))
+
+    def test_no_control_token_is_cut_in_two(self, context: Make) -> None:
+        """The first header and the later ones end alike, from the middle of their control tokens on."""
+        loaded: Any = context("qwen2.5").codec
+        text = (
+            "{% for m in messages %}{% set again = not loop.first and loop.previtem.role == m.role %}"
+            "{{ '<|im_end|>' if again else '<|im_start|>' }}{{ m.role }}:{{ m.content }}{% endfor %}"
+        )
+        made = Context(loaded, renderer(loaded, text), loaded.stop_ids)
+        _, _, delta = self.turn(made, ANSWER, [RESULT, RESULT])
+        assert delta.tolist() == [i for header in ("<|im_start|>", "<|im_end|>")
+                                  for piece in (header, "tool:", "4") for i in loaded.encode(piece).tolist()]
+
+    def test_a_template_that_hides_results_is_refused(self, context: Make) -> None:
+        loaded: Any = context("qwen2.5").codec
+        text = "{% for m in messages %}{% if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+        strategy, _ = started("role_formats", Context(loaded, renderer(loaded, text), loaded.stop_ids))
+        strategy.sampled(NO_IDS, None, ANSWER)
+        with pytest.raises(StrategyRefused, match="does not write each new message once"):
+            strategy.observe([RESULT])
 
 
 class TestEosSplice:

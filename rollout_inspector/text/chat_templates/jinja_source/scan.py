@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from rollout_inspector.text.chat_templates.jinja_source.tokens import Piece, Token, pieces
 
@@ -11,6 +13,11 @@ _COMMON = frozenset(
     {"and", "or", "not", "is", "in", "if", "else", "true", "false", "none", "defined", "loop", "string"}
 )
 _READS_ID = re.compile(r"\b(?:tool_call_)?id\b")
+_GIVEN = _COMMON | {
+    "messages", "tools", "documents", "add_generation_prompt", "strftime_now", "date_string", "True", "False", "None",
+}
+"""Names that every template has, or whose values are found elsewhere."""
+_COMPARES = ("==", "!=", "is")
 FAR = 9
 """The distance of a line that has no visible connection with a difference."""
 
@@ -100,6 +107,49 @@ def _names(tokens: Sequence[Token]) -> Iterator[str]:
         if token.kind == "name" and token.text not in _COMMON and tokens[max(n - 1, 0)].text != ".":
             has_attribute = [after.text for after in tokens[n + 1 : n + 2]] == ["."]
             yield "".join(part.text for part in tokens[n : n + 3]) if has_attribute else token.text
+
+
+def switches(template: str) -> dict[str, tuple[object, ...]]:
+    """The names that a template takes from its caller, in order, with values that it tells apart.
+
+    Of a name that it loops over these are lists. A name without values is tested alone, or written.
+    """
+    values: dict[str, list[object]] = {}
+    elements: dict[str, list[object]] = {}
+    own_names, loops = set(_GIVEN), dict[str, str]()
+    for tag in scan(template):
+        tokens = tag.expression
+        words = [token.text for token in tokens]
+        binder = {"set": "=", "for": "in", "macro": ")", "call": ")"}.get(tag.kind, "")
+        stop = words.index(binder) if binder in words else 0
+        bound = {token.text for token in tokens[:stop] if token.kind == "name"}
+        own_names |= bound if tag.kind != "set" else set()
+        padded = ["", "", *words, "", ""]
+        for n, name in enumerate(words[stop:], stop):
+            prior, following = padded[n : n + 2], padded[n + 3 : n + 5]
+            if tokens[n].kind != "name" or prior[1] in (".", "|") or prior == ["is", "not"]:
+                continue
+            if prior[1] == "is" or following[0] in ("(", "=") or name.endswith("_token"):
+                continue
+            if name in values or name not in own_names:
+                literals = values.setdefault(name, [])
+                if tag.kind == "for" and n == stop + 1:
+                    loops[words[0]] = name
+                literals += _literals(following[1] if following[0] in _COMPARES else "")
+                literals += _literals(prior[0] if prior[1] == "==" else "")
+                elements.setdefault(name, []).extend(_literals(prior[0] if prior[1] == "in" else ""))
+            elif name in loops:
+                elements[loops[name]] += _literals(following[1] if following[0] in _COMPARES else "")
+        own_names |= bound
+    for name, parts in elements.items():
+        distinct = list(dict.fromkeys(parts))
+        values[name] += [[part] for part in distinct] + [distinct] * (len(distinct) > 1)
+    return {name: tuple({repr(value): value for value in literals}.values()) for name, literals in values.items()}
+
+
+def _literals(word: str) -> Iterator[object]:
+    with suppress(ValueError, SyntaxError):
+        yield ast.literal_eval({"true": "True", "false": "False"}.get(word, word))
 
 
 def wants_call_ids(template: str) -> bool:

@@ -18,6 +18,7 @@ from rollout_inspector.text.chat_templates.probes.conversations import (
     Probe,
     append_probes,
     conversation_probes,
+    markers_of,
     thinking_probes,
     thinking_switch,
 )
@@ -67,9 +68,12 @@ def check_append(probe: Probe, cache: RenderCache) -> Check:
     # A word that only the shorter render has was not ignored: it was removed.
     absent = [marker for marker in probe.markers if marker not in after.text and marker not in before.text]
     if absent:
+        hides = _hides(probe, absent, cache.form)
         what = ", ".join(dict.fromkeys(_WORDS[marker.rstrip("0123456789")] for marker in absent))
+        if what == _WORDS["ARGX"] and cache.form.calls and not hides:
+            what = "one of two calls"
         detail = f"The renders agree only because {what} is not rendered at all: the pass is void."
-        return question.unsupported(detail, void=True, comparison=comparison)
+        return question.unsupported(detail, void=True, comparison=comparison, unrendered=what, hides=hides)
     added = quoted(comparison.delta_text or "", 100)
     return question.ok(f"Adds {added} and changes nothing before it.", comparison=comparison)
 
@@ -78,6 +82,18 @@ _WORDS = {
     "ARGX": "the call", "RESX": "the tool result", "ANSX": "the answer", "UQ": "a user message",
     "SYSX": "the system message", "CONX": "the content beside the call", "THINKX": "reasoning",
 }
+
+
+def _hides(probe: Probe, absent: Sequence[str], form: MessageShape) -> bool:
+    """Whether a template leaves out a message whose like it renders elsewhere: an earlier result, a call, an answer.
+
+    It is no such message where reasoning, or one of several calls, is never rendered.
+    """
+    stems = {marker.rstrip("0123456789") for marker in absent}
+    calls = [markers_of(call) for message in (*probe.before, *probe.appended) if (call := message.get("tool_calls"))]
+    arguments = [[marker for marker in markers if marker.startswith("ARGX")] for markers in calls]
+    left_out = any(markers and set(markers) <= set(absent) for markers in arguments)
+    return bool(stems & {"UQ", "ANSX"}) or (form.calls and ("RESX" in stems or left_out))
 
 
 def _lacking_control_token(comparison: RenderComparison) -> str | None:

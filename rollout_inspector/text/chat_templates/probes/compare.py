@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_inspector.streams.interfaces import Codec, Conversation
-from rollout_inspector.streams.prefix import common_prefix
+from rollout_inspector.streams.prefix import common_length, common_prefix
 from rollout_inspector.streams.trajectory import NO_IDS, Ids
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
 
@@ -103,18 +103,6 @@ class RenderSide:
             fields["ids"] = self.ids.tolist()
             fields["tokens"] = [piece.decode("utf-8", "replace") for piece in self.codec.token_bytes(self.ids)]
         return fields
-
-
-def common_length(a: str, b: str) -> int:
-    """Characters that two texts share from the start."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[:middle] == b[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def whole_until(text: str, stop: int) -> int:

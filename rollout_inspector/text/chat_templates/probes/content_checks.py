@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 
 from rollout_inspector.streams.interfaces import Conversation
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.snippets import quoted, quoted_or_nothing
 from rollout_inspector.streams.trajectory import Message
-from rollout_inspector.text.chat_templates.probes.compare import RenderComparison, common_length
+from rollout_inspector.text.chat_templates.probes.compare import RenderComparison
 from rollout_inspector.text.chat_templates.probes.message_shape import CALC, TOOLS, MessageShape, system, user
 from rollout_inspector.text.chat_templates.probes.render_cache import CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose

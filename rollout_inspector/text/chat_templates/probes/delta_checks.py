@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import quoted
 from rollout_inspector.streams.trajectory import Message
-from rollout_inspector.text.chat_templates.probes.compare import RenderComparison, common_length, token_start
+from rollout_inspector.text.chat_templates.probes.compare import RenderComparison, token_start
 from rollout_inspector.text.chat_templates.probes.message_shape import CALC, system, user
 from rollout_inspector.text.chat_templates.probes.render_cache import CheckFunction, RenderCache
 from rollout_inspector.text.chat_templates.probes.report import Check, Purpose

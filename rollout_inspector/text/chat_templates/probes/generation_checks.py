@@ -56,7 +56,7 @@ def generation_masks(cache: RenderCache) -> Check:
         whole, prompts, histories = group[0], group[1 : 1 + len(places)], group[1 + len(places) :]
         if failed := _ASKED.raised(*group):
             return failed
-        fault, line = _fault(whole, prompts, histories, stop)
+        fault, line = _fault(cache, whole, prompts, histories, stop)
         if fault:
             return _ASKED.broken(fault, line=line)
         extra = _overrun(cache, whole)
@@ -69,7 +69,7 @@ def generation_masks(cache: RenderCache) -> Check:
         n_compared += sum(_tells(whole, *pair) for pair in zip(prompts, histories, strict=True))
     if not n_compared:
         return _ASKED.unsupported("No render begins with what the model is prompted with, so nothing tells the mask.")
-    return _ASKED.ok("The tags cover exactly what is sampled, stop token included.")
+    return _ASKED.ok("The tags cover exactly what is sampled, with the token at which the model stops.")
 
 
 def _assistants(messages: Sequence[Message]) -> list[int]:
@@ -77,7 +77,8 @@ def _assistants(messages: Sequence[Message]) -> list[int]:
 
 
 def _fault(
-    whole: RenderSide, prompts: Sequence[RenderSide], histories: Sequence[RenderSide], stop: str | None
+    cache: RenderCache, whole: RenderSide, prompts: Sequence[RenderSide], histories: Sequence[RenderSide],
+    stop: str | None,
 ) -> tuple[str, int | None]:
     """A sentence about the first wrong span, and its template line; an empty sentence = all spans are right."""
     text, spans = whole.text, merged(whole.rendered.spans)
@@ -87,7 +88,7 @@ def _fault(
     for (start, end), prompt, history in zip(spans, prompts, histories, strict=True):
         if not _tells(whole, prompt, history):
             continue  # this render does not tell what was sampled; the prefix probes say why
-        begin, close = len(prompt.text), len(history.text)
+        begin, close = len(prompt.text), cache.behind_header(text, len(history.text), stop)
         if stop is not None and text.find(stop, begin, close) >= 0:
             close = text.find(stop, begin, close) + len(stop)  # the model stops at the first
         line = whole.rendered.line_at(start)

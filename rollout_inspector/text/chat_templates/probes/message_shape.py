@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation
+from rollout_inspector.streams.message_view import REASONING
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 
 Tool = Mapping[str, Any]
 CALC, SEARCH = "calc", "search"
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def _schema(name: str, argument: str, description: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _with_reasoning(
 ) -> MessageShape:
     """The same form with the field in which the template renders reasoning."""
     offered = list(TOOLS) if form.tools and tools is None else tools
-    fields = [*REASONING_FIELDS, "inline"] if "</think>" in renderer.chat_template else list(REASONING_FIELDS)
+    fields = [*REASONING, "inline"] if "</think>" in renderer.chat_template else list(REASONING)
     tried = [replace(form, reasoning=field) for field in fields]
     conversations = []
     for candidate in tried:

@@ -103,6 +103,14 @@ class RenderCache:
         """Offset and text of the control tokens in a text: the tokenizer's own, else what looks like one."""
         return [(match.start(), match.group()) for match in self.control_pattern.finditer(text)]
 
+    def behind_header(self, text: str, close: int, stop: str | None) -> int:
+        """Where what was sampled ends, of a turn that closes at a character of a render.
+
+        A template without a stop token lets the model stop at the next header, which is sampled then.
+        """
+        header = self.control_pattern.match(text, close) if stop is None else None
+        return close if header is None else header.end()
+
     def stop_text(self) -> str | None:
         """The control token right after an answer at which the model stops; None when the answer's end is open.
 

@@ -67,6 +67,10 @@ class Check:
     """False = worth knowing, but it does not change the verdict of its purpose."""
     void: bool = False
     """True = the renders agree only because neither contains what was asked about."""
+    unrendered: str = ""
+    """What a void pass asked about and the template does not render, in words."""
+    hides: bool = False
+    """True = a void pass, although the template renders such messages elsewhere: nothing tells what becomes of them."""
     comparison: RenderComparison | None = None
     failed: RenderSide | None = None
     """The side that raised."""
@@ -274,8 +278,8 @@ def what_changed(comparison: RenderComparison) -> str:
     return f"{was} becomes {now}"
 
 
-def verdicts(checks: Iterable[Check]) -> dict[str, str]:
-    """Per purpose: safe, not safe and why, or not available."""
+def verdicts(checks: Sequence[Check]) -> dict[str, str]:
+    """Per purpose: safe, not safe and why, cannot be told, or not available."""
     grouped: dict[Purpose, list[Check]] = {}
     for check in checks:
         if check.purpose is not Purpose.FACTS:
@@ -284,11 +288,13 @@ def verdicts(checks: Iterable[Check]) -> dict[str, str]:
     for purpose, group in grouped.items():
         decisive = [check for check in group if check.decisive]
         undecided = next((check.detail for check in group if check.status is CheckStatus.BROKEN), "")
-        verdict_of[purpose.value] = _verdict(purpose, decisive) if decisive else f"cannot be told: {undecided}"
+        verdict_of[purpose.value] = (
+            _verdict(purpose, decisive, _hiding(purpose, checks)) if decisive else f"cannot be told: {undecided}"
+        )
     return verdict_of
 
 
-def outcome_of(purpose: Purpose, checks: Iterable[Check]) -> bool | None:
+def outcome_of(purpose: Purpose, checks: Sequence[Check]) -> bool | None:
     """The verdict of a purpose in short: True = safe, False = not safe, None = cannot be told, or not available."""
     group = [check for check in checks if check.purpose is purpose and check.decisive]
     if any(check.name == "tool_append" and check.void for check in group):
@@ -296,10 +302,16 @@ def outcome_of(purpose: Purpose, checks: Iterable[Check]) -> bool | None:
     statuses = {check.status for check in group}
     if CheckStatus.BROKEN in statuses:
         return False
-    return True if CheckStatus.OK in statuses else None
+    return True if CheckStatus.OK in statuses and not _hiding(purpose, checks) else None
 
 
-def _verdict(purpose: Purpose, group: Sequence[Check]) -> str:
+def _hiding(purpose: Purpose, checks: Iterable[Check]) -> list[Check]:
+    """The void passes over which a purpose is never safe. A delta on a dummy base supposes that results are kept."""
+    purposes = {purpose, Purpose.TOOLS} if purpose is Purpose.FIXED_BASE else {purpose}
+    return [check for check in checks if check.purpose in purposes and check.decisive and check.hides]
+
+
+def _verdict(purpose: Purpose, group: Sequence[Check], hiding: Sequence[Check]) -> str:
     broken = [check for check in group if check.status is CheckStatus.BROKEN]
     good = [check for check in group if check.status is CheckStatus.OK]
     if purpose is Purpose.MASKS:
@@ -323,10 +335,14 @@ def _verdict(purpose: Purpose, group: Sequence[Check]) -> str:
         raising = [check for check in group if check.status is CheckStatus.RAISES]
         reason = (raising or list(group))[0].detail
         return f"not available: {reason}"
+    if hiding:
+        titles = _listed([check.title[:1].lower() + check.title[1:] for check in hiding])
+        return f"cannot be told: {hiding[0].unrendered} is not rendered ({titles})"
     limits = [check for check in group if check.status is CheckStatus.RAISES]
-    if limits:
-        return "safe, except that the template raises on: " + ", ".join(check.title.lower() for check in limits[:4])
-    return "safe"
+    raises = ", except that the template raises on: " + ", ".join(check.title.lower() for check in limits[:4])
+    unrendered = dict.fromkeys(words for check in group if check.void for words in check.unrendered.split(", "))
+    untold = f"; void for {', '.join(unrendered)} (not rendered)"
+    return "safe" + raises * bool(limits) + untold * bool(unrendered)
 
 
 def _listed(titles: Sequence[str]) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rollout_inspector.streams.interfaces import Conversation
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.probes.checks import all_probes, tito_post_probe
-from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.chat_templates.probes.conversations import Probe, markers_of
 from rollout_inspector.text.chat_templates.probes.message_shape import MessageShape
 from rollout_inspector.text.chat_templates.probes.render_cache import RenderCache, key_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rollout_inspector.streams.interfaces import Conversation
-from rollout_inspector.text.chat_templates.probes.compare import common_length
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.text.chat_templates.probes.conversations import markers_of
 from rollout_inspector.text.chat_templates.probes.render_cache import key_of
 from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
@@ -72,6 +72,8 @@ def _spans(regressions: RegressionSet, conversation: Conversation, stop: str | N
         if whole.startswith(history):
             first = history.find(stop, max(begin, 0)) if stop else -1
             end = first + len(stop) if stop and first >= 0 else len(history)
+            if messages[k + 1 : k + 2] and messages[k + 1]["role"] != "system":  # no model stops at a system header
+                end = regressions.cache.behind_header(whole, end, stop)
         if begin < 0 or end < begin:
             spans.limit, spans.is_proved = position, False
             return spans

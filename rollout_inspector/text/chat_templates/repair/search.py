@@ -7,7 +7,6 @@ All conversations that the check renders are compared, and all their prefixes. E
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from rollout_inspector.text.chat_templates.probes.report import (
 )
 from rollout_inspector.text.chat_templates.repair.regression_set import RegressionSet
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer, TemplateTokenizer
+from rollout_inspector.text.line_diffs import LineDiffs
 
 MAX_CANDIDATES = 400
 """Changed templates that one search tries. A count finds the same on a busy machine; a clock would not."""
@@ -84,9 +84,8 @@ class Repair:
 
 def unified_diff(before: str, after: str) -> str:
     """The change as a unified diff; templates without a last newline keep their own way."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), "chat_template.jinja", "chat_template.jinja"
-    )
+    names = "chat_template.jinja", "chat_template.jinja"
+    lines = LineDiffs().unified(before.splitlines(keepends=True), after.splitlines(keepends=True), names, end="\n")
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 
 

@@ -139,7 +139,8 @@ def _tests(loops: Sequence[str], switches: Sequence[str]) -> list[str]:
     if not targets:
         return list(switches)
     message = targets[0]
-    inner = ["loop.first", f"{message}['content']"] if len(loops) > 1 else []
+    follows = "loop.previtem is defined and loop.previtem['role'] == 'assistant'"  # its header is the stop token
+    inner = ["loop.first", f"{message}['content']"] if len(loops) > 1 else [follows]
     return [f"{message}['role'] == 'assistant'", *switches, *inner]
 
 

@@ -1,7 +1,8 @@
-"""Renders in subprocesses: a small pool of warm workers, each with limits on time, memory and output.
+"""Runs what strangers wrote in subprocesses: small pools of warm workers, each with limits on time, memory and output.
 
-No template can stop the pool: each render ends within ``WALL_SECONDS`` with a text or a sentence. Threads and forked
-processes may render: each process has its own pool, and a worker ends with the process that started it.
+Templates are rendered here; ``rollout_inspector.text.expressions`` searches. Nothing can stop a pool: each answer comes
+within ``WALL_SECONDS``, as a value or a sentence. Threads and forked processes may ask: each process has its own pools,
+and a worker ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -78,6 +80,11 @@ class Rendered:
         """Whether there is a text."""
         return not self.error
 
+    @property
+    def spoils(self) -> bool:
+        """Whether a worker was ended for it."""
+        return self.kind in ("memory", "time", "crash")
+
     def or_raise(self) -> Rendered:
         """This outcome, or :class:`RenderFailed` with its sentence."""
         if self.error:
@@ -102,14 +109,17 @@ class Worker(LimitedProcess):
     JSON alone crosses its standard streams, because it runs what strangers wrote.
     """
 
-    def __init__(self) -> None:
-        super().__init__("The sandbox for chat templates", [str(_PROGRAM), str(MEMORY_BYTES)])
+    spoilt = False
+    """It is not trusted with the next request."""
+
+    def __init__(self, work: str) -> None:
+        super().__init__(f"The sandbox for {work}", [str(_PROGRAM), str(MEMORY_BYTES)])
         try:
             self.receive(time.monotonic() + START_SECONDS)
         except (ProcessEnded, Late) as error:
             self.close()
             raise RenderFailed(
-                "The sandbox for chat templates could not be started; the machine may be overloaded. Try again."
+                f"The sandbox for {work} could not be started; the machine may be overloaded. Try again."
             ) from error
 
     def ask(self, value: Any, until: float) -> None:
@@ -146,9 +156,10 @@ class Worker(LimitedProcess):
 
 
 class Pool:
-    """The workers of this process."""
+    """The workers of this process for one kind of work."""
 
-    def __init__(self, size: int = 2) -> None:
+    def __init__(self, work: str, size: int = 2) -> None:
+        self._work = work
         self.idle: list[Worker] = []
         self.slots, self.lock = threading.Semaphore(size), threading.Lock()
 
@@ -159,7 +170,23 @@ class Pool:
                 if worker.process.poll() is None:
                     return worker
                 worker.close()
-        return Worker()
+        return Worker(self._work)
+
+    @contextmanager
+    def worker(self) -> Iterator[Worker]:
+        """A worker that nobody else uses meanwhile. It is ended where the body raises, or calls it ``spoilt``."""
+        with self.slots:
+            worker = self._take()
+            is_fit = False
+            try:
+                yield worker
+                is_fit = not worker.spoilt and worker.process.poll() is None
+            finally:
+                if is_fit:
+                    with self.lock:
+                        self.idle.append(worker)
+                else:
+                    worker.close()
 
     def render(self, chat_template: str, jobs: Sequence[RenderJob]) -> list[Rendered]:
         """The outcome of each job, in order. A template that fails is an outcome, not an exception."""
@@ -168,17 +195,9 @@ class Pool:
             return [Rendered(error=sentence, kind="size")] * len(jobs)
         if not jobs:
             return []
-        with self.slots:
-            worker = self._take()
-            outcomes: list[Rendered] = []
-            try:
-                outcomes = self._run(worker, chat_template, jobs)
-            finally:
-                if len(outcomes) == len(jobs) and worker.process.poll() is None and not _spoils(outcomes):
-                    with self.lock:
-                        self.idle.append(worker)
-                else:
-                    worker.close()
+        with self.worker() as worker:
+            outcomes = self._run(worker, chat_template, jobs)
+            worker.spoilt = len(outcomes) < len(jobs) or any(outcome.spoils for outcome in outcomes)
         if len(outcomes) < len(jobs):
             last = outcomes[-1]
             if last.kind == "memory":
@@ -240,10 +259,6 @@ def _series(outcomes: Sequence[Any]) -> Iterator[Rendered]:
         yield Rendered(text, tracked_spans=spans)
 
 
-def _spoils(outcomes: Sequence[Rendered]) -> bool:
-    return any(outcome.kind in ("memory", "time", "crash") for outcome in outcomes)
-
-
 def _death(status: int | None) -> Rendered:
     if status == -signal.SIGXCPU:
         return Rendered(error=f"The template used more than {CPU_SECONDS} s of computing time.", kind="time")
@@ -255,37 +270,32 @@ def _death(status: int | None) -> Rendered:
     return Rendered(error="The template brought the sandbox down; it uses too much memory.", kind="crash")
 
 
-_pool: Pool | None = None
+_pools: dict[str, Pool] = {}
 _pool_lock = threading.Lock()
 
 
-def pool() -> Pool:
-    """This process's pool."""
-    global _pool
+def pool(work: str = "chat templates") -> Pool:
+    """This process's pool for a kind of work, so that no kind waits for another."""
     with _pool_lock:
-        if _pool is None:
-            _pool = Pool()
-        return _pool
+        return _pools.setdefault(work, Pool(work))
 
 
 def _forget() -> None:
     """After a fork: the workers belong to the parent, so the child starts without a pool."""
-    global _pool, _pool_lock
-    _inherited.append(_pool)
-    _pool, _pool_lock = None, threading.Lock()
+    global _pools, _pool_lock
+    _inherited.append(_pools)
+    _pools, _pool_lock = {}, threading.Lock()
 
 
-_inherited: list[Pool | None] = []
+_inherited: list[dict[str, Pool]] = []
 """Pools of parents. They are kept, so that the child neither closes nor waits for a worker of its parent."""
 
 
 def close() -> None:
-    """End this process's workers; the next render starts new ones."""
-    global _pool
+    """End this process's workers; the next request starts new ones."""
     with _pool_lock:
-        if _pool is not None:
-            _pool.close()
-            _pool = None
+        while _pools:
+            _pools.popitem()[1].close()
 
 
 def render(chat_template: str, jobs: Sequence[RenderJob]) -> list[Rendered]:

@@ -51,7 +51,7 @@ class PrefetchingRenderer(TemplateRenderer):
         foreseen = Foreseen()
         series = [self._series(part, foreseen.kept) for part in _parts(asks)]
         try:
-            outcomes = client.render(self.chat_template, [job for job, _ in series])
+            outcomes = self._outcomes([job for job, _ in series])
         except RenderFailed:
             return foreseen  # the render meets the failure when it is asked for
         for (_, keys), outcome in zip(series, outcomes, strict=True):

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from rollout_inspector.streams.interfaces import Codec, Conversation, RenderFailed
 from rollout_inspector.streams.recorded_renders import NOW
 from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.chat_templates.jinja_source.scan import switches
 from rollout_inspector.text.chat_templates.sandbox import client
+from rollout_inspector.text.processes import Faults
 
 PLACEHOLDER_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 """The tokens that a template sees when it is checked without a tokenizer."""
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
+_RECENT = 128
+_RECENT_MESSAGES, _RECENT_CHARACTERS = 4, 20_000
+"""A render is remembered if its conversation has no more messages, and its input and text no more characters."""
 
 
 class TemplateTokenizer(Codec, Protocol):
@@ -22,15 +30,32 @@ class TemplateTokenizer(Codec, Protocol):
     named_tokens: Mapping[str, str]
 
 
+@dataclass
+class _Render:
+    rendered: client.Rendered
+    ids: Ids | None = None
+    """None = not encoded yet. They are shared, so they cannot be written to."""
+
+
 class TemplateRenderer:
-    """Implements :class:`rollout_inspector.streams.interfaces.Renderer`; every render runs in the sandbox."""
+    """Implements :class:`rollout_inspector.streams.interfaces.Renderer`; every render runs in the sandbox.
+
+    Short renders are remembered: the trajectories of a prompt begin alike, and rules render the same few words.
+    """
 
     def __init__(self, tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> None:
         self.tokenizer = tokenizer
         self.chat_template = chat_template
         self.chat_template_sha256 = hashlib.sha256(chat_template.encode("utf-8", "surrogatepass")).hexdigest()
         self._clock = {NOW: now} if now else {}
+        self._faults = Faults()
+        self._recent: dict[str, _Render] = {}
         self._named = dict(tokenizer.named_tokens) if tokenizer is not None else PLACEHOLDER_TOKENS
+
+    @cached_property
+    def switches(self) -> Mapping[str, Sequence[object]]:
+        """:func:`scan.switches` of the template, without what the tokenizer names."""
+        return {name: values for name, values in switches(self.chat_template).items() if name not in self._named}
 
     def variables(self, conversation: Conversation) -> dict[str, Any]:
         """What the template sees: the same variables that ``apply_chat_template`` passes."""
@@ -52,11 +77,46 @@ class TemplateRenderer:
 
     def render_many(self, conversations: Sequence[Conversation], lines: bool = False) -> list[client.Rendered]:
         """Many renders in one round trip; a failure is an outcome, not an exception."""
-        return client.render(self.chat_template, [client.RenderJob(self.variables(c), lines) for c in conversations])
+        return self._outcomes([client.RenderJob(self.variables(c), lines) for c in conversations])
+
+    def _outcomes(self, jobs: Sequence[client.RenderJob]) -> list[client.Rendered]:
+        """The outcome of each job, in order. A template that ended its sandbox several times is not rendered."""
+        if refusal := self.refusal:
+            return [client.Rendered(error=refusal, kind="time")] * len(jobs)
+        outcomes = client.render(self.chat_template, jobs)
+        if fault := next((outcome for outcome in outcomes if outcome.spoils), None):
+            self._faults.add(fault.error)
+        return outcomes
+
+    @property
+    def refusal(self) -> str:
+        """Why this template is not rendered now, as a sentence; empty = it is."""
+        return self._faults.refusal
 
     def rendered(self, conversation: Conversation) -> client.Rendered:
         """The render of one conversation. Raises :class:`RenderFailed`."""
-        return self.render_many([conversation])[0].or_raise()
+        return self._render(conversation).rendered
+
+    def _render(self, conversation: Conversation) -> _Render:
+        key = self._recent_key(conversation)
+        if (render := self._recent.get(key)) is None:
+            render = _Render(self.render_many([conversation])[0].or_raise())
+            if key and len(render.rendered.text) <= _RECENT_CHARACTERS:
+                if len(self._recent) >= _RECENT:
+                    self._recent = {}
+                self._recent[key] = render
+        return render
+
+    def _recent_key(self, conversation: Conversation) -> str:
+        """What decides a render, as text; empty = it is not remembered."""
+        variables = self.variables(conversation)
+        if len(variables["messages"]) > _RECENT_MESSAGES:
+            return ""
+        try:
+            key = json.dumps(variables)
+        except (TypeError, ValueError, RecursionError):
+            return ""  # the sandbox refuses it with a sentence
+        return key if len(key) <= _RECENT_CHARACTERS else ""
 
     def render_text(self, conversation: Conversation) -> str:
         """The rendered conversation. Raises :class:`RenderFailed`."""
@@ -74,7 +134,11 @@ class TemplateRenderer:
         """The rendered conversation encoded as one text. Raises :class:`RenderFailed`."""
         if self.tokenizer is None:
             raise RenderFailed("Without a tokenizer a conversation can be rendered to text, not to ids.")
-        return self.tokenizer.encode(self.render_text(conversation))
+        render = self._render(conversation)
+        if render.ids is None:
+            render.ids = self.tokenizer.encode(render.rendered.text)
+            render.ids.flags.writeable = False
+        return render.ids
 
 
 def renderer(tokenizer: TemplateTokenizer | None, chat_template: str, now: str = "") -> TemplateRenderer:

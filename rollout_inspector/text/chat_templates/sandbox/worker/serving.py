@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, BinaryIO
 
+from .expressions import search
 from .rendering import Clock, SandboxLimits, failure, render_plain, render_with_lines
 from .resuming import ResumableRender, render_growing
 
@@ -21,11 +22,15 @@ _LOADED_LATE = ("encodings.unicode_escape", "html", "jinja2.constants", "jinja2.
 """Modules that Python and Jinja load in the middle of a render. No file can be opened then."""
 
 
+def limit_seconds(seconds: int) -> None:
+    """Let this process compute so many seconds more; then the kernel ends it."""
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
+
+
 def answer(text: str, job: dict[str, Any], limit: bool = True, render: Render = render_plain) -> dict[str, Any]:
     """The outcome of one render as JSON. Without ``limit`` it shares the computing time of an earlier render."""
     if limit:
-        used = time.process_time()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used) + SandboxLimits.cpu_seconds + 1, resource.RLIM_INFINITY))
+        limit_seconds(SandboxLimits.cpu_seconds)
     variables = dict(job["variables"])
     try:
         now = variables.pop("strftime_now", None)
@@ -103,6 +108,10 @@ def main(memory: int, confine: Callable[[int], str]) -> None:
             request = read_message(requests)
         except EOFError:
             return
+        if "expression" in request:
+            limit_seconds(request["cpu_seconds"])
+            write_message(answers, search(request))
+            continue
         SandboxLimits.output_chars = request["output_chars"]
         SandboxLimits.cpu_seconds = request["cpu_seconds"]
         for job in request["jobs"]:

@@ -1,0 +1,71 @@
+"""What the check says of public bug reports: ``python -m benchmarks.measures.field [--write docs/field.md]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rollout_inspector.guard.checked_files import title_of
+from tests.conftest import corpus_folder
+from tests.samples.field_cases import FieldAnswer, FieldCase, answer, field_cases
+
+MAX_TEXT = 260
+_HEAD = """\
+# Public reports, and what the check says of them
+
+Each report was rebuilt as a file from its public thread by somebody who had not seen the rules. The files are not part
+of the repository. The rules were mended with these files at hand, so the counts are no forecast for other reports.
+`python -m benchmarks.measures.field --write docs/field.md` reads them beside the corpus and writes
+this page.
+
+*Right*: the check names the expected kind at the expected place, or reads a healthy file without an error or a
+warning. *Partly*: it names another kind, or another one beside it. *Silent*: it names nothing. *Alarm*: an error or a
+warning on a healthy file.
+"""
+
+
+def lines(answers: Sequence[tuple[FieldCase, FieldAnswer]]) -> Iterator[str]:
+    """The page as Markdown, line by line."""
+    yield _HEAD
+    verdicts = Counter(answer.verdict for _, answer in answers)
+    yield "| reports | right | partly | silent | alarm |\n|---|---|---|---|---|"
+    counts = " | ".join(str(verdicts[name]) for name in ("right", "partly", "silent", "alarm"))
+    yield f"| {len(answers)} | {counts} |\n"
+    yield "| report | source | what happened | verdict | what the check says |\n|---|---|---|---|---|"
+    for case, one in answers:
+        number = case.slug.split("-")[0]
+        cells = number, _cell(case.source), _cell(case.what), one.verdict, _cell(_first_sentences(one))
+        yield f"| {' | '.join(cells)} |"
+
+
+def _first_sentences(answer: FieldAnswer) -> str:
+    sentences = [f"{title_of(one.finding.kind)}: {one.finding.evidence}" for one in answer.findings[:2]]
+    return " ".join(sentences or answer.refusals[:1]) or "Nothing was found."
+
+
+def _cell(text: str) -> str:
+    plain = " ".join(text.split())
+    if len(plain) > MAX_TEXT:
+        plain = plain[:MAX_TEXT] + " ..."
+    return "".join(f"\\{char}" if char in "\\|<>*_`[]" else char for char in plain)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print or write the page. Exit status 1: a report is not answered right."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there")
+    options = parser.parse_args(argv)
+    answers = [(case, answer(case)) for case in field_cases(corpus_folder())]
+    page = "\n".join(lines(answers)) + "\n"
+    if options.write:
+        options.write.write_text(page)
+    else:
+        sys.stdout.write(page)
+    return int(any(one.verdict != "right" for _, one in answers))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,18 @@
+"""Public bug reports, rebuilt by somebody who had not seen the rules, are named right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.measures.field import lines
+from tests.conftest import ROOT
+from tests.samples.field_cases import answer, field_cases
+
+
+def test_every_report_is_answered_right(corpus: Path) -> None:
+    answers = [(case, answer(case)) for case in field_cases(corpus)]
+    assert len(answers) >= 71
+    wrong = {case.slug.split("-")[0] for case, one in answers if one.verdict != "right"}
+    assert wrong == set()
+    counts = f"| {len(answers)} | {len(answers) - len(wrong)} | "
+    assert counts in "\n".join(lines(answers)) and counts in (ROOT / "docs" / "field.md").read_text(encoding="utf-8")
