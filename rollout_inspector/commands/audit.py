@@ -21,7 +21,7 @@ from rollout_inspector.formats.training_step import checked_rule
 from rollout_inspector.guard.audit_folder import AuditFolder
 from rollout_inspector.guard.audit_runners import Done, Todo, on_processes, on_ray
 from rollout_inspector.guard.shard_audit import AuditSettings, cut_files
-from rollout_inspector.guard.text_files import line_of
+from rollout_inspector.outputs import line_of, show_progress
 from rollout_inspector.refusal import Refusal
 
 PROGRESS_SECONDS = 0.5
@@ -151,9 +151,12 @@ class _Progress:
         if now - self._last > (PROGRESS_SECONDS if is_terminal else LOG_SECONDS):
             self._last = now
             text = f"{self._n_done:,} of {self._n:,} shards, {self._n_read:,} trajectories now ..."
-            print(text, end="\r" if is_terminal else "\n", file=sys.stderr, flush=True)
+            if is_terminal:
+                show_progress(text)
+            else:
+                print(text, file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """Clear the line of a terminal."""
         if sys.stderr.isatty():
-            print(" " * 79, end="\r", file=sys.stderr, flush=True)
+            show_progress("", "\r")

@@ -13,6 +13,7 @@ from rollout_inspector.formats.training_step import checked_rule
 from rollout_inspector.guard.checked_files import CheckedFiles, check_files
 from rollout_inspector.guard.fail_rules import fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import REPORTS
+from rollout_inspector.outputs import show_progress
 from rollout_inspector.refusal import Refusal
 
 PROGRESS_SECONDS = 0.5
@@ -71,4 +72,4 @@ class _Progress:
         now = time.monotonic()
         if now - self._last > PROGRESS_SECONDS:
             self._last = now
-            print(f"\r{checked.n_trajectories:,} trajectories ...", end="\r", file=sys.stderr, flush=True)
+            show_progress(f"{checked.n_trajectories:,} trajectories ...", "\r")

@@ -8,7 +8,8 @@ from argparse import ArgumentParser, Namespace
 from rollout_inspector.commands.template_options import add_template_options, load_template, name_in_lock
 from rollout_inspector.guard.checked_templates import CheckedTemplate, check_template
 from rollout_inspector.guard.template_lock import LOCK_TIME, lock_text
-from rollout_inspector.guard.text_files import check_place, line_of, write_whole
+from rollout_inspector.guard.text_files import check_place, write_whole
+from rollout_inspector.outputs import line_of
 from rollout_inspector.refusal import Refusal
 
 

@@ -6,17 +6,18 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from rollout_inspector.commands.remedies import sentence_of
-from rollout_inspector.guard.text_files import line_of
+from rollout_inspector.outputs import PlainStream, line_of
 from rollout_inspector.refusal import Refusal
 
 ROOT = Path(__file__).parents[2]
-FILES = ("check", "mend", "template", "lock", "audit")
+FILES = ("check", "mend", "template", "lock", "audit", "gauntlet")
 REMOTE = ("push", "watch", "mcp")
 UNDECIDED = 2
 INTERRUPTED = 130
@@ -44,13 +45,14 @@ class Command:
         """Read the module and run the command; returns its exit status."""
         if self.needs_server:
             return run_on_server([self.name, *arguments], "rollout-inspector")
-        options = self.parser().parse_args(arguments)
-        if "" in arguments:
-            return refuse(
-                "An argument is empty. Is a variable of the shell not set? OPTION= says that an option is empty."
-            )
-        status: int = self._module().run(options)
-        return status
+        with redirect_stdout(PlainStream(sys.stdout)), redirect_stderr(PlainStream(sys.stderr)):
+            options = self.parser().parse_args(arguments)
+            if "" in arguments:
+                return refuse(
+                    "An argument is empty. Is a variable of the shell not set? OPTION= says that an option is empty."
+                )
+            status: int = self._module().run(options)
+            return status
 
     def parser(self) -> argparse.ArgumentParser:
         """What reads the options of a command without a server; Django has those of the others."""

@@ -8,6 +8,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 
 from rollout_inspector.guard.text_files import check_place, write_whole
+from rollout_inspector.outputs import plain, unfiltered
 from rollout_inspector.refusal import Refusal
 
 
@@ -42,8 +43,9 @@ def report_files(options: Namespace, forms: Sequence[str]) -> list[tuple[str, st
 def write_reports(files: Sequence[tuple[str, str]], report: Callable[[str], str]) -> None:
     """Write each report, a file whole or not at all. ``report`` makes one of a form. Raises :class:`Refusal`."""
     for form, file in files:
-        data = report(form).encode("utf-8", "backslashreplace")
-        if not file:
-            sys.stdout.write(data.decode())
-            continue
-        write_whole(file, data, "The report")
+        text = report(form)
+        text = text if form == "github" else plain(text)  # GitHub's form is made of its commands
+        if file:
+            write_whole(file, text.encode("utf-8", "backslashreplace"), "The report")
+        else:
+            unfiltered(sys.stdout).write(text)

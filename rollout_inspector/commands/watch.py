@@ -1,28 +1,27 @@
 """Push what a trainer writes to a folder, file by file, to a server.
 
-It needs the standard library alone.
+It needs the standard library alone, unless an expression finds the training step: a limited process runs that.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from rollout_inspector.client.adapters.folder_watch import STATE_NAME, FolderWatch
-from rollout_inspector.client.adapters.pushed_files import IN_PATH, shown
+from rollout_inspector.client.adapters.pushed_files import shown, step_of
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.commands.main import ROOT, refuse
 from rollout_inspector.commands.server_options import add_server_options, client_of, tokenizer_of
 
 REFUSED = 1
 CONVERTER = ROOT / "tools" / "management" / "commands" / "convert_pickle.py"
-MAX_PATTERN = 200
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -57,19 +56,16 @@ def run(options: Namespace) -> int:
         return refuse("--convert-pickles needs a checkout of the project: an installed package opens no pickles.")
     if not (0 <= options.steady < 1e6 and 0 < options.every < 1e6):
         return refuse("--steady and --every are seconds: 0 or more, and more than 0.")
-    pattern = IN_PATH
+    find_step: Callable[[str], int | None] = step_of
     if options.training_step_from:
-        try:
-            pattern = re.compile(options.training_step_from[:MAX_PATTERN])
-        except re.error as error:
-            return refuse(f"--training-step-from {options.training_step_from}: it is no regular expression: {error}.")
-        if pattern.groups != 1:
-            return refuse("--training-step-from needs exactly one group, the number of the step: 'step_([0-9]+)'.")
+        from rollout_inspector.formats.training_step import checked_rule
+
+        find_step = checked_rule(pattern=options.training_step_from).in_path
     watch = FolderWatch(
         folder, client, Path(options.state).absolute() if options.state else folder / STATE_NAME, options.name,
         tokenizer_of(options), options.steady,
         tuple(options.only), not options.no_prefix, convert=_converted if options.convert_pickles else None,
-        say=partial(print, flush=True), step_pattern=pattern,
+        say=partial(print, flush=True), find_step=find_step,
     )
     try:
         counts = watch.once() if options.once else watch.follow(options.every)

@@ -16,10 +16,11 @@ from rollout_inspector.guard.checked_files import CheckedFiles, check_files, cod
 from rollout_inspector.guard.checked_templates import NamedTemplate, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
-from rollout_inspector.guard.template_lock import LOCK_TIME, TemplateLock, compare_with_lock, read_lock
+from rollout_inspector.guard.template_lock import LOCK_TIME, compare_with_lock, read_lock
 from rollout_inspector.guard.template_reports import as_text as template_text
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.guard.trainer_batches import array_of, items_of_rows
+from rollout_inspector.outputs import plain
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
@@ -55,7 +56,7 @@ def assert_tito(
             folder.cleanup()
     verdict = verdict_on(checked, rule)
     if verdict.outcome is not ExitStatus.PASSED:
-        raise AssertionError("\n" + as_text(checked, verdict))
+        raise AssertionError("\n" + plain(as_text(checked, verdict)))
 
 
 def _paths(value: Any) -> list[str | Path]:
@@ -131,14 +132,11 @@ def assert_template_safe(
             NamedTemplate(label, text, codec), wanted_purposes, "" if template_lock is None else LOCK_TIME
         )
         if template_lock is not None:
-            comparison = compare_with_lock(checked, template_lock, _locked_name(template_lock, name))
+            only_name = next(iter(template_lock.templates)) if len(template_lock.templates) == 1 else ""
+            comparison = compare_with_lock(checked, template_lock, name or only_name)
             checked = replace(checked, compared=comparison)
     finally:
         if folder is not None:
             folder.cleanup()
     if checked.outcome is not ExitStatus.PASSED:
-        raise AssertionError("\n" + template_text([checked]))
-
-
-def _locked_name(lock: TemplateLock, name: str) -> str:
-    return name or (next(iter(lock.templates)) if len(lock.templates) == 1 else "")
+        raise AssertionError("\n" + plain(template_text([checked])))

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.guard.shard_audit import FINDING, SCHEMA, AuditSettings, AuditShard, CutFiles, unread_row
+from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
 
 FINDINGS, TRAJECTORIES, UNREAD = "findings.parquet", "trajectories.parquet", "unread.parquet"
@@ -63,12 +64,11 @@ class AuditFolder:
 
     def save(self, key: str, table: pa.Table) -> None:
         """Store the table of a shard, whole or not at all. Raises :class:`Refusal`."""
-        part = self.file_of(key).with_suffix(".part")
         try:
-            pq.write_table(table, part, compression="zstd")
-            part.replace(self.file_of(key))
+            with whole_file(self.file_of(key)) as file:
+                pq.write_table(table, file, compression="zstd")
         except OSError as error:
-            raise Refusal(f"{part} cannot be written: {error.strerror}.") from error
+            raise Refusal(f"{self.file_of(key)} cannot be written: {error.strerror}.") from error
 
     def n_trajectories(self, key: str) -> int:
         """Trajectories of a shard that is done."""
@@ -85,7 +85,9 @@ class AuditFolder:
         kinds: dict[str, Counter[str]] = {}
         with ExitStack() as stack:
             files = {
-                name: stack.enter_context(pq.ParquetWriter(self.path / f"{name}.part", schema, compression="zstd"))
+                name: stack.enter_context(
+                    pq.ParquetWriter(stack.enter_context(whole_file(self.path / name)), schema, compression="zstd")
+                )
                 for name, schema in SCHEMAS.items()
             }
             for table in self._tables(cut.shards, digest, cut.refused):
@@ -108,11 +110,8 @@ class AuditFolder:
             },
             "settings": asdict(settings), "pieces": [shard.pieces for shard in cut.shards],
         }
-        for name in SCHEMAS:
-            (self.path / f"{name}.part").replace(self.path / name)
-        part = self.path / f"{SUMMARY}.part"
-        part.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        part.replace(self.path / SUMMARY)
+        with whole_file(self.path / SUMMARY) as file:
+            file.write(json.dumps(summary, indent=1).encode() + b"\n")
         return summary
 
     def _tables(

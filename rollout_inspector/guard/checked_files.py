@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from rollout_inspector import formats
 from rollout_inspector.diagnose import KINDS, examine
-from rollout_inspector.diagnose.checks import Diagnosis, failed_diagnosis
+from rollout_inspector.diagnose.checks import CHECKS, CheckTotal, Diagnosis, failed_diagnosis
 from rollout_inspector.diagnose.finding import Finding, Severity
 from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule
 from rollout_inspector.streams.figures import share
 from rollout_inspector.streams.interfaces import Codec, Renderer
+from rollout_inspector.streams.prefix import n_new_tokens
+from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
@@ -27,7 +29,11 @@ MAX_PLACES = 100
 MAX_UNREAD = 100
 """Lines and files that were not read and are kept with their reason. All of them are counted."""
 
-_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+SEVERITIES = tuple(Severity)
+"""The worst first."""
+MIN_ROWS = 3
+"""Trajectories of a file from which on it counts that none of them trains a stop token."""
+
 Progress = Callable[["CheckedFiles"], object]
 """Called after each trajectory."""
 
@@ -83,7 +89,7 @@ class CheckedFiles:
     n_steps: int = 0
     n_rows: int = 0
     n_tokens: int = 0
-    """Ids of the prompts' new parts, the completions and the rows without steps, as far as they are in the files."""
+    """Tokens that the steps add, or those of the rows where there are no steps."""
     kinds: dict[str, KindCount] = field(default_factory=dict)
     """Kind of finding -> its counts; ``not_decidable`` is not among them."""
     found: list[PlacedFinding] = field(default_factory=list)
@@ -95,10 +101,25 @@ class CheckedFiles:
     """Check -> on how many trajectories it passed, was noted or failed."""
     undecided: dict[str, Counter[str]] = field(default_factory=dict)
     """Check -> field that lacks -> on how many trajectories."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Check -> on how many trajectories it failed."""
+    open: Counter[str] = field(default_factory=Counter)
+    """Check -> on how many trajectories it was not decidable."""
     unnamed: Counter[str] = field(default_factory=Counter)
     """Field that lacks -> number of breaks whose cause could not be named without it."""
     lacks: list[str] = field(default_factory=list)
     """What the formats of these files cannot tell, one sentence each."""
+
+    def totals(self) -> list[CheckTotal]:
+        """What each check came to, in the order of lists."""
+        return [
+            CheckTotal(
+                name, claim, self.checks[name], self.failed[name], not_decidable=self.open[name],
+                needs=sorted(self.undecided.get(name, ())),
+            )
+            for name, claim in CHECKS.items()
+            if self.checks[name] or self.open[name]
+        ]
 
     def rate(self, kind: str) -> float:
         """The share of trajectories that have a finding of a kind, 0 to 1."""
@@ -116,13 +137,13 @@ class CheckedFiles:
         self.n_trajectories += 1
         self.n_steps += len(trajectory.steps)
         self.n_rows += len(trajectory.rows)
-        self.n_tokens += sum(len(step.completion_ids) for step in trajectory.steps) or sum(
-            len(row.ids) for row in trajectory.rows
-        )
+        self.n_tokens += n_new_tokens(trajectory)
         for check, outcome in diagnosis.checks.items():
             if isinstance(outcome, str):
                 self.checks[check] += 1
+                self.failed[check] += outcome == "failed"
             else:
+                self.open[check] += 1
                 self.undecided.setdefault(check, Counter()).update(outcome)
         kinds: set[str] = set()
         for finding in diagnosis.findings:
@@ -131,18 +152,28 @@ class CheckedFiles:
             if finding.missing:
                 self.unnamed[finding.missing] += 1
             count = self.kinds.setdefault(finding.kind, KindCount(finding.severity))
-            count.severity = min(count.severity, finding.severity, key=_WORST_FIRST.index)
+            count.severity = min(count.severity, finding.severity, key=SEVERITIES.index)
             count.n_findings += 1
             count.n_trajectories += finding.kind not in kinds
             kinds.add(finding.kind)
             if count.n_findings <= MAX_PLACES:
                 self.found.append(placed_finding(finding, file, line, trajectory))
 
+    def warn_of_stops(self, file: str) -> None:
+        """No row of a file trains a stop token: what may be a limit in one row is a fault of all."""
+        self.kinds["stop_token_untrained"].severity = min(
+            self.kinds["stop_token_untrained"].severity, Severity.WARNING, key=SEVERITIES.index
+        )
+        for n, (finding, place) in enumerate((placed.finding, placed.place) for placed in self.found):
+            if place.file == file and finding.kind == "stop_token_untrained" and finding.severity is Severity.INFO:
+                what = f"{finding.evidence} No row of the file trains one."
+                self.found[n] = PlacedFinding(replace(finding, severity=Severity.WARNING, evidence=what), place)
+
     def sorted_kinds(self) -> list[tuple[str, KindCount]]:
         """The kinds, errors first, then the kind of most trajectories."""
         return sorted(
             self.kinds.items(),
-            key=lambda one: (_WORST_FIRST.index(one[1].severity), -one[1].n_trajectories, one[0]),
+            key=lambda one: (SEVERITIES.index(one[1].severity), -one[1].n_trajectories, one[0]),
         )
 
 
@@ -175,6 +206,7 @@ def _check_file(
     name = str(file)
     checked.files.append(name)
     try:
+        unstopped: list[bool] = []
         source = Source.of_path(file)
         chosen, items = formats.read(source, format_name, training_step)
         if chosen.name not in checked.formats:
@@ -184,13 +216,28 @@ def _check_file(
                 checked.refuse(name, item.line, item.reason)
                 continue
             line = source.line if chosen.by_line and source.line else None
-            checked.add(name, line, item, diagnosis_of(item, codec, renderer))
+            diagnosis = diagnosis_of(item, codec, renderer)
+            checked.add(name, line, item, diagnosis)
+            if (has_stop := _trains_stop(item, diagnosis, codec)) is not None:
+                unstopped.append(not has_stop)
             if progress is not None:
                 progress(checked)
+        if len(unstopped) >= MIN_ROWS and all(unstopped):
+            checked.warn_of_stops(name)
     except FileRefused as refusal:
         checked.refuse(name, None, str(refusal))
     except OSError as error:
         checked.refuse(name, None, f"{name} cannot be read: {error.strerror or type(error).__name__}.")
+
+
+def _trains_stop(trajectory: Trajectory, diagnosis: Diagnosis, codec: Codec | None) -> bool | None:
+    """Whether rows train a token that may end a turn; None where they are cut, train nothing, or nothing tells it."""
+    kinds = {finding.kind for finding in diagnosis.findings}
+    if codec is None or not trajectory.rows or "truncated_trained" in kinds:
+        return None
+    ends = {int(row.ids[stop - 1]) for row in trajectory.rows if len(row.ids) == len(row.loss_mask)
+            for _, stop in mask_runs(row.loss_mask)}
+    return None if not ends else "stop_token_untrained" not in kinds or not ends.isdisjoint(codec.special_ids)
 
 
 def diagnosis_of(trajectory: Trajectory, codec: Codec | None, renderer: Renderer | None) -> Diagnosis:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rollout_inspector.diagnose import KINDS
-from rollout_inspector.diagnose.checks import check_of
+from rollout_inspector.diagnose.checks import MUST_DECIDE, check_of
 from rollout_inspector.diagnose.finding import Axis, Finding
-from rollout_inspector.guard.checked_files import CheckedFiles, KindCount
+from rollout_inspector.guard.checked_files import SEVERITIES, CheckedFiles, KindCount
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
 
-SEVERITIES = ("error", "warning", "info")
 _RATE_ERROR = 1e-9
 """Rates are written as decimals, so equal rates may differ by this much."""
 
@@ -185,6 +184,7 @@ def _not_checked(checked: CheckedFiles, rule: FailRule) -> list[str]:
     if not checked.checks:
         reasons.append(f"Nothing could be checked without {', '.join(_lacking(checked, checked.undecided))}.")
         return reasons
+    reasons += undecided_reasons(checked)
     for kind in sorted(rule.named()):
         about = KINDS[kind]
         check = check_of(Finding(about.axis, kind, about.severity, step=1))
@@ -195,6 +195,16 @@ def _not_checked(checked: CheckedFiles, rule: FailRule) -> list[str]:
             lacking = ", ".join(sorted(checked.unnamed))
             reasons.append(f"{kind} could not be told from other breaks: naming the cause needs {lacking}.")
     return reasons
+
+
+def undecided_reasons(checked: CheckedFiles) -> list[str]:
+    """One sentence for each check that the files and the options should have decided, and that was not decided."""
+    return [
+        f"{check} could not be decided on {counts[field]:,} of {checked.n_trajectories:,} trajectories: {why}."
+        for check, counts in checked.undecided.items()
+        for field, why in MUST_DECIDE.items()
+        if counts[field]
+    ]
 
 
 def _lacking(checked: CheckedFiles, checks: Iterable[str]) -> list[str]:

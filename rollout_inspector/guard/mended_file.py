@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +27,7 @@ from rollout_inspector.formats.writers.mask_patches import PATCHED, why_not, wit
 from rollout_inspector.guard.checked_files import CheckedFiles, KindCount, check_files, diagnosis_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, verdict_on
 from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay, Remake, left_out, mend_trajectory
+from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.trajectory import Trajectory
@@ -98,7 +100,6 @@ class MendReport:
 def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
     """Mend one file. Raises :class:`MendRefused`; then neither the output nor the manifest was touched."""
     manifest = output.with_name(f"{output.name}{MANIFEST}")
-    drafts = [path.with_name(f"{path.name}.part") for path in (output, manifest)]
     if not path.is_file():
         raise MendRefused(f"There is no file {path}. Name one file; a folder is mended file by file.")
     if output.exists() and output.samefile(path):
@@ -107,21 +108,18 @@ def mend_file(path: Path, output: Path, options: MendOptions) -> MendReport:
         if (file_path.exists() and not file_path.is_file()) or not file_path.absolute().parent.is_dir():
             raise MendRefused(f"The output {file_path} cannot be written: name a file in a folder that is there.")
     try:
-        with drafts[0].open("wb") as file, drafts[1].open("w", encoding="utf-8") as log:
+        with whole_file(manifest) as record, whole_file(output) as file:
+            log = TextIOWrapper(record, "utf-8")
             report = _Mending(path, options, log).write(file)
-        _check_output(drafts[0], options, report)
-        with drafts[1].open("a", encoding="utf-8") as log:
+            file.flush()
+            _check_output(Path(file.name), options, report)
             log.write(_end_of_manifest(path, output, options, report))
-        drafts[0].replace(output)
-        drafts[1].replace(manifest)
+            log.detach()
     except FileRefused as refusal:
         raise MendRefused(str(refusal)) from refusal
     except OSError as error:
         place = error.filename or f"{path}, or {output},"
         raise MendRefused(f"{place} cannot be read or written: {error.strerror}.") from error
-    finally:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
     report.output, report.manifest = str(output), str(manifest)
     return report
 
@@ -233,7 +231,8 @@ class _Mending:
         left_out = []
         for n, (trajectory, result) in enumerate(zip(trajectories, done, strict=True)):
             if result.actions == ("masked",) and len(result.masked) == 1:
-                mask_places(record, n, result.masked[0])
+                places = sorted((*result.masked[0], *result.unmasked[0]))
+                mask_places(record, n, places, result.written[0].rows[0])
             elif result.actions:
                 if result.written:
                     result = _not_in_place(trajectory, result, found)
@@ -292,6 +291,8 @@ class _Mending:
                 "left_out": [{"steps": list(part.steps), "kinds": list(part.kinds), "reason": part.reason}
                              for part in done.left_out],
                 "masked": [_stretches(offsets) for offsets in done.masked],
+                "unmasked": [_stretches(offsets) for offsets in done.unmasked],
+                "n_unmasked": sum(map(len, done.unmasked)),
                 "columns_left_out": list(done.columns_left_out),
                 "trained_tokens": [before.trained_tokens, after.trained_tokens],
             }

@@ -23,7 +23,8 @@ from rollout_inspector.streams.trajectory import Mask, Origin, Row, Trajectory
 MAX_NAME = 180
 """Characters of an id that stay when the number of a part is added. Readers take 200."""
 MASKED_AT_PLACE = frozenset(
-    ("observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained", "trained_twice")
+    ("observation_trained", "generation_prompt_trained", "appended_eos_trained", "separator_trained", "trained_twice",
+     "logprob_invalid")
 )
 """Kinds of findings whose places should not be under the gradient."""
 UNSOUND_IDS = frozenset(("token_ids_missing", "engine_ids_inconsistent", "tokenizer_mismatch"))
@@ -73,6 +74,8 @@ class MendedTrajectory:
     """For each trajectory that is written: its calls, as numbers in the source."""
     masked: tuple[tuple[int, ...], ...] = ()
     """Where masking alone was done: for each row the offsets that lost the gradient."""
+    unmasked: tuple[tuple[int, ...], ...] = ()
+    """The same of offsets that got it, because their mask had been shifted."""
     columns_left_out: tuple[str, ...] = ()
     """Columns of rows that were built again from their steps."""
 
@@ -124,7 +127,9 @@ def mend_trajectory(
     same_rows = len(written) == 1 and written[0].actions == ["masked"] and written[0].steps == every
     return MendedTrajectory(
         tuple(part.trajectory for part in written), tuple(dict.fromkeys(actions)), kinds, tuple(dropped),
-        tuple(part.steps for part in written), _newly_masked(trajectory, written[0].trajectory) if same_rows else (),
+        tuple(part.steps for part in written),
+        _changed_masks(trajectory, written[0].trajectory, True) if same_rows else (),
+        _changed_masks(trajectory, written[0].trajectory, False) if same_rows else (),
         tuple(dict.fromkeys(name for part in written for name in part.columns)),
     )
 
@@ -133,9 +138,12 @@ def _kinds(faults: Sequence[Finding]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fault.kind for fault in faults))
 
 
-def _newly_masked(before: Trajectory, after: Trajectory) -> tuple[tuple[int, ...], ...]:
+def _changed_masks(before: Trajectory, after: Trajectory, lost: bool) -> tuple[tuple[int, ...], ...]:
+    """For each row the offsets that lost the gradient, or those that got it."""
     pairs = zip(rows_of(before), rows_of(after), strict=True)
-    return tuple(tuple(np.flatnonzero(old.loss_mask & ~new.loss_mask).tolist()) for old, new in pairs)
+    return tuple(
+        tuple(np.flatnonzero((old.loss_mask != new.loss_mask) & (old.loss_mask == lost)).tolist()) for old, new in pairs
+    )
 
 
 def _remade(
@@ -236,23 +244,30 @@ def _repairs(trajectory: Trajectory, faults: Sequence[Finding]) -> Iterator[tupl
 
 
 def _masked(row: Row, mask: Mask) -> Row:
-    """The row with less under the gradient. Advantages go with the gradient where masked tokens have none."""
-    if len(mask) != len(row.loss_mask):
-        return row
-    lost = row.loss_mask & ~mask
+    """The row with another mask. Advantages go with the gradient where masked tokens have none."""
+    lost, gained = row.loss_mask & ~mask, mask & ~row.loss_mask
     columns = dict(row.columns)
     for name, values in columns.items():
         if "advantage" in name and len(values) == len(mask) and not np.nan_to_num(values[~row.loss_mask]).any():
-            columns[name] = np.where(lost, np.float32(0), values)
-    return replace(row, loss_mask=row.loss_mask & mask, columns=columns)
+            shared = np.unique(values[row.loss_mask])
+            values = np.where(gained, shared[0], values) if len(shared) == 1 else values
+            columns[name] = np.where(lost, np.float32(0), values).astype(np.float32)
+    return replace(row, loss_mask=mask, columns=columns)
 
 
 def _masks_of_places(rows: Sequence[Row], faults: Sequence[Finding]) -> list[Mask]:
-    """Everything but the places that findings name, and what the origins know as not sampled."""
-    masks = [np.ones(len(row.loss_mask), dtype=np.bool_) for row in rows]
+    """Everything but the places that findings name, and what the origins know as not sampled.
+
+    A mask that was shifted is wrong at every place that its finding names, and nowhere else.
+    """
+    masks = [row.loss_mask.copy() for row in rows]
     for fault in faults:
-        if fault.kind in MASKED_AT_PLACE and fault.row is not None:
-            for start, stop in fault.places or ((fault.start, fault.stop),):
+        if fault.row is None or (fault.kind == "columns_shifted" and not fault.places):
+            continue
+        for start, stop in fault.places or ((fault.start, fault.stop),):
+            if fault.kind == "columns_shifted":
+                masks[fault.row][start:stop] ^= True
+            elif fault.kind in MASKED_AT_PLACE:
                 masks[fault.row][start:stop] = False
     for row, mask in zip(rows, masks, strict=True):
         if row.origin is not None and len(row.origin) == len(mask):
@@ -264,7 +279,7 @@ def _masks_of_steps(trajectory: Trajectory) -> list[Mask]:
     """Tokens that a step sampled, wherever they stand in a row that names the step."""
     foreign = trained_tokens(trajectory.steps, trajectory.rows).foreign
     return [
-        np.ones(len(row.loss_mask), dtype=np.bool_) if mask is None else ~mask
+        row.loss_mask if mask is None or len(mask) != len(row.loss_mask) else row.loss_mask & ~mask
         for row, mask in zip(trajectory.rows, foreign, strict=True)
     ]
 
@@ -277,5 +292,5 @@ def _masks_of_streams(trajectory: Trajectory) -> list[Mask]:
         mask: Mask = np.full(len(row.loss_mask), not steps, dtype=np.bool_)
         for step in steps:
             mask[len(step.prompt_ids) : shared_with_stream(row.ids, step)] = True
-        masks.append(mask)
+        masks.append(row.loss_mask & mask)
     return masks

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rollout_inspector.outputs import line_of, plain
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the settings ``tito_*``."""
@@ -27,7 +29,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     place = file_path.relative_to(config.rootpath) if file_path.is_relative_to(config.rootpath) else file_path
     for setting, kind in (("tito_files", RolloutFile), ("tito_locks", LockFile)):
         if any(fnmatch(place.as_posix(), pattern) for pattern in config.getini(setting)):
-            collector: pytest.Collector = kind.from_parent(parent, path=file_path)
+            collector: pytest.Collector = kind.from_parent(parent, path=file_path, nodeid=line_of(place.as_posix()))
             return collector
     return None
 
@@ -43,12 +45,12 @@ class GuardTest(pytest.Item):
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The report, or the sentence that says what cannot be used."""
         if isinstance(excinfo.value, AssertionError | ValueError):
-            return str(excinfo.value).strip()
+            return plain(str(excinfo.value).strip())
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the test stands."""
-        return self.path, None, f"{self.path.name}::{self.name}"
+        return self.path, None, f"{line_of(self.path.name)}::{self.name}"
 
 
 class RolloutFile(pytest.File):
@@ -79,19 +81,23 @@ class LockFile(pytest.File):
         try:
             names = list(read_lock(self.path).templates)
         except ValueError as error:
-            raise self.CollectError(str(error)) from error
+            raise self.CollectError(plain(str(error))) from error
         for name in names:
-            yield LockedTemplateTest.from_parent(self, name=name)
+            yield LockedTemplateTest.from_parent(self, name=line_of(name), template=name)
 
 
 class LockedTemplateTest(GuardTest):
     """Whether a chat template is what was locked."""
 
+    def __init__(self, template: str, **more: Any) -> None:
+        super().__init__(**more)
+        self.template = template
+
     def runtest(self) -> None:
         """Compare the template with the lock."""
         from rollout_inspector.guard.assertions import assert_template_safe
 
-        place = self.path.parent / self.name
+        place = self.path.parent / self.template
         is_file = place.is_file()
         tokenizer = _tokenizer(self.config) if is_file else str(place)
-        assert_template_safe(tokenizer, place if is_file else None, lock=self.path, name=self.name)
+        assert_template_safe(tokenizer, place if is_file else None, lock=self.path, name=self.template)

@@ -13,12 +13,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 from rollout_inspector.diagnose import KINDS
-from rollout_inspector.diagnose.checks import CHECKS
+from rollout_inspector.diagnose.checks import CHECKS, check_sentence
 from rollout_inspector.diagnose.finding import Severity, cost_sentence
 from rollout_inspector.formats import Rejected
 from rollout_inspector.guard.checked_files import CheckedFiles, PlacedFinding, title_of
 from rollout_inspector.guard.fail_rules import ExitStatus, FilesVerdict
-from rollout_inspector.guard.text_files import line_of, plain
+from rollout_inspector.outputs import line_of, plain
 
 VERSION = 1
 """The version of the JSON report."""
@@ -40,12 +40,7 @@ def place_text(one: PlacedFinding) -> str:
 
 def cost_text(one: PlacedFinding) -> str:
     """What a finding costs, as a sentence without its full stop; empty when it costs nothing."""
-    cost = one.finding.cost
-    if one.finding.severity is Severity.INFO:
-        return ""
-    return cost_sentence(
-        cost.trained_tokens_lost, cost.trained_tokens_wrong, cost.rows, cost.prompt_tokens_repaid, cost.lost_in_one_row
-    )
+    return cost_sentence(one.finding.cost, one.finding.severity)
 
 
 def finding_text(one: PlacedFinding) -> str:
@@ -71,6 +66,12 @@ def _counts(checked: CheckedFiles) -> str:
     )
 
 
+def _read(checked: CheckedFiles) -> str:
+    """What was read, and what cannot be seen from rows where no call is in the files."""
+    rows_alone = "No call is in them: rows alone do not tell what the prompts were and which tokens were sampled."
+    return f"Read {_counts(checked)}." + f" {rows_alone}" * bool(checked.n_rows and not checked.n_steps)
+
+
 def _unchecked(checked: CheckedFiles) -> Iterator[str]:
     """One sentence for each check that was not decided everywhere."""
     for name in CHECKS:
@@ -79,9 +80,9 @@ def _unchecked(checked: CheckedFiles) -> Iterator[str]:
             yield f"{name} lacks: {lacking}."
 
 
-def _outcome(verdict: FilesVerdict) -> str:
+def _outcome(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     return {
-        ExitStatus.PASSED: "Passed: nothing was found that fails.",
+        ExitStatus.PASSED: check_sentence(checked.totals()),
         ExitStatus.FAILED: f"Failed by {', '.join(verdict.failing)}.",
         ExitStatus.UNDECIDED: f"Not decided. {' '.join(verdict.reasons)}",
     }[verdict.outcome]
@@ -96,7 +97,8 @@ def _by_kind(checked: CheckedFiles, kind: str) -> list[PlacedFinding]:
 
 def as_text(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     """For a terminal."""
-    lines = [f"Read {_counts(checked)}."]
+    undecided = [_outcome(checked, verdict), ""] if verdict.outcome is ExitStatus.UNDECIDED else []
+    lines = [*undecided, _read(checked)]
     for kind, count in checked.sorted_kinds():
         lines.append("")
         lines.append(
@@ -120,7 +122,7 @@ def as_text(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     if verdict.accepted:
         lines += ["", "Allowed:", *(f"  {sentence}" for sentence in verdict.accepted)]
     opened = ["", OPENED] if checked.found and checked.formats else []
-    return "\n".join([*lines, *opened, "", _outcome(verdict), ""])
+    return "\n".join([*lines, *opened, "", _outcome(checked, verdict), ""])
 
 
 def _unread_text(line: Rejected) -> str:
@@ -135,6 +137,7 @@ def as_json(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     value = {
         "version": VERSION,
         "outcome": verdict.outcome.name.lower(),
+        "sentence": _outcome(checked, verdict),
         "failing": list(verdict.failing),
         "reasons": list(verdict.reasons),
         "accepted": list(verdict.accepted),
@@ -195,10 +198,10 @@ def as_junit(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     case = ElementTree.SubElement(suite, "testcase", classname="rollouts", name="verdict")
     if verdict.outcome is ExitStatus.UNDECIDED:
         n_errors = 1
-        error = ElementTree.SubElement(case, "error", message=plain(_outcome(verdict)), type="undecided")
+        error = ElementTree.SubElement(case, "error", message=plain(_outcome(checked, verdict)), type="undecided")
         error.text = "\n".join(map(_unread_text, checked.unread))
     else:
-        ElementTree.SubElement(case, "system-out").text = "\n".join([f"Read {_counts(checked)}.", *_unchecked(checked)])
+        ElementTree.SubElement(case, "system-out").text = "\n".join([_read(checked), *_unchecked(checked)])
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(n_failures))
     suite.set("errors", str(n_errors))
@@ -282,7 +285,7 @@ def as_github(checked: CheckedFiles, verdict: FilesVerdict) -> str:
         )
     level = "notice" if verdict.outcome is ExitStatus.PASSED else "error"
     lines.append(
-        f"::{level} title=rollout-inspector check::{workflow_data(f'Read {_counts(checked)}. {_outcome(verdict)}')}"
+        f"::{level} title=rollout-inspector check::{workflow_data(f'{_read(checked)} {_outcome(checked, verdict)}')}"
     )
     return "\n".join(lines) + "\n"
 
@@ -305,9 +308,9 @@ def as_markdown(checked: CheckedFiles, verdict: FilesVerdict) -> str:
     lines = [
         f"## Rollouts: {verdict.outcome.name.lower()}",
         "",
-        markdown_cell(_outcome(verdict)),
+        markdown_cell(_outcome(checked, verdict)),
         "",
-        f"Read {_counts(checked)}.",
+        _read(checked),
     ]
     if checked.kinds:
         lines += [

@@ -21,7 +21,8 @@ from rollout_inspector.formats import FileRefused, Rejected, Source
 from rollout_inspector.formats.containers.file_part import FilePart
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.training_step import TrainingStepRule
-from rollout_inspector.guard.checked_files import diagnosis_of
+from rollout_inspector.guard.checked_files import SEVERITIES, diagnosis_of
+from rollout_inspector.streams.prefix import n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -59,9 +60,8 @@ SCHEMA = pa.schema(
 """One row a trajectory, in the order of the files; and one for each line or file that was not read.
 
 ``place`` counts the trajectories of a shard from 0. ``unread`` is null for a trajectory, and else says why.
-``n_tokens`` counts sampled tokens, or the ids of the rows where there are no steps.
+``n_tokens`` counts the tokens that the steps add, or those of the rows where there are no steps, as pages do.
 """
-_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 
 
 @dataclass(frozen=True)
@@ -269,14 +269,13 @@ def _row(
         for finding in diagnosis.findings
         if finding.kind != "not_decidable" or finding.severity is not Severity.INFO
     ]
-    worst = min((finding.severity for finding in findings), key=_WORST_FIRST.index, default=None)
-    sampled = sum(len(step.completion_ids) for step in one.steps)
+    worst = min((finding.severity for finding in findings), key=SEVERITIES.index, default=None)
     return {
         "file": _text(file, 4096), "line": line, "place": place, "format": format_name,
         "trajectory": _text(one.external_id), "training_step": one.training_step, "prompt_group": _text(one.group),
         "tokenizer": _text(one.tokenizer), "policy_version": _text(one.steps[0].policy_version if one.steps else ""),
         "reward": one.reward, "n_steps": len(one.steps), "n_rows": len(one.rows),
-        "n_tokens": sampled or sum(len(row.ids) for row in one.rows),
+        "n_tokens": n_new_tokens(one),
         "n_findings": len(findings), "worst": None if worst is None else worst.value,
         "findings": [_finding(finding, one, template) for finding in findings],
     }

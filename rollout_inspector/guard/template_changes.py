@@ -9,13 +9,13 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 
 from rollout_inspector.guard.fail_rules import ExitStatus
+from rollout_inspector.streams.align import BoundedMatcher
 from rollout_inspector.streams.interfaces import Conversation
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import contrast, counted
 from rollout_inspector.text.chat_templates.jinja_source.scan import line_text
-from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.chat_templates.probes.report import CheckReport
 from rollout_inspector.text.chat_templates.sandbox.client import Rendered
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
@@ -24,8 +24,6 @@ MAX_CHANGES = 40
 """Changes of one template that are tried alone."""
 MAX_TRIES_SECONDS = 60.0
 """After so long no further change is tried: a template may use all the time that a render has."""
-MAX_LINES = 5_000
-"""Longer templates are not compared line by line."""
 MAX_TITLES = 3
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 """A line with its break, as Jinja counts lines."""
@@ -91,15 +89,12 @@ def changed_lines(
     ``report``: of the older template; its conversations are rendered. ``now``: the clock of both renderers.
     """
     before, after = lines_of(older.chat_template), lines_of(newer.chat_template)
-    if max(len(before), len(after)) > MAX_LINES:
-        return []
     asked_conversations = _conversations(report)
     conversations = [conversation for _, conversation in asked_conversations]
     old_renders = older.render_many(conversations, lines=True)
     changes = []
     until = time.monotonic() + MAX_TRIES_SECONDS
-    matcher = SequenceMatcher(None, before, after, autojunk=False)
-    edits = [edit for edit in matcher.get_opcodes() if edit[0] != "equal"]
+    edits = [edit for edit in BoundedMatcher(before, after).get_opcodes() if edit[0] != "equal"]
     for n, (_, start, stop, new_start, new_stop) in enumerate(edits):
         old_text, new_text = ("".join(part).strip("\r\n") for part in (before[start:stop], after[new_start:new_stop]))
         first = min(new_start + 1, max(len(after), 1))

@@ -11,7 +11,7 @@ from rollout_inspector.guard.checked_templates import CheckedTemplate
 from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.report_formats import markdown_cell, workflow_data, workflow_property
 from rollout_inspector.guard.template_changes import LockComparison
-from rollout_inspector.guard.text_files import line_of
+from rollout_inspector.outputs import line_of
 from rollout_inspector.text.chat_templates.probes.report import Check
 
 VERSION = 1

@@ -256,7 +256,8 @@ def _without_padding(row: Row, kept: Mask | None) -> Row:
     if kept is None or kept.all() or not kept.any():
         return row
     places = np.flatnonzero(kept)
-    cut = kept if _is_between(row, kept) else slice(int(places[0]), int(places[-1]) + 1)
+    is_between = len(row.loss_mask) == len(kept) and not np.any(row.loss_mask & ~kept)  # prompt and response
+    cut = kept if is_between else slice(int(places[0]), int(places[-1]) + 1)
     n = len(row.ids)
 
     def column(values: NDArray[Any]) -> NDArray[Any]:
@@ -266,11 +267,6 @@ def _without_padding(row: Row, kept: Mask | None) -> Row:
         row.ids[cut], column(row.loss_mask), None if row.logprobs is None else column(row.logprobs),
         columns={name: column(values) for name, values in row.columns.items()},
     )
-
-
-def _is_between(row: Row, kept: Mask) -> bool:
-    """Whether padding stands between prompt and response, where nothing is trained."""
-    return len(row.loss_mask) == len(kept) and not bool(np.any(row.loss_mask & ~kept))
 
 
 def step_of(fields: Mapping[str, Any]) -> Step:

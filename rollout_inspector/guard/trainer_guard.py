@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rollout_inspector.diagnose.finding import Finding
-from rollout_inspector.guard.cached_renderer import CachedRenderer
 from rollout_inspector.guard.checked_files import (
     CheckedFiles,
     KindCount,
@@ -22,10 +21,12 @@ from rollout_inspector.guard.checked_files import (
     placed_finding,
     title_of,
 )
-from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule
+from rollout_inspector.guard.fail_rules import ExitStatus, FailRule, FilesVerdict, fail_rule, undecided_reasons
 from rollout_inspector.guard.report_formats import REPORTS, finding_text
 from rollout_inspector.guard.trainer_batches import GuardedItems, items_of_rows, items_of_steps
+from rollout_inspector.outputs import line_of
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.interfaces import Renderer
 
 ACTIONS = ("warn", "raise", "drop")
 MAX_SECONDS = 0.5
@@ -82,7 +83,7 @@ class Guard:
         self.on, self.sample, self.max_seconds = on, sample, max_seconds
         self._rule: FailRule = fail_rule(fail_on)
         self._codec, self._folder = codec_of(tokenizer)
-        self._renderer: CachedRenderer | None = None
+        self._renderer: Renderer | None = None
         text = chat_template
         if text is None and self._codec is not None:
             text = self._codec.chat_template
@@ -93,7 +94,7 @@ class Guard:
             problem = chat_templates.cannot_render(renderer)
             if problem and chat_template:
                 raise Refusal(f"The chat template cannot be used. {problem}")
-            self._renderer = None if problem else CachedRenderer(renderer)
+            self._renderer = None if problem else renderer
         self._random = random.Random(seed)
         self._share = self._random.random()  # so that ranks do not look at the same calls
         self._counts: Counter[str] = Counter()
@@ -140,9 +141,9 @@ class Guard:
         """All that was found so far, as :data:`rollout_inspector.guard.REPORTS` write it. Raises ``KeyError``."""
         with self._lock:
             kinds = [kind for kind, count in self._checked.sorted_kinds() if self._rule.concerns(kind, count)]
-            outcome = ExitStatus.of(None if not self._checked.n_trajectories else not kinds)
-            reasons = () if kinds or self._checked.n_trajectories else ("Nothing was looked at.",)
-            return REPORTS[form](self._checked, FilesVerdict(outcome, tuple(kinds), reasons))
+            reasons = undecided_reasons(self._checked) if self._checked.n_trajectories else ["Nothing was looked at."]
+            outcome = ExitStatus.of_all([ExitStatus.of(not kinds), ExitStatus.of(None if reasons else True)])
+            return REPORTS[form](self._checked, FilesVerdict(outcome, tuple(kinds), () if kinds else tuple(reasons)))
 
     # -- one call
 
@@ -251,7 +252,7 @@ class Guard:
             self._warned[kind] += 1
             n = self._warned[kind]
         if self.on != "raise" and n == 10 ** (len(str(n)) - 1):
-            _log.warning("%s (number %d): %s", kind, n, sentence)
+            _log.warning("%s (number %d): %s", kind, n, line_of(sentence))
 
     def _broken(self, error: Exception) -> None:
         with self._lock:

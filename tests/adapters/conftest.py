@@ -12,6 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from rollout_inspector.client.adapters.stream import RolloutStream
+from tests.conftest import wait_until
+
 
 class FakeServer:
     """Answers as the push API does. ``status`` other than 200 refuses; ``silent`` breaks connections off."""
@@ -30,7 +33,7 @@ class FakeServer:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 outer.asked += 1
-                outer.gate.wait(20)
+                outer.gate.wait(240)
                 if outer.silent:
                     self.close_connection = True
                     return
@@ -76,16 +79,20 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
     for name in ("URL", "TOKEN", "RUN", "FOLDER", "TOKENIZER"):
         monkeypatch.delenv(f"ROLLOUT_INSPECTOR_{name}", raising=False)
+    for wait in (RolloutStream.flush, RolloutStream.settle, RolloutStream.close):
+        monkeypatch.setattr(wait, "__defaults__", (240.0,))  # a trainer gives up earlier than a busy machine needs
     found = FakeServer()
     yield found
     found.close()
 
 
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def end(stream: RolloutStream) -> None:
+    """Close a stream and wait for its threads: one of them may be in the middle of asking the server."""
+    stream.close()
+    for thread in stream._threads:
+        thread.join(240)
+
+
+def until(condition: Callable[[], bool]) -> None:
     """Wait for something that another thread does."""
-    pause = threading.Event()
-    for _ in range(int(seconds / 0.01)):
-        if condition():
-            return
-        pause.wait(0.01)
-    raise AssertionError("it did not come about")
+    wait_until(condition, 240, "another thread has done it")

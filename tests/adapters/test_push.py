@@ -68,7 +68,7 @@ def test_a_long_file_goes_in_parts_and_a_rejected_line_has_its_number(
     assert main(["push", "long.jsonl", "whole.jsonl", "packed.jsonl.gz", "--run", "r"]) == 1
     assert [len(records) for _, _, records in asked.pushes] == [2, 1, 9, 9]
     said = capsys.readouterr().out
-    assert "line 1: No" in said and "1 rejected; line 4: No �[31mids.\n" in said and "\x1b" not in said
+    assert "line 1: No" in said and "1 rejected; line 4: No \\x1b[31mids.\n" in said and "\x1b" not in said
 
 
 def test_standard_input_is_pushed(asked: FakeServer, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

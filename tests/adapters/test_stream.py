@@ -16,12 +16,12 @@ import pytest
 
 from rollout_inspector.client.adapters import stream as module
 from rollout_inspector.client.adapters.stream import RolloutStream
-from tests.adapters.conftest import FakeServer, until
+from tests.adapters.conftest import FakeServer, end, until
 from tests.conftest import ROOT
 
 
 def opened(server: FakeServer, folder: Path, **more: Any) -> RolloutStream:
-    return RolloutStream(server.url, "t", folder=folder, wait_seconds=0.02, **more)
+    return RolloutStream(server.url, "t", folder=folder, **{"wait_seconds": 0.02} | more)
 
 
 def test_records_arrive_in_order_and_leave_nothing_behind(server: FakeServer, tmp_path: Path) -> None:
@@ -52,20 +52,20 @@ def test_while_the_server_is_away_fragments_wait_and_come_once(server: FakeServe
 def test_the_next_process_sends_what_an_ended_one_left(server: FakeServer, tmp_path: Path) -> None:
     """It goes to the run of the process that left it, and a process that still lives keeps what is its."""
     server.silent = True
-    ended, living = opened(server, tmp_path, run="r1"), opened(server, tmp_path, run="r2")
+    ended, living = opened(server, tmp_path, run="r1"), opened(server, tmp_path, run="r2", wait_seconds=60.0)
     for stream in (ended, living):
         stream.send({"id": stream.run})
         until(lambda stream=stream: bool(stream.waiting() and stream._is_away))  # type: ignore[misc]
-    ended.close()
+    end(ended)
     (left,) = ended.waiting()
     assert gzip.decompress(left.read_bytes()).splitlines()[1] == b'{"id":"r1"}'
-    living._ending = True  # it lives on, and sends nothing
     server.silent = False
     with opened(server, tmp_path, run="r3") as third:
         third.send({"id": "r3"})
         assert third.flush()
     assert [(run, records) for run, _, records in server.pushes] == [("r1", [{"id": "r1"}]), ("r3", [{"id": "r3"}])]
     assert not left.exists() and len(living.waiting()) == 1
+    end(living)
 
 
 def test_fragments_that_a_token_may_not_push_stop_no_others(
@@ -75,7 +75,7 @@ def test_fragments_that_a_token_may_not_push_stop_no_others(
     ended = opened(server, tmp_path, run="theirs")
     ended.send({"id": 1})
     until(lambda: bool(ended.waiting() and ended._is_away))
-    ended.close()
+    end(ended)
     server.silent = False
     real = server.take
     monkeypatch.setattr(
@@ -93,7 +93,7 @@ def test_what_is_left_is_sent_without_a_trainer(server: FakeServer, tmp_path: Pa
     for n in range(3):
         ended.send({"id": n}, prefix="p/", step=n)
     until(lambda: len(ended.waiting()) == 3)
-    ended.close()
+    end(ended)
     stream = opened(server, tmp_path)
     assert not stream.send_left_over() and server.records == []
     server.silent = False
@@ -131,7 +131,7 @@ def test_a_full_queue_drops_and_counts(
 
     gate = threading.Event()
     real = RolloutStream._write
-    monkeypatch.setattr(RolloutStream, "_write", lambda self, *batch: (gate.wait(20), real(self, *batch)))
+    monkeypatch.setattr(RolloutStream, "_write", lambda self, *batch: (gate.wait(240), real(self, *batch)))
     stream = opened(server, tmp_path, run="r", max_queued_values=250)
     record = {"ids": list(range(100))}
     assert stream.send(record)
@@ -156,7 +156,7 @@ def test_a_full_folder_drops_and_counts(server: FakeServer, tmp_path: Path) -> N
     stream = opened(server, tmp_path, run="r", max_folder_bytes=2000)
     for n in range(6):
         stream.send({"id": os.urandom(600).hex() + str(n)})
-    until(stream._is_written)
+    assert stream.settle()
     assert 0 < len(stream.waiting()) < 6
     assert stream.counts.dropped_folder_full == 6 - len(stream.waiting())
     stream.close()
@@ -257,13 +257,15 @@ def test_a_fragment_at_which_the_server_fails_stops_no_other(server: FakeServer,
 
 def test_a_damaged_fragment_is_set_aside(server: FakeServer, tmp_path: Path) -> None:
     server.silent = True
-    stream = opened(server, tmp_path, run="r")
-    stream.send({"id": 1})
-    until(lambda: bool(stream.waiting()))
-    (fragment,) = stream.waiting()
+    ended = opened(server, tmp_path, run="r")
+    ended.send({"id": 1})
+    until(lambda: bool(ended.waiting() and ended._is_away))
+    end(ended)  # nobody reads or sends the fragment while it is damaged
+    (fragment,) = ended.waiting()
     fragment.write_bytes(fragment.read_bytes()[:12])
     server.silent = False
-    assert stream.flush() and stream.counts.refused == 1 and server.records == []
+    stream = opened(server, tmp_path)
+    assert stream.send_left_over() and stream.counts.refused == 1 and server.records == []
     stream.close()
 
 

@@ -17,7 +17,7 @@ from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import Client
 from rollout_inspector.commands.main import main
 from rollout_inspector.refusal import Refusal
-from tests.adapters.conftest import FakeServer, until
+from tests.adapters.conftest import FakeServer, end, until
 from tests.conftest import ROOT
 from tests.samples.watched_files import line, names, write
 
@@ -214,7 +214,7 @@ def test_fragments_that_a_trainer_left_are_sent_by_the_command(server: FakeServe
     stream = RolloutStream(server.url, "t", "r", folder=tmp_path, wait_seconds=0.02)
     stream.send([{"id": 1}, {"id": 2}])
     until(lambda: bool(stream.waiting()))
-    stream.close()
+    end(stream)
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "stream.json").write_text("[]")
     (tmp_path / "odd" / "1.jsonl.gz").touch()
@@ -231,7 +231,7 @@ def test_long_and_odd_paths_become_prefixes_that_the_server_takes(server: FakeSe
     prefixes = [watch._prefix(key) for key in keys]
     assert len(set(prefixes)) == 4 and all(len(one) <= 60 and one.isprintable() for one in prefixes)
     assert prefixes[2] == "step_1/a/"
-    assert watch._step("global_step_12_evals/gsm8k.jsonl") == 12 and watch._step("gsm8k.jsonl") is None
+    assert watch.find_step("global_step_12_evals/gsm8k.jsonl") == 12 and watch.find_step("gsm8k.jsonl") is None
 
 
 def test_the_command_pushes_with_the_standard_library_alone(server: FakeServer, tmp_path: Path) -> None:

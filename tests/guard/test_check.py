@@ -10,12 +10,17 @@ from xml.etree import ElementTree
 import pytest
 
 from rollout_inspector.commands.main import main
-from rollout_inspector.guard.fail_rules import fail_rule
+from rollout_inspector.guard import Guard
+from rollout_inspector.guard.checked_files import CheckedFiles, check_files, diagnosis_of
+from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import REPORTS
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.chat_templates import renderer
 from rollouts.gallery import BUNDLE
 from tests.conftest import ROOT
 from tests.samples.guard import CLEAN, lines_of
+from tests.samples.model_setups import model_setup
+from tests.samples.planted.plant import PLANTERS, CannotPlant
 
 
 def check(*arguments: str | Path) -> int:
@@ -46,6 +51,25 @@ def test_clean_rows_pass_and_what_was_not_checked_is_said(clean: Path, capsys: p
     assert check(clean) == 0
     said = capsys.readouterr().out
     assert "Passed" in said and "canonical lacks: tokenizer (on 1)." in said
+
+
+def test_a_file_without_any_stop_token_is_a_warning(tmp_path: Path) -> None:
+    """One row may have been cut by a limit. All rows of a file lost it."""
+    path, setup = tmp_path / "rows.jsonl", model_setup("stable")
+    head, answer, stop = (setup.codec.encode(text).tolist() for text in (
+        "<|open|>user\nTwo?<|shut|>\n<|open|>assistant\n", "It is two.", "<|shut|>"))
+
+    def severities(*ends: list[int]) -> list[str]:
+        rows = [{"input_ids": [*head, *answer, *answer[n:], *end],
+                 "labels": [*[-100] * len(head), *answer, *answer[n:], *end]} for n, end in enumerate(ends)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        checked = check_files([path], setup.codec, setup.renderer)
+        assert checked.n_trajectories == len(ends)
+        return [placed.finding.severity for placed in checked.found if placed.finding.kind == "stop_token_untrained"]
+
+    assert severities([], [], []) == ["warning"] * 3
+    assert severities([], [], stop) == ["info"] * 2 and severities([], []) == ["info"] * 2
+    assert severities(stop, stop, stop) == []
 
 
 def test_an_error_fails_and_names_its_place(broken: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,3 +194,53 @@ def test_a_report_is_written_in_several_forms(broken: Path, tmp_path: Path, caps
     ]:
         assert check(broken, "--also", also) == 2
         assert said in capsys.readouterr().err
+
+
+REFUSALS = {
+    "every message": "{{ raise_exception('no') }}",
+    "what follows a call": "{% for m in messages if m.role in ('tool', 'user') and not loop.first %}"
+    "{{ raise_exception('no') if loop.index > 1 }}{% endfor %}",
+    "answers": "{% for m in messages if m.role == 'assistant' %}{{ raise_exception('no') }}{% endfor %}",
+}
+ABSENT = {"policy versions", "steps", "trainer logprobs", "text", "message of the reply"}
+"""What these files lack."""
+
+
+@pytest.mark.parametrize("refused", REFUSALS)
+@pytest.mark.parametrize("name", [name for name in PLANTERS if name.startswith("clean")])
+def test_a_check_that_the_file_should_decide_is_decided_or_the_file_has_not_passed(name: str, refused: str) -> None:
+    setup = model_setup("stable")
+    setup.opening()
+    try:
+        trajectory = PLANTERS[name](setup).trajectory
+    except CannotPlant:
+        pytest.skip("the template has no place for it")
+    refusing = renderer(setup.codec, REFUSALS[refused] + setup.renderer.chat_template)
+    for template, is_whole in ((setup.renderer, True), (refusing, False)):
+        checked = CheckedFiles(files=["calls.jsonl"])
+        checked.add("calls.jsonl", None, trajectory, diagnosis_of(trajectory, setup.codec, template))
+        verdict = verdict_on(checked, fail_rule("none"))
+        open_checks = {check for check, lacking in checked.undecided.items() if not ABSENT & set(lacking)}
+        assert verdict.outcome is (ExitStatus.UNDECIDED if open_checks else ExitStatus.PASSED)
+        assert not (is_whole and open_checks)
+        for check in open_checks:
+            sentence = f"{check} could not be decided on 1 of 1 trajectories"
+            assert any(reason.startswith(sentence) for reason in verdict.reasons)
+            assert sentence in REPORTS["text"](checked, verdict).splitlines()[0]
+            assert all(sentence in REPORTS[form](checked, verdict) for form in ("json", "junit", "github"))
+            assert json.loads(REPORTS["sarif"](checked, verdict))["runs"][0]["invocations"][0]["exitCode"] == 2
+    guard = Guard(setup.codec, chat_template=refusing.chat_template, sample=1, fail_on="none", max_seconds=240)
+    guard.steps(trajectory.steps)
+    assert not trajectory.steps or ("Not decided. " in guard.report()) is bool(open_checks)
+    assert open_checks or not trajectory.steps or refused != "every message"
+
+
+def test_the_first_line_says_what_rows_alone_do_not_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"input_ids": [10, 11, 12, 13], "labels": [-100, -100, 12, 13]}) + "\n")
+    assert check(path) == 0
+    first, *_, last = capsys.readouterr().out.strip().splitlines()
+    assert "rows alone do not tell what the prompts were and which tokens were sampled." in first
+    assert last.startswith("Passed ") and "not decidable: no calls in the file, no tokenizer" in last
+    _, value = report(path)
+    assert value["sentence"] == last

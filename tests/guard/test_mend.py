@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollout_inspector.guard.checked_files import check_files
 from rollout_inspector.guard.mended_file import OWN, MendOptions, MendRefused
 from rollout_inspector.guard.mended_trajectory import MendedTrajectory, MendWay
 from rollout_inspector.refusal import Remedy
+from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Trajectory
 from rollout_inspector.text import chat_templates, tokenizers
 from rollouts.gallery import BUNDLE
@@ -140,6 +142,18 @@ def records_of(name: str) -> list[dict[str, Any]]:
             }
             for n, row in enumerate(ROWS)
         ]
+    elif name == "slime_samples":
+        samples = [
+            {"tokens": row.ids.tolist(), "response_length": 6, "index": n,
+             "loss_mask": row.loss_mask[2:].astype(int).tolist()} for n, row in enumerate(ROWS)
+        ]
+        records = [{"samples": samples}]
+    elif name == "openrlhf_experience":
+        padded = [[0, *row.ids.tolist()] for row in ROWS]
+        masks, advantages = ([column[2:].tolist() for column in columns] for columns in
+                             ([row.loss_mask for row in ROWS], [row.columns["advantages"] for row in ROWS]))
+        records = [{"sequences": padded, "attention_mask": [[0, *[1] * 8]] * 3, "action_mask": masks,
+                    "advantages": advantages}]
     else:
         labels = [np.where(row.loss_mask, row.ids, -100).tolist() for row in ROWS]
         records = [{"tokens": [row.ids.tolist() for row in ROWS], "masks": labels, "scores": [1.0, 0.5, 0.0]}]
@@ -153,20 +167,26 @@ def test_a_record_is_masked_where_it_stands(name: str, tmp_path: Path) -> None:
     records = records_of(name)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     before = list(read(path).values())
-    changed = records[0] if list_key else records[1]
-    mask_places(changed, 1, [3, 5])
+    is_batch = len(records) == 1
+    changed = records[0] if is_batch else records[1]
+    (row,) = before[1].rows
+    mask = row.loss_mask.copy()
+    mask[[3, 4, 5]] ^= True
+    columns = {column: np.full(8, 2, np.float32) for column in row.columns}
+    mask_places(changed, 1, [3, 4, 5], replace(row, loss_mask=mask, columns=columns))
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     chosen, _ = formats.read(Source.of_path(path))
     assert chosen.name == name
     for n, (old, new) in enumerate(zip(before, read(path).values(), strict=True)):
         (one,), (other,) = old.rows, new.rows
         assert np.array_equal(one.ids, other.ids)
-        assert np.flatnonzero(one.loss_mask != other.loss_mask).tolist() == ([3, 5] if n == 1 else [])
+        assert np.flatnonzero(one.loss_mask != other.loss_mask).tolist() == ([3, 4, 5] if n == 1 else [])
         for column in other.columns:
             if "advantage" in column:
-                assert np.nan_to_num(other.columns[column])[[3, 5]].any() == (n != 1)
+                values = np.nan_to_num(other.columns[column])
+                assert values[[3, 5]].any() == (n != 1) and (values[4] == 2) == (n == 1)
     left = without(records[0], [0], list_key)
-    assert (left is None) != bool(list_key)
+    assert (left is None) != is_batch
     if left is not None:
         path.write_text(json.dumps(left) + "\n")
         assert [one.rows[0].ids[0] for one in read(path).values()] == [6, 7]
@@ -209,6 +229,39 @@ def test_a_trained_observation_is_masked_in_the_trainers_own_record(policy: dict
     assert before["response_mask"][start - at : stop - at] == [1] * (stop - start)
     before["response_mask"][start - at : stop - at] = [0] * (stop - start)
     assert record == before
+
+
+@pytest.mark.parametrize(
+    "name", ["verl_agent_loop", "sft_rows", "nemo_message_log", "prime_rl_samples", "trl_rollouts", "tinker_data"]
+)
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_shifted_mask_is_moved_back(name: str, by: int, policy: dict[str, Any], tmp_path: Path) -> None:
+    """By its turns alone: the log-probabilities stand where the tokens were sampled."""
+    if by < 0 and name in ("verl_agent_loop", "trl_rollouts"):
+        by = 2  # their masks begin with the response
+    own, path = tmp_path / "own.jsonl", tmp_path / "in.jsonl"
+    own.write_text(lines_of("clean"))
+    (value,) = read(own).values()
+    (row,) = merged_rows(value.steps)
+    assert row.logprobs is not None
+    file = io.BytesIO()
+    good = replace(row, logprobs=np.nan_to_num(row.logprobs), columns={}, step_indices=(), origin=None)
+    write(EXPORTS[READERS[name]], [replace(value, steps=(), rows=(good,))], file)
+    record = json.loads(file.getvalue())
+    mask = np.roll(good.loss_mask, by)
+    mask[slice(by) if by > 0 else slice(by, None)] = False
+    moved = np.flatnonzero(mask != good.loss_mask).tolist()
+    PATCHED[name][0](record, 0, moved, replace(good, loss_mask=mask))
+    path.write_text(json.dumps(record))
+    assert [len(item.rows) for item in read(path).values()] == [1] and record != json.loads(file.getvalue())
+    output, manifest = mend(path, **policy)
+    (change,) = manifest["changes"]
+    assert change["actions"] == ["masked"] and "columns_shifted" in change["kinds"]
+    mended = next(iter(read(output).values())).rows[0]
+    assert np.array_equal(mended.loss_mask, good.loss_mask)
+    assert name == "nemo_message_log" or json.loads(output.read_text()) == json.loads(file.getvalue())
+    gained = int(np.count_nonzero(good.loss_mask & ~mask))
+    assert change["n_unmasked"] == sum(stop - start for start, stop in change["unmasked"][0]) == gained > 0
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any
 
+from rollout_inspector.client.adapters.fragments import locked_file
 from rollout_inspector.client.adapters.pushed_files import (
     GROWING,
-    IN_PATH,
     MAX_PART_BYTES,
     answer_text,
     end_of_lines,
@@ -33,12 +33,8 @@ from rollout_inspector.client.adapters.pushed_files import (
     step_of,
 )
 from rollout_inspector.client.client import Client, PushError, ServerError
+from rollout_inspector.outputs import open_no_link, whole_file
 from rollout_inspector.refusal import Refusal
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
 
 ENDINGS = (".jsonl", ".json", ".ndjson", ".parquet", ".gz", ".zst")
 """Endings of the names of files that are pushed."""
@@ -85,8 +81,8 @@ class WatchCounts:
 class FolderWatch:
     """Pushes the files of ``folder`` to the run of ``client``; without one, a run called ``name`` is created.
 
-    ``only``: patterns of paths inside the folder, such as ``rollouts/*``. ``step_pattern`` has one group, the training
-    step. ``convert`` turns a pickle into a file that can be pushed. Raises :class:`Refusal`.
+    ``only``: patterns of paths inside the folder, such as ``rollouts/*``. ``find_step``: the training step that a path
+    inside the folder tells. ``convert`` turns a pickle into a file that can be pushed. Raises :class:`Refusal`.
     """
 
     folder: Path
@@ -97,7 +93,7 @@ class FolderWatch:
     steady_seconds: float = 10.0
     only: tuple[str, ...] = ()
     has_prefix: bool = True
-    step_pattern: re.Pattern[str] = IN_PATH
+    find_step: Callable[[str], int | None] = step_of
     convert: Callable[[Path], Path] | None = None
     say: Callable[[str], None] = print
     counts: WatchCounts = field(default_factory=WatchCounts)
@@ -108,7 +104,7 @@ class FolderWatch:
         self._told: set[str] = set()
         self._away = ""
         self._why = ""
-        self._lock = self._locked()
+        self._lock: IO[bytes] | None = self._locked()
         self._load()
 
     # -- one pass
@@ -245,10 +241,10 @@ class FolderWatch:
         return True
 
     def _send_lines(self, key: str, file: IO[bytes], start: int, end: int) -> dict[str, Any]:
-        return self.client.push(lines_between(file, start, end), self._prefix(key), self._step(key))
+        return self.client.push(lines_between(file, start, end), self._prefix(key), self.find_step(key))
 
     def _send(self, key: str, file: IO[bytes]) -> dict[str, Any]:
-        return self.client.push_file(file, self._prefix(key), self._step(key))
+        return self.client.push_file(file, self._prefix(key), self.find_step(key))
 
     def _refuse(self, key: str, why: str) -> None:
         self.counts.refused += 1
@@ -304,9 +300,6 @@ class FolderWatch:
     def _prefix(self, key: str) -> str:
         return prefix_of(key) if self.has_prefix else ""
 
-    def _step(self, key: str) -> int | None:
-        return step_of(key, self.step_pattern)
-
     # -- the state file
 
     def _keep(self, key: str, stat: os.stat_result | None, **fields: Any) -> None:
@@ -324,12 +317,9 @@ class FolderWatch:
             "version": 1, "url": self.client.url, "run": self.client.run,
             "files": {key: vars(state) for key, state in self._files.items()},
         }
-        draft = self.state_path.with_name(self.state_path.name + ".part")
         try:
-            draft.unlink(missing_ok=True)  # whoever writes to the folder may have put a link there
-            with draft.open("x", encoding="utf-8") as file:
-                json.dump(value, file)
-            draft.replace(self.state_path)
+            with whole_file(self.state_path) as file:
+                file.write(json.dumps(value).encode())
         except OSError as error:
             raise Refusal(
                 f"{self.state_path} cannot be written: {error.strerror}. Name another place.", field="state"
@@ -354,18 +344,14 @@ class FolderWatch:
             raise Refusal(f"{self.state_path} is about the run {run} on {url}. Name another state file.", field="state")
         self.client.run, self._files = self.client.run or run, files
 
-    def _locked(self) -> IO[bytes] | None:
+    def _locked(self) -> IO[bytes]:
         path = self.state_path.with_name(self.state_path.name + ".lock")
         try:
-            file = os.fdopen(_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
+            file = locked_file(path)
         except OSError as error:
             raise Refusal(f"{path} cannot be written: {error.strerror}. Name another place.", field="state") from error
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                raise Refusal(f"Another process watches with {self.state_path} already.") from None
+        if file is None:
+            raise Refusal(f"Another process watches with {self.state_path} already.")
         return file
 
 
@@ -377,16 +363,11 @@ def _file_state(held: dict[str, Any]) -> FileState:
 
 def _opened(path: Path) -> IO[bytes]:
     """A file to read. Raises ``OSError`` for a link, a pipe or a device: a folder of others may hold any."""
-    file = os.fdopen(_no_link(path, os.O_RDONLY), "rb")
+    file = os.fdopen(open_no_link(path, os.O_RDONLY), "rb")
     if not S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "It is no regular file")
     return file
-
-
-def _no_link(path: Path, flags: int) -> int:
-    """Opens what is no link, and waits for no writer of a pipe."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _head(file: IO[bytes], sent: int) -> str:

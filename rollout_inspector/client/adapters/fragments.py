@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from rollout_inspector.outputs import open_no_link, whole_file
+
 try:
     import fcntl
 except ImportError:  # Windows: what another process left is then sent by hand
@@ -36,7 +38,7 @@ class FragmentFolder:
         now = time.strftime("%Y%m%d-%H%M%S")
         path = folder / f"{now}-{socket.gethostname()[:40]}-{os.getpid()}-{secrets.token_hex(3)}"
         path.mkdir(parents=True, mode=0o700)
-        fragments = cls(path, about, _locked(path))
+        fragments = cls(path, about, locked_file(path / "lock"))
         fragments.note()
         return fragments
 
@@ -49,7 +51,7 @@ class FragmentFolder:
             return None
         if fcntl is None or not isinstance(about, dict) or not {"url", "run", "name", "tokenizer"} <= about.keys():
             return None
-        lock = _locked(path)
+        lock = locked_file(path / "lock")
         return cls(path, about, lock) if lock is not None else None
 
     @property
@@ -59,23 +61,19 @@ class FragmentFolder:
     def note(self, **more: Any) -> None:
         """Keep what is known about the run, whole or not at all."""
         self.about.update(more)
-        draft = self.path / "stream.json.part"
-        draft.write_text(json.dumps(self.about), encoding="utf-8")
-        draft.replace(self.path / "stream.json")
+        with whole_file(self.path / "stream.json") as file:
+            file.write(json.dumps(self.about).encode())
 
     def add(self, head: dict[str, Any], lines: list[bytes]) -> None:
         """Write one fragment. It appears under its name when it is whole."""
         self._next += 1
-        target = self.path / f"{self._next:09d}{_SUFFIX}"
-        draft = target.with_suffix(".part")
-        try:
-            with gzip.open(draft, "wb", compresslevel=1) as file:
-                file.write(json.dumps(head).encode() + b"\n")
-                for line in lines:
-                    file.write(line + b"\n")
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        with (
+            whole_file(self.path / f"{self._next:09d}{_SUFFIX}") as fragment,
+            gzip.open(fragment, "wb", compresslevel=1) as file,
+        ):
+            file.write(json.dumps(head).encode() + b"\n")
+            for line in lines:
+                file.write(line + b"\n")
 
     def waiting(self) -> list[Path]:
         """The fragments that wait, oldest first."""
@@ -91,7 +89,8 @@ class FragmentFolder:
             n = int(json.loads(file.readline())["n"])
         with contextlib.suppress(OSError):
             self.refused.mkdir(exist_ok=True)
-            (self.refused / f"{fragment.name}.reason.txt").write_text(reason + "\n", encoding="utf-8")
+            with whole_file(self.refused / f"{fragment.name}.reason.txt") as text:
+                text.write(reason.encode("utf-8", "backslashreplace") + b"\n")
             fragment.replace(self.refused / fragment.name)
         fragment.unlink(missing_ok=True)
         return max(n, 1)
@@ -124,9 +123,9 @@ def folders_left(folder: Path, url: str, mine: FragmentFolder | None) -> list[Fr
     return left_over
 
 
-def _locked(path: Path) -> IO[bytes] | None:
-    """The open lock file of a folder; None where another process holds it."""
-    file = (path / "lock").open("ab")
+def locked_file(path: Path) -> IO[bytes] | None:
+    """The open lock file; None where another process holds it."""
+    file = os.fdopen(open_no_link(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from rollout_inspector.client.client import PushError
+from rollout_inspector.outputs import line_of
 
 GROWING = (".jsonl", ".ndjson")
 """Files of lines, to which a trainer may append."""
@@ -17,7 +18,7 @@ MAX_PART_BYTES = 32 << 20
 """Longer files are pushed in parts, where each line is a trajectory."""
 MAX_LINE_BYTES = 64 << 20
 """The server takes no longer line."""
-IN_PATH = re.compile(
+_IN_PATH = re.compile(
     r"(?:^|[/_.-])(?:global_?step|train_?step|training_?step|step|iteration|iter|rollout)[_-]?(\d{1,9})(?=$|[/_.-])",
     re.IGNORECASE,
 )
@@ -25,7 +26,7 @@ IN_PATH = re.compile(
 
 def shown(text: str, most: int = 400) -> str:
     """A text of a file, of a path or of a server, fit for a terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text[:most])
+    return line_of(text[:most])
 
 
 def prefix_of(key: str) -> str:
@@ -38,9 +39,9 @@ def prefix_of(key: str) -> str:
     return f"{''.join(char for char in stem[-40:] if char.isprintable())}-{mark}/"
 
 
-def step_of(key: str, pattern: re.Pattern[str] = IN_PATH) -> int | None:
-    """The training step that a path tells: the last number that the one group of ``pattern`` finds."""
-    numbers = pattern.findall(key)
+def step_of(key: str) -> int | None:
+    """The training step that a path tells: the last number."""
+    numbers = _IN_PATH.findall(key)
     return int(numbers[-1]) if numbers and str(numbers[-1]).isdecimal() and int(numbers[-1]) < 2**31 else None
 
 

@@ -91,6 +91,7 @@ class TrlStream:
             "policy_version": f"step-{step}", "temperature": trainer.args.temperature,
             "engine": "TRL with vLLM" if getattr(trainer, "use_vllm", False) else "TRL",
         }
+        extra = {"mask_truncated": True} if getattr(trainer.args, "mask_truncated_completions", False) else {}
         trajectories = []
         for i, ids in enumerate(completion_ids):
             ids = records.plain(ids) or []
@@ -100,6 +101,9 @@ class TrlStream:
             mask = [int(a and b) for a, b in zip(trained[i][:length], was_sampled, strict=True)]
             own = None if logprobs is None else logprobs[i][:length]
             steps = records.calls_of(prompt, ids, was_sampled, own, **fields)
+            ended = self._finish_reason(ids)
+            if steps and was_sampled[-1]:
+                steps[-1] |= {"finish_reason": ended} if ended else {}
             if len(steps) == 1:
                 steps[0] |= self._messages(prompts[i], completions[i])
             by_token = {name: values[i][:length] for name, values in columns.items()}
@@ -113,10 +117,26 @@ class TrlStream:
                     str(first + i), steps=steps,
                     rows=[records.row(prompt, ids, mask, own, by_token, range(len(steps)))],
                     reward=sum(scores) if scores else None, reward_parts=parts,
-                    group=str((first + i) // trainer.num_generations),
+                    group=str((first + i) // trainer.num_generations), stop_reason=ended, extra=extra,
                 )
             )
         return trajectories
+
+    def _finish_reason(self, completion_ids: Sequence[int]) -> str:
+        """Why a completion ended, as TRL decides: without EOS or padding at its end it was cut. Empty = unknown."""
+        trainer = self._trainer
+        config = getattr(trainer, "generation_config", None)
+        tokenizer = getattr(trainer, "processing_class", None)
+        ends: set[Any] = set()
+        for holder in (trainer, config, getattr(tokenizer, "tokenizer", tokenizer)):
+            for name in ("eos_token_id", "pad_token_id"):
+                value = getattr(holder, name, None)
+                ends.update(value if isinstance(value, (list, tuple)) else (value,))
+        ends.discard(None)
+        by_string = bool((getattr(trainer.args, "generation_kwargs", None) or {}).get("stop"))
+        if not completion_ids or not ends:
+            return ""
+        return "stop" if completion_ids[-1] in ends else "" if by_string else "length"
 
     def _messages(self, prompt: Any, completion: Any) -> dict[str, Any]:
         """The request and reply of the only call, where the trainer rendered messages by the tokenizer's template."""
