@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -22,19 +21,26 @@ from yarl import URL
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.formats.shapes import MAX_NUMBER
 from rollouts.recorder import access, wire
+from rollouts.recorder.dialects import DIALECTS, NO_TOKENS, Dialect
+from rollouts.recorder.room import Room
+from rollouts.recorder.session_names import Caller, SessionNames, session_of_key, tidy_name
 from rollouts.recorder.writer import Call, Writer
 
 log = logging.getLogger(__name__)
 
-SESSION_HEADER = "X-Session-Id"
 SESSION_PATH = "/session/"
 """`/session/NAME/v1/...` is `/v1/...` of that session, for a harness that can change only its base URL."""
 RECORDER_PATH = "/recorder"
-PASSED = ("/v1/", "/health", "/version", "/tokenize", "/detokenize")
-"""The addresses that the server may be asked: all below the first, and the others exactly."""
-MAX_UNWRITTEN = 4096
-"""Calls under way or not yet stored. Above this number, requests wait for the database."""
+MAX_HEADER_BYTES = 1 << 17
+"""The longest header: harnesses describe their turn in one."""
+PASSED_BELOW = ("/v1/", "/inference/v1/")
+PASSED = ("/generate", "/health", "/version", "/tokenize", "/detokenize")
+"""The addresses that the server may be asked: all below the first ones, and the others exactly."""
 MAX_BODY_BYTES = 256 << 20
+BODY_SECONDS = 120.0
+"""How long a client may take to send the body of a call: its room is taken from others meanwhile."""
+IDLE_SECONDS = 120
+"""How long a connection may be without a whole head of a request."""
 NOT_PASSED = frozenset(
     ("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding",
      "upgrade", "host", "content-length", "proxy-connection", "expect", access.TOKEN_HEADER.lower())
@@ -74,14 +80,6 @@ def _refuse(status: int, sentence: str) -> web.Response:
     return web.json_response(body, status=status)
 
 
-def tidy_session(name: str) -> str:
-    """A session's name as the database accepts it: printable, at most 200 characters. A longer name ends in a hash."""
-    name = "".join(letter if letter.isprintable() else "�" for letter in name.strip())
-    if len(name) > 200:
-        name = f"{name[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-    return name
-
-
 class Recorder:
     """The proxy's application, with one upstream server and one writer. Clients name ``token``; empty = none."""
 
@@ -89,19 +87,23 @@ class Recorder:
         self.upstream = upstream.rstrip("/").removesuffix("/v1")
         self.logprobs, self.token = logprobs, token
         self.writer: Writer | None = None
-        self._room = asyncio.Semaphore(MAX_UNWRITTEN)
+        self._room = Room()
+        self._names = SessionNames()
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def stored(self, n: int) -> None:
-        """Make room for ``n`` more calls. The writer's thread calls it when calls are stored."""
-
-        def release() -> None:
-            for _ in range(n):
-                self._room.release()
-
+    def stored(self, n_calls: int, n_bytes: int) -> None:
+        """Make room for more calls. The writer's thread calls it when calls are stored."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(release)
+            self._loop.call_soon_threadsafe(self._room.free, n_calls, n_bytes)
+
+    def runner(self, shutdown_seconds: float) -> web.AppRunner:
+        """What serves the application."""
+        return web.AppRunner(
+            self.application(), handler_cancellation=True, shutdown_timeout=shutdown_seconds, access_log=None,
+            max_field_size=MAX_HEADER_BYTES, keepalive_timeout=IDLE_SECONDS,
+            auto_decompress=False,  # a packed body passes packed
+        )
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -127,7 +129,6 @@ class Recorder:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
-        session = request.headers.get(SESSION_HEADER, "")
         if sentence := access.foreign(request):
             return _refuse(403, sentence)
         token, path = access.named_token(request, path)
@@ -137,30 +138,42 @@ class Recorder:
             )
         if path == RECORDER_PATH or path.startswith(f"{RECORDER_PATH}/"):
             return await self._recorder_page(request, unquote(path))
+        of_address = ""
         if path.startswith(SESSION_PATH):
             name, slash, path_left = path[len(SESSION_PATH) :].partition("/")
-            path, session = slash + path_left, session or unquote(name)
+            path, of_address = slash + path_left, unquote(name)
         plain = unquote(path).replace("\\", "/")
-        if not (path.startswith(PASSED[0]) or path in PASSED[1:]) or {".", ".."} & set(plain.split("/")):
-            return _refuse(404, f"The recorder passes {', '.join(PASSED)} on to the server, and nothing else.")
+        if not (path.startswith(PASSED_BELOW) or path in PASSED) or {".", ".."} & set(plain.split("/")):
+            addresses = ", ".join(PASSED_BELOW + PASSED)
+            return _refuse(404, f"The recorder passes {addresses} on to the server, and nothing else.")
         url = URL(self.upstream + path + (f"?{query}" if query else ""), encoded=True)
         try:
-            if request.method == "POST" and path in wire.RECORDED:
-                return await self._record(request, url, path, tidy_session(session))
-            return await self._pass(request, url)
+            headers = _headers(request.headers)
+            of_key, authorization = session_of_key(headers.get("Authorization", ""))
+            if of_key:
+                headers.popall("Authorization")
+                if authorization:
+                    headers["Authorization"] = authorization
+            if request.method == "POST" and path in DIALECTS:
+                caller = self._names.caller(request.headers, of_address, of_key)
+                return await self._record(request, url, DIALECTS[path], headers, caller)
+            answer = await self._pass(request, url, headers)
+            if request.method == "POST" and answer.status < 400 and not path.endswith(NO_TOKENS):
+                assert self.writer is not None
+                self.writer.missed(path)
+            return answer
         except web.HTTPRequestEntityTooLarge:
             return _refuse(413, f"The request is larger than {MAX_BODY_BYTES >> 20} MB.")
         except (aiohttp.ClientConnectionResetError, ConnectionResetError):
             raise  # the client has gone
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # a head that cannot be passed on
             log.warning("upstream does not answer: %r", error)
             return _refuse(502, f"The server at {self.upstream} does not answer ({error}). Is it running?")
 
-    async def _pass(self, request: web.Request, url: URL) -> web.StreamResponse:
+    async def _pass(self, request: web.Request, url: URL, headers: CIMultiDict[str]) -> web.StreamResponse:
         """Pass everything on untouched, both ways."""
         assert self._session is not None
         body = request.content if request.body_exists else None
-        headers = _headers(request.headers)
         if "Content-Length" in request.headers:
             headers["Content-Length"] = request.headers["Content-Length"]
         async with self._session.request(
@@ -168,34 +181,52 @@ class Recorder:
         ) as upstream:
             return await self._copy(request, upstream)
 
-    async def _copy(self, request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    async def _copy(
+        self, request: web.Request, upstream: aiohttp.ClientResponse, first: bytes | bytearray = b""
+    ) -> web.StreamResponse:
+        """Pass an answer on as it comes; ``first`` was read before."""
         response = _begun(upstream)
         if upstream.content_length is not None:
             response.content_length = upstream.content_length
         await response.prepare(request)
         with _cut_when_broken(request):
+            await response.write(first)
             async for piece in upstream.content.iter_any():
                 await response.write(piece)
             await response.write_eof()
         return response
 
-    async def _record(self, request: web.Request, url: URL, path: str, session: str) -> web.StreamResponse:
+    async def _record(
+        self, request: web.Request, url: URL, dialect: Dialect, headers: CIMultiDict[str], caller: Caller
+    ) -> web.StreamResponse:
         assert self._session is not None and self.writer is not None
-        body = await request.read()
-        amended = wire.amend(path, body, self.logprobs)
-        headers = _headers(request.headers)
+        declared = min(request.content_length or 0, MAX_BODY_BYTES)
+        await self._room.take(declared)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.read()
+            amended = wire.amend(dialect, body, self.logprobs)
+        except TimeoutError:
+            self._room.free(1, declared)
+            return _refuse(408, f"The request did not come to its end in {BODY_SECONDS:.0f} seconds.")
+        except BaseException:
+            self._room.free(1, declared)
+            raise
+        self._room.grow(len(body) - declared)
         if amended is not None:
             headers["Accept-Encoding"] = "identity"
-        await self._room.acquire()
-        call = Call(session, body)
+        call = Call(caller.session, body, dialect, caller.agent)
         try:
             async with self._session.post(
                 url, data=amended.body if amended else body, headers=headers, allow_redirects=False
             ) as upstream:
                 encoded = upstream.headers.get("Content-Encoding", "identity").lower() != "identity"
                 if amended is None or upstream.status != 200 or encoded:
-                    if amended is not None and upstream.status == 200:
-                        call.problem = "the server compressed its answer although it was asked not to."
+                    if upstream.status == 200:
+                        call.problem = (
+                            "its request is packed, or no JSON object." if amended is None
+                            else "the server compressed its answer although it was asked not to."
+                        )
                     return await self._copy(request, upstream)
                 if upstream.content_type == STREAM_TYPE:
                     return await self._stream(request, upstream, amended, call)
@@ -205,13 +236,18 @@ class Recorder:
             if call.answer or call.problem:
                 self.writer.take(call)
             else:  # an error, or no answer came
-                self._room.release()
+                self._room.free(1, call.n_bytes)
 
     async def _whole(
         self, request: web.Request, upstream: aiohttp.ClientResponse, amended: wire.AmendedRequest, call: Call
     ) -> web.StreamResponse:
-        answer = await upstream.read()
-        call.keep(answer)
+        body = bytearray()
+        async for piece in upstream.content.iter_any():
+            body += piece
+            self._room.grow(len(piece))
+            if not call.keeps(len(piece)):
+                return await self._copy(request, upstream, body)
+        call.answer = answer = bytes(body)
         response = web.Response(
             status=upstream.status, reason=upstream.reason, headers=_headers(upstream.headers),
             body=wire.strip(answer, amended),
@@ -225,7 +261,8 @@ class Recorder:
     ) -> web.StreamResponse:
         response = _begun(upstream)
         await response.prepare(request)
-        call.answer, call.broken_off = [], True
+        payloads: list[bytes] = []
+        call.answer, call.broken_off = payloads, True
         events = wire.Events()
         with _cut_when_broken(request):
             async for piece in upstream.content.iter_any():
@@ -235,13 +272,12 @@ class Recorder:
                     if event_payload is None:
                         out.append(event)
                         continue
-                    call.keep(event_payload)
+                    self._room.grow(len(event_payload))
+                    if call.keeps(len(event_payload)):
+                        payloads.append(event_payload)
                     stripped = wire.strip(event_payload, amended)
-                    # An unchanged event keeps its bytes.
-                    if stripped is event_payload:
-                        out.append(event)
-                    elif stripped:
-                        out.append(b"data: " + stripped + b"\n\n")
+                    if stripped:  # an unchanged event keeps its bytes
+                        out.append(event.replace(event_payload, stripped, 1))
                 if out:
                     await response.write(b"".join(out))
             call.broken_off = False
@@ -257,7 +293,7 @@ class Recorder:
         assert self.writer is not None
         if request.method == "GET" and path == RECORDER_PATH:
             return web.json_response({"run": self.writer.run.code, "upstream": self.upstream, **self.writer.state()})
-        name = tidy_session(path.removeprefix(f"{RECORDER_PATH}/sessions/"))
+        name = tidy_name(path.removeprefix(f"{RECORDER_PATH}/sessions/"))
         if request.method != "POST" or not path.startswith(f"{RECORDER_PATH}/sessions/") or not name:
             return _refuse(404, "There are GET /recorder and POST /recorder/sessions/NAME.")
         try:

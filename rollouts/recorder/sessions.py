@@ -27,13 +27,25 @@ class Conversations:
     def __init__(self) -> None:
         self._chats: OrderedDict[str, list[tuple[str, Message | None]]] = OrderedDict()
         """Hash of the last request's messages -> names and last replies."""
+        self._answers: OrderedDict[str, str] = OrderedDict()
+        """Id of an answer -> name, for requests that name the answer they go on from."""
         self._streams: list[tuple[str, Step]] = []
         """Names and last steps of conversations without messages."""
 
     def name(self, step: Step, fresh: str) -> str:
         """The trajectory of a call; ``fresh`` when the call begins one."""
         messages = step.request.messages if step.request else ()
-        return self._chat(step, messages, fresh) if messages else self._text(step, fresh)
+        previous = step.extra.get("request", {}).get("previous_response_id")
+        if isinstance(previous, str) and previous in self._answers:
+            name = self._answers[previous]
+        else:
+            name = self._chat(step, messages, fresh) if messages else self._text(step, fresh)
+        answer = step.extra.get("response", {}).get("id")
+        if isinstance(answer, str):
+            self._answers[answer] = name
+            while len(self._answers) > MAX_REMEMBERED:
+                self._answers.popitem(last=False)
+        return name
 
     def _chat(self, step: Step, messages: Sequence[Message], fresh: str) -> str:
         keys = _prefix_keys(messages)

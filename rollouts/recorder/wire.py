@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-CHAT = "/v1/chat/completions"
-TEXT = "/v1/completions"
-RECORDED = (CHAT, TEXT)
+from rollouts.recorder.dialects import Dialect
+
+MAX_KEPT_BYTES = 64 << 20
+"""The longest recorded answer. A longer one, or a longer event, passes without being recorded, and the run says so."""
 
 _Object = dict[str, Raw]
 _object = msgspec.json.Decoder(_Object)
@@ -24,6 +25,7 @@ _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
 _NULL = Raw(b"null")
 _BLANK_LINE = re.compile(rb"\r?\n\r?\n")
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class AmendedRequest:
     """A client's request in the form that is sent to the server."""
 
     body: bytes
+    dialect: Dialect
     added_ids: bool
     """The client did not ask for token ids, so they are removed from its answer."""
     added_logprobs: bool
@@ -40,66 +43,83 @@ def _off(fields: _Object, name: str) -> bool:
     return name not in fields or bytes(fields[name]) in (b"null", b"false")
 
 
-def amend(path: str, body: bytes, logprobs: bool = False) -> AmendedRequest | None:
-    """The request with ``return_token_ids``, and with ``logprobs`` if wanted. None when it is not a JSON object."""
+def amend(dialect: Dialect, body: bytes, logprobs: bool = False) -> AmendedRequest | None:
+    """The request with the field that asks for ids, and with log-probabilities if wanted. None when it is no object."""
     try:
         fields = _object.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        holder = _object.decode(fields.get(dialect.settings, b"{}")) if dialect.settings else fields
+    except _NOT_JSON:
         return None
-    added_ids, added_logprobs = _off(fields, "return_token_ids"), logprobs and _off(fields, "logprobs")
+    added_ids = bool(dialect.ids_field) and _off(fields, dialect.ids_field)
+    added_logprobs = logprobs and bool(dialect.logprobs) and _off(holder, dialect.logprobs)
     if added_ids:
-        fields["return_token_ids"] = Raw(b"true")
+        fields[dialect.ids_field] = Raw(b"true")
     if added_logprobs:
-        # Only of the sampled token: `true` for a chat, 0 alternatives for a text completion.
-        fields["logprobs"] = Raw(b"true" if path == CHAT else b"0")
-    return AmendedRequest(_encode(fields) if added_ids or added_logprobs else body, added_ids, added_logprobs)
+        holder[dialect.logprobs] = Raw(dialect.logprobs_value)
+        if holder is not fields:
+            fields[dialect.settings] = Raw(_encode(holder))
+    changed = added_ids or added_logprobs
+    return AmendedRequest(_encode(fields) if changed else body, dialect, added_ids, added_logprobs)
 
 
 def strip(answer: bytes, amended: AmendedRequest) -> bytes:
     """The answer, or one event of a stream, with null in place of what only the recorder asked for, as vLLM writes it.
 
-    Empty when nothing is left: when ids are asked for, vLLM also sends events that carry nothing else.
+    The same object where nothing is to be removed. Empty when nothing is left: when ids are asked for, vLLM also sends
+    events that carry nothing else.
     """
     if not (amended.added_ids or amended.added_logprobs):
         return answer
     try:
         fields = _object.decode(answer)
         choices = _objects.decode(fields["choices"]) if "choices" in fields else []
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        inner = _object.decode(fields["response"]) if "response" in fields else {}
+    except _NOT_JSON:
         return answer
     only_ids = amended.added_ids and len(choices) > 0
+    blanked = [_blank(fields, amended), _blank(inner, amended)]
     for choice in choices:
-        _blank(choice, amended)
+        blanked.append(_blank(choice, amended))
         only_ids = only_ids and _carries_nothing(choice)
     if only_ids and bytes(fields.get("usage", _NULL)) == b"null":
         return b""
-    _blank(fields, amended)
+    if not any(blanked):
+        return answer
     if choices:
         fields["choices"] = Raw(_encode(choices))
+    if inner:
+        fields["response"] = Raw(_encode(inner))
     return _encode(fields)
 
 
 def _carries_nothing(choice: _Object) -> bool:
-    """Whether a stream's choice has an empty delta, no end, and no logprobs that the client asked for."""
+    """Whether a chat stream's choice has an empty delta, no end, and no logprobs that the client asked for."""
     is_empty = bytes(choice.get("delta", _NULL)) == b"{}"
     return is_empty and all(bytes(choice.get(name, _NULL)) == b"null" for name in ("finish_reason", "logprobs"))
 
 
-def _blank(fields: _Object, amended: AmendedRequest) -> None:
-    names = ("prompt_token_ids", "token_ids") if amended.added_ids else ()
+def _blank(fields: _Object, amended: AmendedRequest) -> bool:
+    """Write null over what only the recorder asked for. Whether something was there."""
+    names = amended.dialect.ids if amended.added_ids else ()
+    blanked = False
     for name in (*names, *(("logprobs",) if amended.added_logprobs else ())):
-        if name in fields:
+        if name in fields and bytes(fields[name]) != b"null":
             fields[name] = _NULL
+            blanked = True
+    return blanked
 
 
 class Events:
-    """Cuts a stream of server-sent events into whole events; the stream may arrive in any pieces."""
+    """Cuts a stream of server-sent events into whole events, and one that is too long into parts.
+
+    The stream may arrive in any pieces.
+    """
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[bytes]:
-        """Whole events, with the blank line at their end."""
+        """Whole events, with the blank line at their end, and parts of one that is too long."""
         # Bytes that were searched before are not searched again: the event with a prompt's ids can be long.
         start = max(len(self._rest) - 3, 0)
         self._rest += piece
@@ -108,6 +128,8 @@ class Events:
             del self._rest[: blank_line.end()]
             start = 0
             yield event
+        if len(self._rest) > MAX_KEPT_BYTES:
+            yield self.end()
 
     def end(self) -> bytes:
         """The bytes of an event that never ended."""
@@ -118,78 +140,30 @@ class Events:
 
 def payload(event: bytes) -> bytes | None:
     """The JSON object in an event; None for ``[DONE]``, comments and everything else."""
-    text = event.strip()
-    if not text.startswith(b"data:") or b"\n" in text:
-        return None
-    text = text[5:].lstrip()
+    lines = [line for line in event.splitlines() if line.startswith(b"data:")]
+    text = lines[0][5:].strip() if len(lines) == 1 else b""
     return text if text.startswith(b"{") else None
 
 
-def join_stream(payloads: Sequence[bytes], broken_off: bool) -> dict[str, Any]:
-    """The answer that the events of a stream add up to. ``broken_off``: choices without an end were aborted."""
-    answer: dict[str, Any] = {}
-    choices: dict[int, dict[str, Any]] = {}
-    for raw in payloads:
-        event = _any.decode(raw)
-        for part in event.pop("choices", None) or []:
-            _add_part(choices.setdefault(part.get("index") or 0, {"index": part.get("index") or 0}), part)
-        answer.update({name: value for name, value in event.items() if value is not None})
-    if "object" in answer:
-        answer["object"] = str(answer["object"]).removesuffix(".chunk")
-    for choice in choices.values():
-        if choice.get("finish_reason") is None and broken_off:
-            choice["finish_reason"] = "abort"
-    answer["choices"] = [choices[index] for index in sorted(choices)]
-    return answer
+def recorded_lines(
+    dialect: Dialect, session: str, request: bytes, answer: bytes | Sequence[bytes], created_at: str,
+    broken_off: bool = False, agent: str = "",
+) -> bytes:
+    """A call as lines of the format of recorded calls, one for each time that the model was asked.
 
-
-def _add_part(choice: dict[str, Any], part: dict[str, Any]) -> None:
-    for name, value in part.items():
-        if value is None or name == "index":
-            continue
-        if name == "delta":
-            _add_delta(choice.setdefault("message", {"role": "assistant"}), value)
-        elif name == "token_ids" or name == "text":
-            choice[name] = choice[name] + value if name in choice else value
-        elif name == "logprobs":
-            logprobs = choice.setdefault("logprobs", {})
-            for key, items in value.items():
-                if isinstance(items, list):
-                    logprobs[key] = [*logprobs.get(key, []), *items]
-        else:
-            choice[name] = value
-
-
-def _add_delta(message: dict[str, Any], delta: dict[str, Any]) -> None:
-    for name, value in delta.items():
-        if value is None:
-            continue
-        if name == "tool_calls":
-            for call in value:
-                _add_tool_call(message.setdefault("tool_calls", []), call)
-        elif isinstance(value, str) and name != "role":
-            message[name] = message.get(name, "") + value
-        else:
-            message[name] = value
-
-
-def _add_tool_call(calls: list[dict[str, Any]], part: dict[str, Any]) -> None:
-    index = part.get("index") or 0
-    while len(calls) <= index < 1000:
-        calls.append({"function": {"name": "", "arguments": ""}})
-    call = calls[index]
-    call |= {name: value for name, value in part.items() if name not in ("index", "function") and value is not None}
-    for name, value in (part.get("function") or {}).items():
-        call["function"][name] = call["function"].get(name, "") + (value or "")
-
-
-def recorded_line(session: str, request: bytes, answer: bytes | dict[str, Any], created_at: str) -> bytes:
-    """A call as a line of the format of recorded calls. Raises ``msgspec.DecodeError`` if a body is not an object."""
-    request_body = _object.decode(request)
-    prompt = bytes(request_body.get("prompt", b""))
-    if prompt.startswith(b"["):
-        del request_body["prompt"]  # the ids of a prompt are already kept as prompt_token_ids
-    response = Raw(answer) if isinstance(answer, bytes) else answer
-    line = _encode({"session_id": session, "request": request_body, "response": response, "created_at": created_at})
+    ``answer``: a body, or the payloads of a stream; ``broken_off`` = the stream did not end. ``agent``: the sub-agent
+    that called; empty = none is named. Raises ``msgspec.DecodeError``, ``ValueError``, ``TypeError``, ``LookupError``
+    or ``AttributeError`` where a body is not what the dialect knows.
+    """
+    about: dict[str, Any] = {"session_id": session, "created_at": created_at, **({"agent": agent} if agent else {})}
+    joined = None if isinstance(answer, bytes) else dialect.join([_any.decode(event) for event in answer], broken_off)
+    if dialect.calls is None:
+        fields = _object.decode(request)
+        if bytes(fields.get("prompt", b"")).startswith(b"["):
+            del fields["prompt"]  # the ids of a prompt are already kept as prompt_token_ids
+        calls: Sequence[tuple[Any, Any]] = [(fields, Raw(answer) if isinstance(answer, bytes) else joined)]
+    else:
+        calls = dialect.calls(_any.decode(request), _any.decode(answer) if isinstance(answer, bytes) else joined)
+    lines = [_encode({**about, "request": body, "response": reply}) for body, reply in calls]
     # Values that kept their bytes may hold line breaks.
-    return (msgspec.json.format(line, indent=-1) if b"\n" in line else line) + b"\n"
+    return b"".join((msgspec.json.format(line, indent=-1) if b"\n" in line else line) + b"\n" for line in lines)

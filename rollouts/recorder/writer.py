@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from rollout_inspector.formats.routing import with_routing
 from rollout_inspector.streams.trajectory import Step
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.recorder import wire
+from rollouts.recorder.dialects import Dialect
 from rollouts.recorder.sessions import Conversations
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run
@@ -42,8 +43,8 @@ FIRST_WAIT_SECONDS = 0.2
 MAX_WAIT_SECONDS = 5.0
 AT_END_SECONDS = 60.0
 """How long the recorder, at its end, tries a database that does not answer. Then the calls go to a file."""
-MAX_KEPT_BYTES = 64 << 20
-"""The longest recorded answer. A longer one passes without being recorded, and the run says so."""
+MAX_MISSED = 50
+"""Addresses whose calls are counted each by itself; the others are counted together."""
 SOURCE = "recorder"
 
 
@@ -54,6 +55,9 @@ class Call:
     session: str
     """The trajectory that the client named; empty = the conversation decides."""
     request: bytes
+    dialect: Dialect
+    agent: str = ""
+    """The sub-agent that called; empty = none is named."""
     answer: bytes | list[bytes] = b""
     """A body, or the payloads of a stream's events."""
     broken_off: bool = False
@@ -64,15 +68,17 @@ class Call:
     size: int = 0
     """Bytes of the answer so far."""
 
-    def keep(self, piece: bytes) -> None:
-        """Keep the body of the answer, or the next event of a stream."""
-        self.size += len(piece)
-        if self.size > MAX_KEPT_BYTES:
-            self.answer, self.problem = b"", f"its answer is larger than {MAX_KEPT_BYTES >> 20} MB."
-        elif isinstance(self.answer, list):
-            self.answer.append(piece)
-        else:
-            self.answer = piece
+    @property
+    def n_bytes(self) -> int:
+        """Of the request and the answer."""
+        return len(self.request) + self.size
+
+    def keeps(self, n_bytes: int) -> bool:
+        """Whether the answer is still recorded when so many bytes are added. One that is too long is let go."""
+        self.size += n_bytes
+        if self.size > wire.MAX_KEPT_BYTES:
+            self.answer, self.problem = b"", f"its answer is larger than {wire.MAX_KEPT_BYTES >> 20} MB."
+        return not self.problem
 
 
 class Writer:
@@ -85,10 +91,14 @@ class Writer:
         upstream: str = "",
         engine: str = "",
         idle_s: float = 60.0,
-        stored: Callable[[int], None] = lambda n: None,
+        stored: Callable[[int, int], None] = lambda n_calls, n_bytes: None,
     ) -> None:
         self.run, self.upstream, self.engine, self.idle_s = run, upstream, engine, idle_s
         self.counts: Counter[str] = Counter()
+        self.not_recorded: Counter[str] = Counter()
+        """Address -> calls that passed and are not recorded."""
+        self._by_nature: Counter[str] = Counter()
+        """Title of a dialect in which no server tells ids -> its calls."""
         self.cancelled = threading.Event()
         self.rescue_file = folder / f"{run.code}.calls.jsonl"
         self._stored = stored
@@ -99,7 +109,7 @@ class Writer:
         self._ends: dict[str, TrajectoryEnd] = {}
         self._closing = threading.Event()
         self._give_up_at = float("inf")
-        self._reported = 0
+        self._reported = ""
         self._n_begun = 0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=False)
 
@@ -112,9 +122,17 @@ class Writer:
             self.counts["calls"] += 1
         self._queue.put(item)
 
-    def state(self) -> dict[str, int]:
-        """How many calls came, were stored, had no ids, could not be read, or had to be kept in a file."""
-        return {name: self.counts[name] for name in ("calls", "stored", "without_ids", "unread", "rescued")}
+    def missed(self, path: str) -> None:
+        """Count a call that passed and is not recorded."""
+        path = path[:100] if path in self.not_recorded or len(self.not_recorded) < MAX_MISSED else "other addresses"
+        if not self.not_recorded[path]:
+            log.warning("calls of %s pass and are not recorded run=%s", path, self.run.code)
+        self.not_recorded[path] += 1
+
+    def state(self) -> dict[str, Any]:
+        """How many calls came, were stored, had no ids, could not be read, had to be kept in a file, or only passed."""
+        counts = {name: self.counts[name] for name in ("calls", "stored", "without_ids", "unread", "rescued")}
+        return {**counts, "not_recorded": dict(self.not_recorded)}
 
     def close(self) -> None:
         """Store everything that was taken, close every trajectory, end the run."""
@@ -134,7 +152,7 @@ class Writer:
                 batch = self._gather()
                 calls = [item for item in batch if isinstance(item, Call)]
                 if calls and self.cancelled.is_set():
-                    self._stored(len(calls))
+                    self._let_go(calls)
                 elif calls:
                     self._store(calls, table)
                 self._ends |= {item.key: item for item in batch if isinstance(item, TrajectoryEnd)}
@@ -145,8 +163,8 @@ class Writer:
                 if time.monotonic() > beat_at and not self._closing.is_set():
                     beat_at = time.monotonic() + BEAT_SECONDS
                     self._beat()
-            if self._reported:
-                self._again(self._report)  # with the calls that came meanwhile
+                    self._report()
+            self._report()  # with the calls that came meanwhile
             self._again(self._end_run)
         finally:
             # The connection belongs to this thread and would stay open when the thread ends.
@@ -186,23 +204,26 @@ class Writer:
         for call in calls:
             try:
                 name, line, read = self._read(call)
-            except ValueError as error:
-                rejected.append(Rejected(None, f"A call could not be recorded: {error}"))
+            except Exception as error:  # no call ends the thread that stores all of them
+                reason = str(error) if isinstance(error, ValueError) else repr(error)
+                rejected.append(Rejected(None, f"A call could not be recorded: {reason}"))
                 continue
             steps[name] += read
             lines.append(line)
-            missing = any(_lacks_ids(step) for step in read)
-            self.counts["without_ids"] += missing
+            if any(_lacks_ids(step) for step in read):
+                self.counts["without_ids"] += 1
+                self._by_nature[call.dialect.title] += call.dialect.has_ids is False
         self.counts["unread"] += len(rejected)
         if steps and not self._again(lambda: self._append(steps, table)):
             self._rescue(lines)
         if rejected:
             self._again(lambda: add_rejections(self.run, SOURCE, rejected))
-        if self.counts["without_ids"] != self._reported:
-            self._reported = self.counts["without_ids"]
-            self._again(self._report)
+        self._report()
         self.counts["stored"] += len(calls) - len(rejected)
-        self._stored(len(calls))
+        self._let_go(calls)
+
+    def _let_go(self, calls: Sequence[Call]) -> None:
+        self._stored(len(calls), sum(call.n_bytes for call in calls))
 
     def _append(self, steps: dict[str, list[Step]], table: Any) -> None:
         append_steps(self.run, steps, table)
@@ -210,15 +231,17 @@ class Writer:
         self._open |= dict.fromkeys(steps, now)
 
     def _read(self, call: Call) -> tuple[str, bytes, list[Step]]:
-        """The trajectory's name, the call as a line, and its steps. Raises ``ValueError`` with a sentence."""
+        """The trajectory's name, the call as lines, and its steps. Raises ``ValueError`` with a sentence."""
         if call.problem:
             raise ValueError(call.problem)
         try:
-            answer = call.answer if isinstance(call.answer, bytes) else wire.join_stream(call.answer, call.broken_off)
-            line = wire.recorded_line(call.session or "?", call.request, answer, call.created_at)
+            lines = wire.recorded_lines(
+                call.dialect, call.session or "?", call.request, call.answer, call.created_at, call.broken_off,
+                call.agent,
+            )
         except (msgspec.MsgspecError, ValueError, RecursionError, TypeError, AttributeError, LookupError) as error:
-            raise ValueError(f"its answer is not what an OpenAI-compatible server sends ({error}).") from error
-        recorded = next(with_routing(recorded_calls.read(Source.of_bytes(line))), Rejected(None, "it is empty."))
+            raise ValueError(f"its answer is not what a server of {call.dialect.title} sends ({error}).") from error
+        recorded = next(with_routing(recorded_calls.read(Source.of_bytes(lines))), Rejected(None, "it is empty."))
         if isinstance(recorded, Rejected):
             raise ValueError(recorded.reason)
         steps = [replace(step, engine=self.engine) for step in recorded.steps]
@@ -226,16 +249,20 @@ class Writer:
         if not name:
             name = self._conversations.name(steps[0], f"conversation-{timezone.now():%Y%m%d-%H%M%S}-{self._n_begun}")
             self._n_begun += 1
-            line = line.replace(b'"session_id":"?"', b'"session_id":' + msgspec.json.encode(name), 1)
-        return name, line, steps
+            lines = lines.replace(b'"session_id":"?"', b'"session_id":' + msgspec.json.encode(name))
+        return name, lines, steps
 
     def _rescue(self, lines: Sequence[bytes]) -> None:
         """Write calls that the database did not accept to a file that import_rollouts reads."""
-        self.rescue_file.parent.mkdir(parents=True, exist_ok=True)
-        with self.rescue_file.open("ab") as file:
-            file.writelines(lines)
-        self.counts["rescued"] += len(lines)
         self.counts["stored"] -= len(lines)
+        try:
+            self.rescue_file.parent.mkdir(parents=True, exist_ok=True)
+            with self.rescue_file.open("ab") as file:
+                file.writelines(lines)
+        except OSError as error:
+            log.error("%d calls lost, database and disk take nothing run=%s: %s", len(lines), self.run.code, error)
+            return
+        self.counts["rescued"] += len(lines)
         log.error("%d calls not stored, kept in %s run=%s", len(lines), self.rescue_file, self.run.code)
 
     def _settle(self, everything: bool) -> None:
@@ -261,13 +288,30 @@ class Writer:
         keep_retokenized(self.run, [(record.pk, diagnosis.again)])
 
     def _report(self) -> None:
-        n, calls = self.counts["without_ids"], self.counts["calls"]
-        note_error(
-            self.run,
-            f"{n} of {calls} recorded calls came back from {self.upstream or 'the server'} without token ids, so "
-            "their tokens cannot be inspected. vLLM supports return_token_ids since 0.10.2: upgrade the server, or see "
-            "whether another proxy between it and the recorder drops the field.",
-        )
+        """Say on the page of the run what lacks ids and what is not recorded, when it has changed."""
+        sentences = " ".join(self._sentences())
+        if sentences != self._reported and self._again(lambda: note_error(self.run, sentences)):
+            self._reported = sentences
+
+    def _sentences(self) -> Iterator[str]:
+        calls = self.counts["calls"]
+        n = self.counts["without_ids"] - sum(self._by_nature.values())
+        if n:
+            yield (
+                f"{n} of {calls} recorded calls came back from {self.upstream or 'the server'} without token ids, so "
+                "their tokens cannot be inspected. vLLM supports return_token_ids since 0.10.2: upgrade the server, or "
+                "see whether another proxy between it and the recorder drops the field."
+            )
+        for title, n in self._by_nature.items():
+            if n:
+                yield (
+                    f"{n} of {calls} recorded calls are of the dialect {title}, in which no server tells token ids: "
+                    "they are kept as text. Let the harness speak Chat Completions or Responses to have their tokens."
+                )
+        if self.not_recorded:
+            # Without the stroke: a path that begins with one is taken for a file's and cut where runs end.
+            counts = ", ".join(f"{path.lstrip('/')} ({n})" for path, n in sorted(self.not_recorded.items()))
+            yield f"Calls of these addresses passed and are not recorded: {counts}."
 
     def _beat(self) -> None:
         with suppress(DatabaseError):

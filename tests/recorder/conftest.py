@@ -13,7 +13,17 @@ from typing import Any
 
 import pytest
 
+from rollouts.store.models import Run
+from rollouts.store.runs.runs import create_run, start_run
 from tests.conftest import ROOT, database_url
+
+
+@pytest.fixture
+def run(transactional_db: None) -> Run:
+    run = create_run(Run.Kind.IMPORT, "recorded", engine="recorder")
+    start_run(run)
+    return run
+
 
 Start = Callable[..., tuple[subprocess.Popen[str], dict[str, Any]]]
 
@@ -38,7 +48,7 @@ def start(transactional_db: None, settings: Any) -> Iterator[Start]:
     for process in processes:
         if process.poll() is None:
             process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def ask(url: str, body: Any, session: str = "") -> Any:

@@ -172,7 +172,7 @@ def play(
             recorder = Recorder(direct, logprobs, token)
             writer = Writer(run, folder, direct, "vllm 0.0", stored=recorder.stored, **options)
             recorder.writer = writer
-            runner = web.AppRunner(recorder.application(), handler_cancellation=True, shutdown_timeout=5)
+            runner = recorder.runner(5)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", 0)
             await site.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import socket
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -75,11 +76,16 @@ def test_nothing_is_lost_at_shutdown(start: Start) -> None:
     assert (run.name, run.status, run.n_trajectories, run.n_finished) == ("harness", "done", n, n)
 
 
+def test_a_harness_may_describe_its_turn_in_a_long_header(start: Start) -> None:
+    process, said = start("http://127.0.0.1:9")
+    headers = {"X-Codex-Turn-Metadata": json.dumps({"session_id": "a", "cwd": "x" * 64_000})}
+    request = urllib.request.Request(said["url"].removesuffix("/v1") + "/recorder", headers=headers)
+    assert json.loads(urllib.request.urlopen(request, timeout=60).read())["not_recorded"] == {}
+    stop(process)
+
+
 def test_a_taken_port_leaves_no_run(start: Start) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(CommandError, match="Choose another --port"):
-            arguments = ["--upstream", "http://localhost:9", "--port", str(taken.getsockname()[1])]
-            call_command("record", *arguments, stdout=io.StringIO())
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CommandError, match="Choose another --port"):
+        arguments = ["--upstream", "http://localhost:9", "--port", str(taken.getsockname()[1])]
+        call_command("record", *arguments, stdout=io.StringIO())
     assert not Run.objects.exists()

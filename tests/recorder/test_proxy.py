@@ -14,20 +14,14 @@ from django.db import OperationalError
 from yarl import URL
 
 from rollout_inspector import formats
-from rollouts.recorder import proxy, writer
+from rollouts.recorder import proxy, room, wire, writer
+from rollouts.recorder.room import Room
 from rollouts.store.models import Run, StoredTrajectory
-from rollouts.store.runs.runs import cancel_run, create_run, start_run
+from rollouts.store.runs.runs import cancel_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.recorder.harness import FakeServer, RecorderSetup, Scenario, encode, play
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def run(transactional_db: None) -> Run:
-    run = create_run(Run.Kind.IMPORT, "recorded", engine="recorder")
-    start_run(run)
-    return run
 
 
 @pytest.fixture
@@ -387,7 +381,7 @@ class TestWhatGoesWrong:
         assert all(one.reason.startswith("A call could not be recorded") for one in run.rejections.all())
 
     def test_a_huge_answer_passes_and_is_reported(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(writer, "MAX_KEPT_BYTES", 50)
+        monkeypatch.setattr(wire, "MAX_KEPT_BYTES", 50)
         assert record(lambda setup: setup.chat("hi"))["choices"]
         assert run.n_trajectories == 0 and "larger than" in run.rejections.get().reason
 
@@ -419,7 +413,7 @@ class TestWhatGoesWrong:
         assert not isinstance(value, formats.Rejected) and len(value.steps) == 2 and value.external_id == "s"
 
     def test_more_calls_than_there_is_room_wait_and_are_stored(self, run: Run, record: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr(proxy, "MAX_UNWRITTEN", 2)
+        monkeypatch.setattr(room, "MAX_CALLS", 2)
 
         async def scenario(setup: RecorderSetup) -> None:
             await asyncio.gather(*(setup.chat("hi", session=f"s{n}") for n in range(40)))
@@ -427,13 +421,57 @@ class TestWhatGoesWrong:
         record(scenario)
         assert run.n_trajectories == 40
 
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_more_bytes_than_there_is_room_wait_and_are_stored(
+        self, broken: bool, run: Run, record: Any, monkeypatch: Any
+    ) -> None:
+        """Each request is larger than the room: it passes alone. What breaks off gives its room back."""
+        monkeypatch.setattr(room, "MAX_BYTES", 1000)
+        most, take = [], Room.take
+
+        async def watched(self: Room, n_bytes: int) -> None:
+            await take(self, n_bytes)
+            most.append((self.n_calls, self.n_bytes - n_bytes))
+
+        monkeypatch.setattr(Room, "take", watched)
+
+        async def scenario(setup: RecorderSetup) -> None:
+            if broken:
+                head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 900000\r\n\r\n{"
+                _, writer = await asyncio.open_connection("127.0.0.1", int(setup.recorded.rpartition(":")[2]))
+                writer.write(head)
+                await writer.drain()
+                await asyncio.sleep(0.1)
+                writer.close()
+            await asyncio.gather(*(setup.chat("hi" * 2000, session=f"s{n}") for n in range(20)))
+
+        record(scenario)
+        assert run.n_trajectories == 20 and set(most) == {(1, 0)}
+
+    def test_a_client_that_does_not_go_on_is_cut_off(self, run: Run, record: Any, monkeypatch: Any) -> None:
+        monkeypatch.setattr(proxy, "IDLE_SECONDS", 0.3)
+        monkeypatch.setattr(proxy, "BODY_SECONDS", 0.3)
+        start = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+
+        async def scenario(setup: RecorderSetup) -> list[bytes]:
+            answers = []
+            for sent in (b"", start, start + b"Content-Length: 90\r\n\r\n{"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", int(setup.recorded.rpartition(":")[2]))
+                writer.write(sent)
+                answers.append(await asyncio.wait_for(reader.read(100), 30))
+                writer.close()
+            return answers
+
+        silent, half, body = record(scenario)
+        assert silent == half == b"" and body.startswith(b"HTTP/1.1 408")
+
     def test_cancelling_the_run_stops_the_recording_alone(self, run: Run, record: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr(writer, "BEAT_SECONDS", 0.05)
 
         async def scenario(setup: RecorderSetup) -> Any:
             await setup.chat("hi", session="before")
             await asyncio.to_thread(cancel_run, run)
-            assert await asyncio.to_thread(setup.writer.cancelled.wait, 10)
+            assert await asyncio.to_thread(setup.writer.cancelled.wait, 240)
             return await setup.chat("hi", session="after")
 
         assert record(scenario)["choices"]

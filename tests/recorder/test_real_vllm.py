@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,23 +26,18 @@ from rollout_inspector.streams.alternatives import unpacked
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.tokenizers import load
 from rollouts.jobs.launch import LaunchSettings, can_resume, launch
-from rollouts.recorder import wire
+from rollouts.recorder.choices import join_stream
 from rollouts.sampling.engines import Generation, GenerationRequest, Sampling, build_engine
 from rollouts.store.chat_templates.tokenizers import load_tokenizer, register_tokenizer
 from rollouts.store.models import Run, StoredStep
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts
 from tests.conftest import missing, wait_until
+from tests.ports import HeldPort
 from tests.recorder.conftest import Start, ask, stop
 
 # All of them use the database, or pytest-django would run them far apart and the servers would start twice.
 pytestmark = [pytest.mark.vllm, pytest.mark.django_db(transaction=True)]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @dataclass
@@ -61,7 +55,8 @@ def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
                    "TORCHDYNAMO_DISABLE": "1"}
     ways: dict[str, list[str]] = {"/v1/completions": [], "/inference/v1/generate": ["--enable-scale-out"]}
-    ports = {name: free_port() for name in ways}
+    held = {name: HeldPort() for name in ways}
+    ports = {name: port.number for name, port in held.items()}
     processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def begin(name: str) -> None:
@@ -78,11 +73,11 @@ def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest
     def kill(name: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(processes[name].pid, signal.SIGKILL)  # its engine is a process of its own, and may be left behind
-        processes[name].wait(30)
+        processes[name].wait(60)
 
     for name in ways:
         begin(name)
-    urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
+    urls = {name: port.url for name, port in held.items()}
     try:
         for name, process in processes.items():
             wait_until(partial(ended_or_healthy, process, urls[name]), 400, "the vLLM server answers")
@@ -95,13 +90,14 @@ def servers(vllm_available: bool, tiny_tokenizer: Path, tmp_path_factory: pytest
             process.terminate()
         for name, process in processes.items():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
+                process.wait(60)
             kill(name)
+            held[name].close()
 
 
 def ended_or_healthy(process: subprocess.Popen[bytes], url: str) -> bool:
     try:
-        urllib.request.urlopen(f"{url}/health", timeout=10).close()
+        urllib.request.urlopen(f"{url}/health", timeout=60).close()
     except OSError:
         return process.poll() is not None
     return True
@@ -237,9 +233,9 @@ def _work_and_close(run_id: int) -> None:
 
 
 def test_a_run_whose_server_stays_away_ends_with_a_sentence(
-    far: LaunchSettings, servers: Servers, settings: Any
+    far: LaunchSettings, servers: Servers, settings: Any, port: HeldPort
 ) -> None:
-    settings.INSPECTOR_MODELS["far"]["options"] |= {"url": f"http://127.0.0.1:{free_port()}"}
+    settings.INSPECTOR_MODELS["far"]["options"] |= {"url": port.url}
     run = launch(far, enqueue=False)
     run_rollouts.work_on(run.pk)
     run.refresh_from_db()
@@ -269,8 +265,8 @@ def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenize
             found = answer.read().decode().split("\n\n")
         # Pieces are cut as they happen to come; what they add up to, and which fields they have, is the same.
         events = [event[6:].encode() for event in found if event.startswith("data: {")]
-        fields = {tuple(json.loads(event)) + tuple(json.loads(event)["choices"][0]) for event in events}
-        texts.append((wire.join_stream(events, False) | same, fields))
+        fields = {name for event in map(json.loads, events) for part in (event, event["choices"][0]) for name in part}
+        texts.append((join_stream([json.loads(event) for event in events], False) | same, fields))
         assert found[-2] == "data: [DONE]"
     assert texts[0] == texts[1]
     completion = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
@@ -282,7 +278,8 @@ def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenize
     assert refused.value.code == 404
     assert json.loads(urllib.request.urlopen(f"{said['url']}/models").read())["data"]
     counts = stop(process)
-    assert counts == {"run": said["run"], "calls": 4, "stored": 4, "without_ids": 0, "unread": 0, "rescued": 0}
+    assert counts == {"run": said["run"], "calls": 4, "stored": 4, "without_ids": 0, "unread": 0, "rescued": 0,
+                      "not_recorded": {}}
     run = Run.objects.get(code=said["run"])
     values = {one.external_id: load_trajectory(one) for one in run.trajectories.all()}
     assert run.error == "" and {name: len(value.steps) for name, value in values.items()} == {"a": 2, "b": 1, "c": 1}
@@ -290,3 +287,65 @@ def test_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenize
     assert whole.stream.tolist() == streamed.stream.tolist()
     assert whole.logprobs is not None and len(whole.logprobs) == len(whole.completion_ids) > 0
     assert values["c"].steps[0].prompt_ids.tolist() == [5, 6, 7] and values["c"].steps[0].completion_ids.size == 4
+
+
+DIALECTS: dict[str, dict[str, Any]] = {
+    "responses": {"input": "What is 2 + 3?", "instructions": "Be short.", "max_output_tokens": 12, "store": False},
+    "messages": {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "system": "Be short.", "max_tokens": 12},
+    "chat/completions": {"max_tokens": 12, "messages": [
+        {"role": "system", "content": "Be short."}, {"role": "user", "content": "What is 2 + 3?"},
+    ]},
+}
+VARYING = {"id": "", "created": 0, "created_at": 0, "request_id": "", "metrics": None}
+
+
+def without_names(value: Any) -> Any:
+    """A body without the names and times that a server makes anew for each call."""
+    if isinstance(value, list):
+        return [without_names(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: VARYING.get(name, without_names(one)) for name, one in value.items() if "completed_at" not in name}
+
+
+def test_every_dialect_of_a_real_server_is_recorded(start: Start, servers: Servers, tiny_tokenizer: Path) -> None:
+    """One question in each dialect: the client sees what it sees without the recorder, and the ids are the engine's."""
+    direct = servers.urls["/inference/v1/generate"]
+    register_tokenizer(tiny_tokenizer, "demo")
+    process, said = start(direct, "--tokenizer", "demo")
+    recorded = said["url"].removesuffix("/v1")
+    for name, body in DIALECTS.items():
+        for stream in (False, True):
+            body = {"model": "demo", "temperature": 0, "stream": stream, **body}
+            seen = []
+            for base in (direct, recorded):
+                headers = {"Content-Type": "application/json", "X-Session-Id": f"{name} {stream}"}
+                request = urllib.request.Request(f"{base}/v1/{name}", json.dumps(body).encode(), headers)
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    text = answer.read().decode()
+                lines = [line[6:] for line in text.splitlines() if line.startswith("data: {")] if stream else [text]
+                seen.append([without_names(json.loads(line)) for line in lines])
+            if stream:  # pieces are cut as they happen to come
+                seen = [[event for event in events if event.get("type") == "response.completed"] for events in seen]
+            assert seen[0] == seen[1], name
+    prompt = {"token_ids": [5, 6, 7], "sampling_params": {"temperature": 0, "max_tokens": 4}}
+    assert without_names(ask(f"{recorded}/inference/v1/generate", prompt, "ids")) == without_names(
+        ask(f"{direct}/inference/v1/generate", prompt)
+    )
+    ask(f"{recorded}/v1/messages/count_tokens", {"model": "demo", **DIALECTS["messages"]})
+    counts = stop(process)
+    assert (counts["calls"], counts["stored"], counts["without_ids"], counts["not_recorded"]) == (7, 7, 2, {})
+    run = Run.objects.get(code=said["run"])
+    assert "2 of 7 recorded calls are of the dialect Messages" in run.error
+    values = {one.external_id: load_trajectory(one).steps[0] for one in run.trajectories.all()}
+    chat = values["chat/completions False"]
+    for name in ("chat/completions True", "responses False", "responses True"):
+        assert values[name].stream.tolist() == chat.stream.tolist(), name
+        assert values[name].request is not None and chat.request is not None
+        assert list(values[name].request.messages) == list(chat.request.messages)  # type: ignore[union-attr]
+    for name in ("messages False", "messages True"):
+        assert not len(values[name].stream) and list(values[name].request.messages) == list(chat.request.messages)  # type: ignore
+        assert values[name].reply["content"] == chat.reply["content"]  # type: ignore[index]
+    assert values["ids"].prompt_ids.tolist() == [5, 6, 7] and values["ids"].completion_ids.size == 4
+    codec = load(tiny_tokenizer)
+    assert codec.decode(chat.completion_ids).startswith(chat.reply["content"][:5])  # type: ignore[index]
