@@ -1,12 +1,15 @@
 """Kills random processes of a running server in the middle of its work, and looks at what is left in the database.
 
     python -m benchmarks.bench_faults --kills 200
+    python -m benchmarks.bench_faults --calm 20 --kills 20
     python -m benchmarks.bench_faults --kills 40 --database postgres://postgres@127.0.0.1:5432/NEW_AND_EMPTY
     python -m benchmarks.bench_faults --kills 40 --own-postgres
 
-Each round asks for a launch, an import, pushes, an export and a template check at once. It kills one to four processes
-with SIGKILL, chosen by the seed, and waits until the five have ended. What they stored must equal what an undisturbed
-round stored. The server is `manage.py serve` in a data folder of its own. With ``--own-postgres`` the measurement makes
+Each round asks for a launch, an import, pushes, an export, a template check, a replay, weights and searches at once.
+It kills one to four processes with SIGKILL, chosen by the seed, and waits until all have ended. What they stored must
+equal what an undisturbed round stored, where one followed the other. In the rounds of ``--calm`` nothing is killed:
+there one writer may only disturb another.
+The server is `manage.py serve` in a data folder of its own. With ``--own-postgres`` the measurement makes
 a PostgreSQL, and restarting it like a crash (``pg_ctl restart -m immediate``) is one more way to kill.
 """
 
@@ -241,7 +244,7 @@ def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostg
     # Undisturbed: what every later round must equal.
     began = time.monotonic()
     for one in work:
-        if isinstance(one, fault_work.Exported):
+        if isinstance(one, fault_work.OfRun | fault_work.Searched):
             one.source = imported.run
         one.ask(0)
         assert wait(one.has_ended, ROUND_SECONDS) and one.verdict().is_whole, (one.kind, one.verdict())
@@ -251,13 +254,14 @@ def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostg
     killed: Counter[str] = Counter()
     n = 0
     end = time.monotonic() + 60 * options.minutes
-    while killed.total() < options.kills and time.monotonic() < end:
+    while (n < options.calm or killed.total() < options.kills) and time.monotonic() < end:
         n += 1
+        n_kills = 0 if n <= options.calm else options.kills - killed.total()
         if not wait(lambda: is_well(url), 120):
             print("the server is not well after 120 s", flush=True)
         ask_all(work, n)
         began = time.monotonic()
-        done = kills_of_a_round(data, rng, options.kills - killed.total(), work, postgres)
+        done = kills_of_a_round(data, rng, n_kills, work, postgres) if n_kills else []
         killed.update(done)
         last = time.monotonic()
         ended: dict[str, float] = {}
@@ -274,7 +278,7 @@ def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostg
             counts[one.kind]["longest"] = max(counts[one.kind]["longest"], round(ended.get(one.kind, ROUND_SECONDS)))
         seconds = ", ".join(f"{kind} {after:.0f}" for kind, after in ended.items())
         print(
-            f"round {n} ({killed.total()} kills): {', '.join(done)}; ended after the last kill [s]: {seconds}; "
+            f"round {n} ({killed.total()} kills): {', '.join(done) or 'none'}; ended after the last [s]: {seconds}; "
             f"{time.monotonic() - began:.0f} s in all. {' | '.join(said) or 'all whole'}",
             flush=True,
         )
@@ -292,6 +296,7 @@ def table(counts: dict[str, Counter[str]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--calm", type=int, default=0, help="rounds without kills, before the others")
     parser.add_argument("--minutes", type=float, default=600, help="begin no round after so many minutes")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--database", default="", help="DATABASE_URL of an empty database (default: SQLite)")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import threading
+import time
+import urllib.error
+import urllib.request
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.db import connection
@@ -23,7 +29,7 @@ from rollouts.store import files
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import ACTIVE, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
+from rollouts.store.models import ACTIVE, ApiToken, ChatTemplate, Job, Run, TemplateCheck, Tokenizer
 from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
@@ -217,14 +223,36 @@ class JobWork(Work):
         self.expected = self.result()
 
 
-class Exported(JobWork):
-    kind = "export"
+class OfRun(JobWork):
+    """A job of the run that the undisturbed import made."""
+
     source: Run
+    options: Mapping[str, Any] = {}
 
     def ask(self, n: int) -> None:
-        self.job, is_new = ask_job(self.source, "export", exports.ExportOptions().as_options())
+        self.job, is_new = ask_job(self.source, self.kind, self.options)
         assert is_new
         send_job(self.job)
+
+    def result(self) -> Any:
+        return self.job.report
+
+    def resume(self) -> None:
+        self.ask(0)
+
+
+class Replayed(OfRun):
+    kind = "replay"
+
+
+class Weighed(OfRun):
+    kind = "loss_weights"
+    options = {"strategies": True}
+
+
+class Exported(OfRun):
+    kind = "export"
+    options = exports.ExportOptions().as_options()
 
     def result(self) -> list[str]:
         with files.open_file(exports.key_of(self.job)) as file:
@@ -233,8 +261,60 @@ class Exported(JobWork):
         assert len(parts) == 1, parts
         return [hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest() for line in lines]
 
+
+class Searched(Work):
+    """Searches over the API in the run of the import, one after another. A search that was refused is asked again."""
+
+    kind = "search"
+    source: Run
+    expected: list[str] | None = None
+    TIMES = 2
+
+    def ask(self, n: int) -> None:
+        self.found: list[str] = []
+        self.error = ""
+        self._thread = threading.Thread(target=self._search, daemon=True)
+        self._thread.start()
+
+    def _search(self) -> None:
+        try:
+            for _ in range(self.TIMES):
+                cursor = ""
+                while cursor is not None:
+                    asked = urlencode({"by": "text", "q": "the", "run": self.source.code, "cursor": cursor})
+                    part = self._get(f"/api/v1/search?{asked}")
+                    self.found += [json.dumps(line, sort_keys=True) for line in part["results"]]
+                    cursor = part["next_results"]
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+
+    def _get(self, path: str) -> Any:
+        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {self.token}"})
+        until = time.monotonic() + 120
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=120) as answer:
+                    return json.load(answer)
+            except (OSError, http.client.HTTPException) as error:
+                refused = isinstance(error, urllib.error.HTTPError) and error.code not in (429, 502, 503)
+                if refused or time.monotonic() > until:
+                    raise
+                time.sleep(1)
+
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def verdict(self) -> Verdict:
+        if self.error:
+            return Verdict(False, why=self.error)
+        lost = len(set(self.expected or ()) - set(self.found))
+        return Verdict(self.found == (self.expected or self.found) and bool(self.found), lost)
+
     def resume(self) -> None:
         self.ask(0)
+
+    def keep(self) -> None:
+        self.expected = self.found
 
 
 class Checked(JobWork):
@@ -261,12 +341,13 @@ class Checked(JobWork):
         self.ask(self.number)
 
 
-KINDS: tuple[type[Work], ...] = (Launched, Imported, Pushed, Exported, Checked)
+KINDS: tuple[type[Work], ...] = (Launched, Imported, Pushed, Exported, Checked, Replayed, Weighed, Searched)
 
 
 def token_for_pushes() -> str:
-    """A token of the local user."""
-    return create_api_key(local_user(), "faults")[1]
+    """A token of the local user that also reads."""
+    scopes = (ApiToken.Scope.PUSH, ApiToken.Scope.READ)
+    return create_api_key(local_user(), "faults", scopes=scopes)[1]
 
 
 def gym_files(folder: Path, size: int) -> dict[str, bytes]:

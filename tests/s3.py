@@ -1,11 +1,12 @@
 """An S3 server on loopback, in a process of its own: what it imports does not get into the process of the tests."""
 
 import secrets
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import urlencode
+
+from tests.ports import HeldPort
 
 LOGIN = {"access_key": "test", "secret_key": "test", "region_name": "us-east-1"}
 
@@ -14,12 +15,11 @@ class S3Server:
     """``stop()`` and ``start()`` make an outage: the address and what the server holds stay the same."""
 
     def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        self._port = HeldPort()
+        self.url = self._port.url
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "tests.s3", str(self._port.number)], cwd=Path(__file__).parent.parent,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )
         self.start()
 
@@ -32,6 +32,7 @@ class S3Server:
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
+        self._port.close()
 
     def _ask(self, command: str) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

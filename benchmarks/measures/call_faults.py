@@ -471,6 +471,31 @@ def _past_the_stop(session: Session, call: dict) -> None:
     call["stop_reason"], call["finish"] = "\nObservation:", "stop"
 
 
+def _impossible(value: float) -> Callable[[Session, dict], int]:
+    """Engines write -9999 in place of -inf; a sum of bfloat16 may be far above 0."""
+
+    def impossible(session: Session, call: dict) -> int:
+        if not call["logprobs"]:
+            raise NotHere("no log-probabilities")
+        at = session.rng.randrange(len(call["ids"]))
+        call["logprobs"][at] = value
+        return len(call["prompt"]) + at
+
+    return impossible
+
+
+def _cut_at_stop(session: Session, call: dict) -> int:
+    """A stop string inside a chat answer: the message ends before it, the ids go past it."""
+    model, ids = session.model, call["ids"]
+    if not call["reply"] or call["reply"].get("tool_calls") or not call["reply"]["content"]:
+        raise NotHere("no answer of text")
+    more = model.encode("\nObservation: it went on")
+    call["text"], call["ids"] = None, [*ids[:-1], *more]
+    call["logprobs"] = [-0.5] * len(call["ids"])
+    call["stop_reason"], call["finish"] = "\nObservation:", "stop"
+    return len(call["prompt"]) + len(ids) - 1
+
+
 # -- other calls
 
 
@@ -716,6 +741,9 @@ FAULTS = (
     _recorded("engine_ids_inconsistent", _logprobs_longer),
     _recorded("engine_ids_inconsistent", _logprobs_shorter),
     _recorded("stop_string_misaligned", _past_the_stop),
+    _recorded("stop_string_misaligned", _cut_at_stop),
+    _recorded("logprob_invalid", _impossible(-9999.0)),
+    _recorded("logprob_invalid", _impossible(0.5)),
     Fault("turn_separator_lost", _delta("turn_separator_lost", _no_separator)),
     Fault("stop_token_doubled", _delta("stop_token_doubled", _stop_again)),
     Fault("stop_token_doubled", _delta("stop_token_doubled", _stop_again), _ANSWER, "an answer"),

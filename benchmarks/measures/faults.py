@@ -222,8 +222,8 @@ class Measure:
 
 FOLLOWED = {"token_ids_missing", "engine_ids_inconsistent", "stop_string_misaligned", "tokenizer_mismatch"}
 """Kinds whose wrong record makes the calls after it differ too."""
-KNOWN_NOTES = {"noncanonical_sampling", "not_decidable"}
-"""What may be noted of a clean trajectory: samples that were kept verbatim, and what a file cannot tell."""
+KNOWN_NOTES = {"noncanonical_sampling", "not_decidable", "truncated_trained", "stop_token_untrained", "boundary_merge"}
+"""What may be noted of a clean trajectory: samples kept verbatim, cuts, merging seams, and what a file lacks."""
 
 
 def measure(seed: int, per_kind: int, n_clean: int, pairs: Sequence[str] = (), save: Path | None = None) -> Measure:

@@ -156,6 +156,7 @@ class Case:
         self.kinds: list[tuple[str, ...]] = [()] * len(self.of)
         self.repeats: list[float | None] = [None] * len(self.of)
         self.cut = [False] * len(self.of)
+        self.workers = [""] * len(self.of)
         self.left_out = np.zeros(n, np.bool_)
         self.touched = (self.random.random(len(self.of)) < setting.part)[self.row]
         direction = self.random.normal(0, 1, self.head.shape)
@@ -214,7 +215,9 @@ class Case:
             places = self.offset[here]
             mask[places], ids[places] = True, self.ids[here]
             sides[:, places] = self.sampler[here], self.trainer[here]
-            extra = {} if self.repeats[n] is None else {"routing": {"repeats": self.repeats[n]}}
+            extra: dict[str, object] = {} if self.repeats[n] is None else {"routing": {"repeats": self.repeats[n]}}
+            if self.workers[n]:
+                extra["worker"] = self.workers[n]
             edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
             versions = self.versions[n] if self.versions is not None else [""] * len(edges)
             reason = "length" if self.cut[n] else ""
@@ -314,8 +317,18 @@ def unexplained(case: Case, n: int) -> None:
         case.sample(case.logits("sampler", moved=moved), case.logits("trainer", moved=moved + np.float32(0.12)))
 
 
+def other_inputs(case: Case, n: int) -> None:
+    """The trainer reads some rows after another prompt: their states are half those of other rows."""
+    moved = case.drift(case.step[case.row])
+    rows = case.some_rows((0.1, 0.25)[n % 2])[case.row]
+    other = np.roll(case.states, len(case.states) // 3 + 7, axis=0)
+    read = np.where(rows[:, None], (case.states + other) / 2, case.states).astype(np.float32)
+    case.sample(case.logits("sampler", moved=moved), case.logits("trainer", read, moved))
+
+
 SAMPLED: dict[str, Callable[[Case, int], None]] = {
-    one.__name__: one for one in (weights_not_delivered, stale_cache, temperature, top_p_renormalised, unexplained)
+    one.__name__: one
+    for one in (weights_not_delivered, stale_cache, temperature, top_p_renormalised, other_inputs, unexplained)
 }
 """Faults that lie in what samples or scores."""
 
@@ -363,6 +376,12 @@ def near_context_limit(case: Case, n: int) -> None:
     case.trainer = (case.trainer - where * off).astype(np.float32)
 
 
+def first_token(case: Case, n: int) -> None:
+    """The trainer's values of first tokens are those of another position."""
+    first = np.r_[True, (np.diff(case.row) != 0) | (np.diff(case.offset) != 1)]
+    case.trainer = (case.trainer - case.random.uniform(0.5, 3, len(first)) * first).astype(np.float32)
+
+
 def heavy_tokens(case: Case, n: int) -> None:
     """Two frequent ids, or one token in some hundreds wherever it stands."""
     if n % 2:
@@ -392,7 +411,16 @@ def routing_repeated(case: Case, n: int) -> None:
     natural = (0.0, 0.1)[n % 2]
     case.repeats = [float(natural + case.random.uniform(0, 0.04) + 0.4 * bool(one)) for one in rows]
     off = case.random.normal(0, 0.35, len(case.row)) * rows[case.row] * np.minimum(-2 * case.sampler, 1)
-    case.trainer = np.minimum(case.trainer + off, 0).astype(np.float32)
+    case.trainer = np.minimum(case.trainer + off, -1e-5).astype(np.float32)
+
+
+def one_worker(case: Case, n: int) -> None:
+    """One of eight workers disturbs its log-probabilities: other kernels, or other weights."""
+    case.workers = [f"gpu-{row % 8}" for row in range(len(case.of))]
+    bad = np.array([name == "gpu-3" for name in case.workers])[case.row]
+    size = (0.35, 1.0)[n % 2]
+    off = case.random.normal(0, size, len(case.row)) * bad * np.minimum(-2 * case.sampler, 1)
+    case.trainer = np.minimum(case.trainer + off, -1e-5).astype(np.float32)
 
 
 def mixed_versions(case: Case, n: int) -> None:
@@ -418,8 +446,8 @@ def mixed_versions(case: Case, n: int) -> None:
 DAMAGED: dict[str, Callable[[Case, int], None]] = {
     one.__name__: one
     for one in (
-        row_retokenized, placeholder, columns_shifted, routing_repeated, mixed_versions, near_context_limit,
-        heavy_tokens,
+        row_retokenized, placeholder, columns_shifted, routing_repeated, one_worker, mixed_versions, near_context_limit,
+        first_token, heavy_tokens,
     )
 }
 """Faults that are planted after sampling."""

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,33 @@ def verl(row: RowDraft) -> bytes:
     return json.dumps(value).encode()
 
 
+def sft(row: RowDraft) -> bytes:
+    """A row of a data set: no calls, no log-probabilities."""
+    masked = [token if on else -100 for token, on in zip(row.ids, row.mask, strict=True)]
+    return json.dumps({"input_ids": row.ids, "labels": masked, "id": row.session.name}).encode()
+
+
+def preference(row: RowDraft) -> bytes:
+    """The answer that is preferred is the last one; the other is a short one, and ends by itself."""
+    at = row.session.spans[-1][0]
+    other = [*row.session.model.encode("No"), row.session.model.stop_ids[-1]]
+    return json.dumps(
+        {"prompt_input_ids": row.ids[:at], "chosen_input_ids": row.ids[at:], "rejected_input_ids": other}
+    ).encode()
+
+
+def message_log(row: RowDraft) -> bytes:
+    """One message for each stretch of the mask."""
+    cuts = [0, *(n for n in range(1, len(row.ids)) if row.mask[n] != row.mask[n - 1]), len(row.ids)]
+    messages = []
+    for start, stop in pairwise(cuts):
+        message = {"role": "assistant" if row.mask[start] else "user", "token_ids": row.ids[start:stop],
+                   "token_loss_mask": row.mask[start:stop]}
+        has_logprobs = row.logprobs is not None and row.mask[start]
+        messages.append(message | ({"generation_logprobs": row.logprobs[start:stop]} if has_logprobs else {}))
+    return json.dumps({"message_log": messages, "reward": 1.0}).encode()
+
+
 def areal(row: RowDraft) -> bytes:
     n = row.fields.get("split", row.session.spans[0][0])
     value = {"task_id": row.session.name, "sample_idx": 0, "seqlen": len(row.ids), "prompt_len": n, "head_version": 1,
@@ -137,7 +165,7 @@ def areal(row: RowDraft) -> bytes:
 
 WRITERS: Mapping[str, Writer] = {
     "nemo_rl": nemo_rl, "steps": steps, "skyrl": skyrl, "skyrl_step_wise": skyrl_step_wise, "verl": verl,
-    "areal": areal,
+    "areal": areal, "sft": sft, "preference": preference, "message_log": message_log,
 }
 
 
@@ -365,7 +393,59 @@ def _counted_length(row: RowDraft) -> None:
     row.fields = {"row_extra": {"prompt_length": len(row.ids) - sum(row.mask)}}
 
 
-_STEPS = ("steps",)
+def _first_masked(row: RowDraft) -> int:
+    """The first token of an answer is left out: the header was thought to be longer."""
+    _without_rewards(row)
+    start, stop = row.session.rng.choice(row.session.spans)
+    if stop - start < 4:
+        raise NotHere("too short")
+    row.mask[start] = 0
+    return start
+
+
+def _without_rewards(row: RowDraft) -> None:
+    """A data set holds ids and masks alone, and each of its answers ends by itself."""
+    row.logprobs, row.trainer = None, None
+    if row.ids[-1] not in row.session.model.stop_ids:
+        raise NotHere("the answer was cut")
+
+
+def _bos_twice(row: RowDraft) -> int:
+    bos = row.session.model.tokenizer.bos_token_id
+    if bos is None or row.ids[0] != bos:
+        raise NotHere("no bos")
+    for column, value in ((row.ids, bos), (row.mask, 0), (row.logprobs, 0.0), (row.trainer, 0.0), (row.advantages, 0)):
+        if column is not None:
+            column.insert(0, value)
+    return 1
+
+
+def _stop_left_out(row: RowDraft) -> int:
+    """The row ends without its stop token, and without padding."""
+    _without_rewards(row)
+    row.ids.pop()
+    row.mask.pop()
+    return len(row.ids) - 1
+
+
+def _other_stop(row: RowDraft) -> int:
+    """The base model's end of text in place of the end of the turn."""
+    model = row.session.model
+    _without_rewards(row)
+    if "<|im_end|>" not in model.pair.stops:
+        raise NotHere("one stop token alone")
+    [row.ids[-1]] = model.encode("<|endoftext|>")
+    return len(row.ids) - 1
+
+
+def _truncated(row: RowDraft) -> int:
+    if row.ids[-1] in row.session.model.stop_ids:
+        raise NotHere("it ended by itself")
+    row.fields = {"stop_reasons": ["length"]}
+    return row.session.spans[-1][0]
+
+
+_STEPS, _DATA = ("steps",), ("sft", "preference")
 ROW_FAULTS = (
     RowFault("observation_trained", _part_of_observation, "part"),
     RowFault("observation_trained", _observation, "all"),
@@ -387,7 +467,7 @@ ROW_FAULTS = (
     RowFault("length_mismatch", _length("logprobs", 1), "logprobs"),
     RowFault("mask_overrun", _mask("all"), "all"),
     RowFault("mask_overrun", _mask("none"), "none"),
-    RowFault("mask_overrun", _mask("to the end"), "to the end"),
+    RowFault("observation_trained", _mask("to the end"), "to the end"),
     RowFault("advantage_misplaced", _advantage_on_masked, "on masked"),
     RowFault("advantage_misplaced", _advantage_missing, "missing"),
     RowFault("sampled_masked", _turn_masked, "a turn", _STEPS),
@@ -401,6 +481,11 @@ ROW_FAULTS = (
     RowFault("step_order_invalid", _flags, "flags", ("skyrl_step_wise",)),
     RowFault("step_order_invalid", _interleaved, "not adjacent", ("skyrl_step_wise",)),
     RowFault("prompt_split_wrong", _counted_split, "", ("verl",)),
+    RowFault("sampled_masked", _first_masked, "the first token", ("sft",)),
+    RowFault("bos_mismatch", _bos_twice, "doubled in a row", ("sft", "verl", "nemo_rl", "message_log")),
+    RowFault("stop_token_untrained", _stop_left_out, "left out", _DATA),
+    RowFault("stop_token_untrained", _other_stop, "of the base model", _DATA),
+    RowFault("truncated_trained", _truncated, "", ("skyrl",), cut=True),
     RowFault("prompt_split_wrong", _counted_length, "", _STEPS),
 )
 

@@ -51,8 +51,14 @@ EXAMPLES = {
     ),
 }
 """Name of a trajectory that is not called after a kind -> what it shows. Every other name is a kind of finding."""
+FIRST = (
+    "tool_call_reserialized", "thinking_stripped", "observation_trained", "stop_token_untrained",
+    "logprobs_other_distribution",
+)
+"""What a newcomer looks at first: text encoded again, a template, a mask, an end that is never learned, the gap."""
 MISSING = {
     "bos_mismatch": "The tokenizer of the bundled model has no begin-of-sequence token, so no prompt of it has two.",
+    "media_tokens_wrong": "The bundled model reads text alone: its tokenizer has no placeholder of an image.",
 }
 """Kind of finding -> why the gallery has no trajectory of it."""
 

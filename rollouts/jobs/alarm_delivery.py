@@ -23,7 +23,6 @@ from rollouts.store.runs.alarms import (
     note_delivered,
     note_undelivered,
     projects_to_check,
-    runs_to_check,
     runs_to_tell_of,
     take_alarms_again,
     waiting_alarms,
@@ -47,7 +46,7 @@ MAX_RETRY_SECONDS = 6 * 3600.0
 def send_due() -> None:
     """Check runs whose limits were changed, and send a job for each project whose webhook is to be told of an alarm."""
     for changed in projects_to_check():
-        take_alarms_again(changed, runs_to_check(changed.project).iterator(100))
+        take_alarms_again(changed)
     # One job of a project at a time, so that a webhook that hangs holds one worker.
     for run in runs_to_tell_of(timezone.now(), KIND.slug):
         delete_ended_jobs(run, KIND.slug)  # the alarms say what came of them

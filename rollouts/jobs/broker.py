@@ -1,10 +1,11 @@
-"""Sends tasks to workers through the broker. One sentence says that the broker does not answer."""
+"""Sends tasks to workers through the broker, and says in a sentence why it does not take them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
 
+import redis
 from celery import current_app
 
 from rollouts.store.database import reload
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 DO_JOB = "rollouts.do_job"
 RUN_ROLLOUTS = "rollouts.run_rollouts"
-NO_BROKER = "Redis does not answer, so no worker can be sent. Start it (make run starts one), then try again."
+REDIS_FULL = "Redis has no memory left: it answers, and takes nothing new. Raise its maxmemory, or remove foreign keys."
 
 
 def engine_queue(model: str) -> str:
@@ -28,13 +29,23 @@ def queue_of(job: Job) -> str | None:
     return engine_queue(job.options["model"]) if kind_of(job).of_engine else None
 
 
+def redis_fault(error: BaseException) -> str:
+    """Why Redis, or the broker in front of it, refused a write: one sentence with the way out."""
+    if "maxmemory" in str(error):  # of kombu, whose errors are no errors of redis, the text alone says it
+        return REDIS_FULL
+    if isinstance(error, redis.ResponseError):
+        return f"Redis refuses a write: {str(error)[:200]}."
+    return f"Redis does not answer ({type(error).__name__}). Start it (make run starts one), or look at REDIS_URL."
+
+
 def send_task(name: str, key: int, queue: str | None = None) -> str:
-    """Send a task with the key of a database row. Returns a sentence if the broker does not answer; else empty."""
+    """Send a task with the key of a database row. Returns a sentence if the broker does not take it; else empty."""
     try:
         current_app.send_task(name, (key,), queue=queue)
     except Exception as error:  # kombu's OperationalError, and what redis raises below it
-        log.warning("task %s of %s cannot be sent: %s", name, key, type(error).__name__)
-        return NO_BROKER
+        sentence = redis_fault(error)
+        log.warning("task %s of %s cannot be sent: %s", name, key, sentence)
+        return f"No worker can be sent. {sentence} Then try again."
     return ""
 
 
@@ -46,7 +57,7 @@ def send_shards(keys: Iterable[int]) -> None:
 
 
 def send_job(job: Job) -> str:
-    """Send a job. If the broker does not answer, the job fails with a sentence, which is returned."""
+    """Send a job. If the broker does not take it, the job fails with a sentence, which is returned."""
     if sentence := send_task(DO_JOB, job.pk, queue_of(job)):
         end_job(job, Job.Status.FAILED, sentence)
         reload(job)

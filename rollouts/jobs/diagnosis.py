@@ -12,12 +12,13 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from rollout_inspector.diagnose.checks import Diagnosis, failed_diagnosis
-from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.streams.align import trained_tokens
 from rollout_inspector.streams.interfaces import Codec, Renderer
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text import chat_templates
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 from rollout_inspector.text.tokenizers.limited import TokenizerBusy
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.gap_reports import ask_for_gap
@@ -66,23 +67,24 @@ def _codec(files_sha256: str) -> Codec:
 
 
 @lru_cache(maxsize=64)
-def _renderer(project: int, files_sha256: str, sha256: str) -> Renderer | None:
+def _renderer(run: int, project: int, files_sha256: str, sha256: str) -> TemplateRenderer | None:
+    """Each run has its own, so that messages on which a template never ends cost no other run its renders."""
     template = find_chat_template(project, sha256)
     return None if template is None else chat_templates.renderer(load_tokenizer(files_sha256), template.text)
 
 
-def renderer_for(run: models.Run) -> Callable[[str], Renderer | None]:
+def renderer_for(run: models.Run) -> Callable[[str], TemplateRenderer | None]:
     """The renderer of a step's chat template by its sha256; empty = the run's own template.
 
     A file can name the hash of any template, so only those of the run's project are used.
     """
 
-    def find(sha256: str) -> Renderer | None:
+    def find(sha256: str) -> TemplateRenderer | None:
         sha256 = sha256 or run.chat_template_id or ""
         if not sha256 or run.tokenizer is None:
             return None
         try:
-            return _renderer(run.project_id, run.tokenizer.files_sha256, sha256)
+            return _renderer(run.pk, run.project_id, run.tokenizer.files_sha256, sha256)
         except ValueError:
             return None
 
@@ -98,13 +100,32 @@ def diagnosis_for(trajectory: Trajectory, run: models.Run) -> Diagnosis:
         diagnosis = examine(trajectory, codec, find, run.rows_chat_template_id or "")
         return replace(
             diagnosis,
-            findings=(*diagnosis.findings, *_at_the_end(trajectory, run, codec, find(""), diagnosis.findings)),
+            findings=(
+                *diagnosis.findings, *_at_the_end(trajectory, run, codec, find(""), diagnosis.findings),
+                *_not_rendered(trajectory, find),
+            ),
         )
     except Exception as error:
         if is_outage(error):
             raise
         log.exception("diagnosis failed run=%s trajectory=%s", run.code, trajectory.external_id)
         return _failed(f"The diagnosis itself failed on this trajectory ({type(error).__name__}: {error}).")
+
+
+def _not_rendered(trajectory: Trajectory, find: Callable[[str], TemplateRenderer | None]) -> list[Finding]:
+    """Says once that a chat template was not rendered any more, so that its checks are not decided."""
+    hashes = dict.fromkeys(["", *(step.chat_template_sha256 for step in trajectory.steps)])
+    refusal = next((renderer.refusal for sha256 in hashes if (renderer := find(sha256)) and renderer.refusal), "")
+    if not refusal:
+        return []
+    return [
+        Finding(
+            Axis.DELTA, "not_decidable", Severity.INFO, step=0 if trajectory.steps else None,
+            row=None if trajectory.steps else 0, missing="chat template that renders in time",
+            evidence=f"What the chat template writes was not checked. {refusal}",
+            remedy="Mend the chat template, or shorten the messages that it does not end on. Then diagnose again.",
+        )
+    ]
 
 
 def _failed(evidence: str) -> Diagnosis:
@@ -268,7 +289,7 @@ KIND = JobKind(
     do_job,
     Sharing(cut, do_shard, join),
     follow=ask_for_gap,
-    activity="diagnosis asked",
+    activity="diagnosis started",
     done=lambda job: f"{job.n_done:,} trajectories diagnosed.",
     cancelled="Cancelled after {done}: these have new findings, the others keep the old ones.",
 )

@@ -20,7 +20,7 @@ from rollouts.jobs.broker import DO_JOB, send_task
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
-from rollouts.store.runs.gap import has_gap, newest_report, trajectories_with_gap
+from rollouts.store.runs.gap import RECENT, has_gap, newest_report, trajectories_with_gap
 from rollouts.store.runs.logprob_columns import columns_of, load_compared
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import storable_text, without_paths
@@ -33,8 +33,6 @@ MAX_TOKENS = 20_000_000
 """Trained tokens that one report reads. Of a larger run every second, third, ... trajectory is read."""
 GROWTH = 1.5
 """A run that is pushed to is read again when it has grown by this factor: all reads together cost three of the last."""
-RECENT = 200
-"""Trajectories at the end of a run that is pushed to which are asked for a gap."""
 
 
 def gap_key(run: Run) -> str:
@@ -169,7 +167,7 @@ KIND = JobKind(
     "gap",
     "Causes of the gap between trainer and sampler",
     do_job,
-    activity="gap asked",
+    activity="gap computation started",
     page="run-gap",
     done=lambda job: f"{job.n_done:,} trajectories read; the page of the gap names the causes.",
 )

@@ -21,7 +21,6 @@ from rollout_inspector.diagnose.loss_weights.figures import (
 from rollout_inspector.diagnose.loss_weights.row_weights import common_advantage, with_columns_of
 from rollout_inspector.diagnose.loss_weights.rules import MEANS
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
@@ -33,7 +32,7 @@ from rollouts.store.models import Job, Run
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.trajectories.findings import places_of_findings
 from rollouts.store.trajectories.groups import advantages_of_groups
-from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories
+from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, trajectory_batches
 from rollouts.store.trajectories.trajectory_parts import places_of
 
 log = logging.getLogger(__name__)
@@ -143,7 +142,7 @@ class RunWeights:
                 yield n
 
     def _recorded(self) -> Iterator[Counted]:
-        for batch in batched(finished_trajectories(self.run).iterator(BATCH), BATCH):
+        for batch in trajectory_batches(finished_trajectories(self.run), BATCH):
             findings = places_of_findings(batch, NOT_COUNTED)
             for record, value in zip(batch, load_trajectories(batch), strict=True):
                 rows = value.rows or tuple(merged_rows(value.steps))
@@ -198,7 +197,7 @@ KIND = JobKind(
     "loss_weights",
     "Weights in the loss",
     do_job,
-    activity="loss weights asked",
+    activity="loss weights computation started",
     page="run-gap#weights",
     details=lambda options: ", also under every strategy" if options.get("strategies") else "",
     done=lambda job: (

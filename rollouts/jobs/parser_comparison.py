@@ -262,5 +262,5 @@ def _value(arguments: str) -> Any:
     return arguments if arguments.count("[") + arguments.count("{") > MAX_NESTED else parsed(arguments)
 
 
-KIND = JobKind("audit_parsers", "Audit Parsers", do_job, activity="parser audit asked")
+KIND = JobKind("audit_parsers", "Audit Parsers", do_job, activity="parser audit started")
 """Every parser reads the reply of one step."""

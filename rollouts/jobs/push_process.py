@@ -27,7 +27,7 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.text.processes import PipedProcess, ProcessEnded, pipe_to_parent
 from rollouts.jobs.pushes import take_push
 from rollouts.store.models import Run
-from rollouts.store.outages import is_disk_full, is_outage, said_of
+from rollouts.store.outages import disk_fault, is_outage, said_of
 from rollouts.store.runs.runs import find_run
 
 log = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def answer(body: PushedBody) -> PushAnswer:
     except (OSError, DatabaseError) as error:
         if not is_outage(error):
             raise
-        return 507 if is_disk_full(error) else 503, {"error": f"{said_of(error)} Push again later."}
+        return 507 if disk_fault(error) else 503, {"error": f"{said_of(error)} Push again later."}
     result = {name: value for name, value in asdict(pushed).items() if value is not None}
     return 413 if pushed.is_too_large else 400 if pushed.error else 200, result
 

@@ -256,7 +256,7 @@ KIND = JobKind(
     do_job,
     fail=fail,
     of_engine=True,
-    activity="rescoring asked",
+    activity="rescoring started",
     page="run-columns",
     details=_details,
     done=lambda job: " ".join(job.notes[:1]),

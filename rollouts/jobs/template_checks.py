@@ -192,8 +192,8 @@ def cells_of(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-CHECK = JobKind("check_template", "Check Template", do_job, activity="template check asked")
+CHECK = JobKind("check_template", "Check Template", do_job, activity="template check started")
 """A template check is answered. With ``options["repair"]`` a repair is searched for afterwards."""
 
-REPAIR = JobKind("repair_template", "Repair Template", do_job, activity="template check asked")
+REPAIR = JobKind("repair_template", "Repair Template", do_job, activity="template check started")
 """A repair is searched for a template check that was answered before without one."""

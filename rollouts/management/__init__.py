@@ -10,22 +10,16 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from rollout_inspector.commands.remedies import sentence_of
+from rollout_inspector.outputs import plain
 from rollout_inspector.refusal import Refusal
 from rollouts.store.people.activity_log import Actor, acting
 
 
-def one_line(text: str) -> str:
-    """Foreign text for a terminal: line breaks, escape sequences and invisible characters are written out."""
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-
-
 class _Terminal(OutputWrapper):
-    """Writes control characters out, apart from line breaks, tabs, and the `\\r` that begins a line of progress."""
+    """Writes plain text."""
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
-        start = "\r" if msg.startswith("\r") else ""
-        visible = "".join(char if char in "\n\t" else one_line(char) for char in msg[len(start) :])
-        super().write(start + visible, style_func, ending)
+        super().write(plain(msg), style_func, ending)
 
 
 class TerminalCommand(BaseCommand):

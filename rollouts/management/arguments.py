@@ -6,13 +6,15 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from django.core.management.base import CommandError
+from django.db.models import QuerySet
 
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.text import chat_templates
 from rollouts.store.chat_templates.chat_templates import register_chat_template
-from rollouts.store.models import ChatTemplate, Project, Run
+from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory
 from rollouts.store.people.projects import find_project_named, project_names, project_or_default
-from rollouts.store.runs.runs import find_run
+from rollouts.store.runs.runs import find_run, run_and_trajectories
+from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 def add_project_option(parser: ArgumentParser, default: str = "the default project") -> None:
@@ -39,6 +41,20 @@ def run_named(code: str, templates: bool = False) -> Run:
     if run is None:
         raise CommandError(f"There is no run with the code {code!r}.")
     return run
+
+
+def run_and_trajectories_named(code: str) -> tuple[Run, QuerySet[StoredTrajectory]]:
+    """The run with a code and its trajectories, or the trajectory with the code. Raises :class:`CommandError`."""
+    if (target := run_and_trajectories(code)) is None:
+        raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
+    return target
+
+
+def trajectory_named(code: str) -> StoredTrajectory:
+    """The trajectory with that code. Raises :class:`CommandError`."""
+    if (trajectory := find_trajectory(code)) is None:
+        raise CommandError(f"There is no trajectory with the code {code!r}.")
+    return trajectory
 
 
 def read_chat_template(path: str | Path) -> str:

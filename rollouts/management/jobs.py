@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from django.core.management.base import CommandError, OutputWrapper
+from django.core.management.base import CommandError
 from django.db import transaction
 
+from rollout_inspector.outputs import show_progress
 from rollouts.jobs.broker import send_job
 from rollouts.store.database import reload
 from rollouts.store.jobs.jobs import end_job, take_job
@@ -36,9 +37,7 @@ def run_jobs(tell: Callable[[Job], object] = lambda _: None, cancels: bool = Fal
         reload(job)
 
 
-def run_or_send(
-    run: Run, ask: Callable[[], tuple[Job, bool]], verb: str, background: bool, stderr: OutputWrapper
-) -> Job:
+def run_or_send(run: Run, ask: Callable[[], tuple[Job, bool]], verb: str, background: bool) -> Job:
     """The job of a run, done here with its progress on a terminal, or sent to a worker in the ``background``.
 
     ``ask``: the job, and whether it is new. ``verb``: what is done to the run, such as `diagnosed`. Ctrl-C cancels it.
@@ -47,7 +46,7 @@ def run_or_send(
 
     def tell(job: Job) -> None:
         end = "\n" if job.n_done and job.n_done == job.n_total else ""
-        stderr.write(f"\r{job.n_done:,} of {job.n_total:,} trajectories", ending=end)
+        show_progress(f"{job.n_done:,} of {job.n_total:,} trajectories", end)
 
     with run_jobs(tell if sys.stderr.isatty() else lambda _: None, cancels=True) as jobs:
         job, is_new = ask()

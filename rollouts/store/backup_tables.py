@@ -9,6 +9,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 from django.db import connection, models
+from django.utils import timezone
 
 from rollouts.store.bulk import insert_values
 from rollouts.store.fields import ArrayField
@@ -147,12 +148,10 @@ def _column(field: Any) -> Column:
     for kinds, type in _SIMPLE:
         if isinstance(target, kinds):
             return Column(field.attname, type, _as_it_is, _as_it_is)
-    raise TypeError(f"Backups cannot write {type_name(target)}: add it to rollouts.store.backup_tables.")
-
-
-def type_name(field: Any) -> str:
-    """The class of a field, for an error."""
-    return f"{type(field).__module__}.{type(field).__qualname__}"
+    raise TypeError(
+        f"Backups cannot write {type(target).__module__}.{type(target).__qualname__}: add it to "
+        "rollouts.store.backup_tables."
+    )
 
 
 def _as_it_is(value: Any) -> Any:
@@ -161,3 +160,19 @@ def _as_it_is(value: Any) -> Any:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+ACCESS_TABLES = ("rollouts_apitoken", "rollouts_sharelink", "rollouts_invitation", "django_session")
+"""The tables of what lets somebody in without a password."""
+
+
+def end_access(model: Any) -> int:
+    """End what lets somebody in, as the backup has it: nobody knows what was ended since. Returns how many."""
+    if model._meta.db_table == "django_session":
+        n: int = model.objects.count()
+        model.objects.all().delete()
+        return n
+    open_rows = model.objects.filter(revoked_at=None)
+    if any(field.name == "used_at" for field in model._meta.fields):
+        open_rows = open_rows.filter(used_at=None)
+    return int(open_rows.update(revoked_at=timezone.now()))

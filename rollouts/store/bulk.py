@@ -52,13 +52,10 @@ def bare(model: type[M], **values: Any) -> M:
 
 @lru_cache(maxsize=32)
 def _defaults(model: type[models.Model]) -> tuple[Mapping[str, Any], Sequence[tuple[str, Callable[[], Any]]]]:
-    makers = {field.attname: field.default for field in model._meta.concrete_fields if _makes(field)}
-    constants = {f.attname: f.get_default() for f in model._meta.concrete_fields if f.attname not in makers}
+    fields = model._meta.concrete_fields
+    makers = {field.attname: field.default for field in fields if field.has_default() and callable(field.default)}
+    constants = {f.attname: f.get_default() for f in fields if f.attname not in makers}
     return constants, list(makers.items())
-
-
-def _makes(field: Any) -> bool:
-    return field.has_default() and callable(field.default)
 
 
 def insert_whole(objects: Sequence[models.Model]) -> None:

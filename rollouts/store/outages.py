@@ -1,4 +1,4 @@
-"""Errors that pass by themselves: a full disk, a lost connection, a lock. The work is tried again later."""
+"""Errors that pass by themselves: a full disk or memory, a lost connection, a lock. The work is tried again later."""
 
 from __future__ import annotations
 
@@ -9,30 +9,54 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from rollouts.store.files import StorageDown
 
 DISK_FULL = "The disk of the server is full."
+READ_ONLY = "The disk of the server is read-only."
+_DISK_FAULTS = {
+    DISK_FULL: ({errno.ENOSPC, errno.EDQUOT}, ("disk is full", "no space left", "disk full")),
+    READ_ONLY: ({errno.EROFS}, ("readonly database", "read-only file system")),
+}
+"""Sentence -> the numbers of errors of the file system, and words of errors of a database."""
+NO_MEMORY = "The machine or the process has no memory left for this."
+BUSY = "Other work kept the database busy for too long. SQLite takes one writer at a time."
 
 
 class WorkerLeaves(Exception):
     """The worker shuts down in the middle of the work. Another worker goes on; the message is a sentence."""
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an operation of the file system or of the database failed because a disk is full."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return isinstance(error, DatabaseError) and any(
-        words in str(error).lower() for words in ("disk is full", "no space left", "disk full")
-    )
+def disk_fault(error: BaseException) -> str:
+    """Why a disk took no more of files or of the database, as a sentence; empty = the error is another one."""
+    for sentence, (numbers, words) in _DISK_FAULTS.items():
+        if isinstance(error, OSError) and error.errno in numbers:
+            return sentence
+        if isinstance(error, DatabaseError) and any(text in str(error).lower() for text in words):
+            return sentence
+    return ""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether a process was given no more memory."""
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether another writer of SQLite did not end in time."""
+    return isinstance(error, OperationalError) and "is locked" in str(error)
 
 
 def is_outage(error: BaseException) -> bool:
     """Whether the same work may succeed later."""
-    return is_disk_full(error) or isinstance(error, OperationalError | InterfaceError | StorageDown | WorkerLeaves)
+    passes = isinstance(error, OperationalError | InterfaceError | StorageDown | WorkerLeaves)
+    return passes or lacks_memory(error) or bool(disk_fault(error))
 
 
 def said_of(error: BaseException) -> str:
     """An outage as a sentence."""
-    if is_disk_full(error):
-        return DISK_FULL
+    if sentence := disk_fault(error):
+        return sentence
+    if lacks_memory(error):
+        return NO_MEMORY
+    if is_busy(error):
+        return BUSY
     if isinstance(error, StorageDown | WorkerLeaves):
         return str(error)
     return f"The database did not answer ({type(error).__name__}: {str(error).strip()[:300]})."

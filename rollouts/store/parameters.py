@@ -46,9 +46,12 @@ SEVERITIES = tuple(severity.value for severity in Severity)
 STATUSES = tuple(WorkStatus.values)
 YES_NO = ("yes", "no")
 COMMENTS = ("open", "any")
-SORTS = (
-    "index", "-index", "reward", "-reward", "n_tokens", "-n_tokens", "n_findings", "-n_findings", "n_rows", "-n_rows",
+SORTED_COLUMNS = (
+    "index", "reward", "n_tokens", "n_findings", "n_rows", "n_steps", "n_sampled", "n_trained", "n_lost",
+    "training_step", "group", "stop_reason",
 )
+"""The columns by which a list of trajectories can be sorted."""
+SORTS = tuple(sign + column for column in SORTED_COLUMNS for sign in ("", "-"))
 """The orders of a list of trajectories; a minus sign means descending."""
 StatusName = Annotated[str, among(STATUSES), listed(STATUSES)]
 SeverityName = Annotated[str, among(SEVERITIES), listed(SEVERITIES)]

@@ -15,24 +15,21 @@ from rollouts.store.trajectories.seen import seen_in_run
 
 
 class FilterInput(NamedTuple):
-    """How the form of a page asks for a filter, and the column that it compares."""
+    """How the search box of a list names a filter, and the column that it compares."""
 
-    label: str = ""
-    """Empty: the form has no input for it, and keeps what the address says."""
+    word: str
+    """What stands before the sign, as in ``reward>0.5``; the bounds of one column share it."""
+    example: str
+    """What one may type."""
     column: str = ""
     """The condition on a column that it is alone; empty = ``filter_trajectories`` says what it does."""
-    none: str = ""
-    """A choice, and the words of its option that filters nothing."""
-    options: dict[str, str] = {}
-    """Value of a choice -> its words; empty = those that the run has."""
-    width: str = ""
-    """``narrow`` or ``medium``."""
-    mode: str = ""
-    """``decimal``: the number that it takes has a fraction."""
-    is_upper: bool = False
-    """The upper bound of the filter before it: the two stand together."""
     is_personal: bool = False
     """About what members say and do, which a visitor does not see."""
+
+    @property
+    def sign(self) -> str:
+        """What stands between word and value: a comparison for a bound, a colon for all others."""
+        return {"gte": ">=", "lte": "<=", "gt": ">", "lt": "<"}.get(self.column.rpartition("__")[2], ":")
 
 
 class FilterParameters(BaseModel):
@@ -44,65 +41,65 @@ class FilterParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    kind: Annotated[Text, Field(alias="finding"), FilterInput("Finding", none="any or none", width="medium")] = ""
+    kind: Annotated[Text, Field(alias="finding"), FilterInput("kind", "kind:branch")] = ""
     """Only trajectories that have a finding of this kind."""
-    severity: SeverityName = ""
+    severity: Annotated[SeverityName, FilterInput("severity", "severity:error")] = ""
     """Only trajectories that have a finding of this severity."""
-    status: Annotated[StatusName, FilterInput(column="status")] = ""
+    status: Annotated[StatusName, FilterInput("status", "status:failed", "status")] = ""
     """Only trajectories in this state."""
-    stop_reason: Annotated[Text, Field(alias="stop"), FilterInput("Stop reason", "stop_reason", "any")] = ""
+    stop_reason: Annotated[Text, Field(alias="stop"), FilterInput("stop", "stop:length", "stop_reason")] = ""
     """The stop reason."""
     reward_min: Annotated[
-        FiniteFloat | None,
-        Field(alias="min"),
-        FilterInput("Reward from", "reward__gte", width="narrow", mode="decimal"),
+        FiniteFloat | None, Field(alias="min"), FilterInput("reward", "reward>=0.5", "reward__gte")
     ] = None
     """The least reward. A trajectory without a reward passes no bound."""
     reward_max: Annotated[
-        FiniteFloat | None,
-        Field(alias="max"),
-        FilterInput("to", "reward__lte", width="narrow", mode="decimal", is_upper=True),
+        FiniteFloat | None, Field(alias="max"), FilterInput("reward", "reward<=1", "reward__lte")
     ] = None
     """The greatest reward."""
-    step: Annotated[Count | None, Field(alias="at")] = None
+    reward_above: Annotated[
+        FiniteFloat | None, Field(alias="above"), FilterInput("reward", "reward>0", "reward__gt")
+    ] = None
+    """The reward is greater than this."""
+    reward_below: Annotated[
+        FiniteFloat | None, Field(alias="below"), FilterInput("reward", "reward<1", "reward__lt")
+    ] = None
+    """The reward is less than this."""
+    step: Annotated[Count | None, Field(alias="at"), FilterInput("step", "step:2")] = None
     """Only trajectories that have such a finding at this step."""
-    first: Annotated[Count | None, Field(alias="from"), FilterInput(column="index__gte")] = None
+    first: Annotated[Count | None, Field(alias="from"), FilterInput("position", "position>=100", "index__gte")] = None
     """The first position in the run."""
-    last: Annotated[Count | None, Field(alias="to"), FilterInput(column="index__lte")] = None
+    last: Annotated[Count | None, Field(alias="to"), FilterInput("position", "position<=200", "index__lte")] = None
     """The last position in the run."""
-    tokens_min: Annotated[Count | None, FilterInput("Tokens from", "n_tokens__gte", width="narrow")] = None
+    tokens_min: Annotated[Count | None, FilterInput("tokens", "tokens>10k", "n_tokens__gte")] = None
     """The fewest tokens of a trajectory."""
-    tokens_max: Annotated[Count | None, FilterInput("to", "n_tokens__lte", width="narrow", is_upper=True)] = None
+    tokens_max: Annotated[Count | None, FilterInput("tokens", "tokens<500", "n_tokens__lte")] = None
     """The most tokens of a trajectory."""
-    training_min: Annotated[Count | None, FilterInput("Training step", "training_step__gte", width="medium")] = None
+    training_min: Annotated[Count | None, FilterInput("training", "training>=10", "training_step__gte")] = None
     """The first training step. A trajectory without one passes no bound."""
-    training_max: Annotated[Count | None, FilterInput("to", "training_step__lte", width="narrow", is_upper=True)] = None
+    training_max: Annotated[Count | None, FilterInput("training", "training<=20", "training_step__lte")] = None
     """The last training step."""
-    group: Annotated[Text, FilterInput("Group", "group", width="narrow")] = ""
+    group: Annotated[Text, FilterInput("group", "group:12", "group")] = ""
     """A whole group: the trajectories of one prompt."""
-    text: Annotated[Text, FilterInput("Id contains", "external_id__icontains")] = ""
+    text: Annotated[Text, FilterInput("id", "id:task-7", "external_id__icontains")] = ""
     """A part of the external id, in upper or lower case."""
-    policy_version: Annotated[Text, Field(alias="policy")] = ""
+    policy_version: Annotated[Text, Field(alias="policy"), FilterInput("policy", "policy:v3")] = ""
     """The policy version that sampled the first step."""
-    flawed: bool = False
+    flawed: Annotated[bool, FilterInput("flawed", "flawed:yes")] = False
     """Only trajectories that have a finding."""
-    muted: Annotated[MutedName, FilterInput("Muted findings", none="shown", options={"hide": "hidden"})] = ""
+    muted: Annotated[MutedName, FilterInput("muted", "muted:hide")] = ""
     """``hide``: muted findings count as none, in every other filter by findings too."""
-    seen: Annotated[YesNo, FilterInput(
-        "Seen by you", none="seen or not", options={"no": "not seen", "yes": "seen"}, is_personal=True,
-    )] = ""
+    seen: Annotated[YesNo, FilterInput("seen", "seen:no", is_personal=True)] = ""
     """Only trajectories that the caller's user has marked as seen, or only others."""
-    comments: Annotated[CommentsName, FilterInput(
-        "Comments", none="any or none", options={"open": "open", "any": "any"}, is_personal=True,
-    )] = ""
+    comments: Annotated[CommentsName, FilterInput("comments", "comments:open", is_personal=True)] = ""
     """Only trajectories with a comment that is open, or with any."""
 
 
 INPUTS = {
-    name: next((one for one in field.metadata if isinstance(one, FilterInput)), FilterInput())
+    name: next(entry for entry in field.metadata if isinstance(entry, FilterInput))
     for name, field in FilterParameters.model_fields.items()
 }
-"""Field -> how a form asks for it."""
+"""Field -> how a search box names it."""
 PARAMETERS = {name: field.alias or name for name, field in FilterParameters.model_fields.items()}
 """Field -> its parameter."""
 

@@ -6,9 +6,7 @@ Real ones: tests/recorder/test_real_vllm.py.
 from __future__ import annotations
 
 import json
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -28,6 +26,8 @@ from rollouts.sampling.engines import (
 )
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scoring import score_streams
+from tests.conftest import wait_until
+from tests.ports import HeldPort
 
 PROMPT = ids_array([5, 6, 7])
 Answer = Callable[[str, Any], tuple[int, Any]]
@@ -102,13 +102,11 @@ def with_change(base: Answer, at: str, change: Callable[[Any], tuple[int, Any]])
     return lambda path, body: change(body) if path == at else base(path, body)
 
 
-def complete(engine: Any, seconds: float = 60, **sampling: Any) -> Generation:
+def complete(engine: Any, **sampling: Any) -> Generation:
     engine.add(GenerationRequest("r", PROMPT, Sampling(**{"max_tokens": 4} | sampling)))
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        for generation in engine.step():
-            return generation
-    raise AssertionError("no answer came")
+    generations: list[Generation] = []
+    wait_until(lambda: bool(generations.extend(engine.step()) or generations), 240, "the completion has come")
+    return generations[0]
 
 
 @pytest.fixture
@@ -308,7 +306,7 @@ def test_an_aborted_request_is_dropped_at_an_sglang_server_by_its_name(engine: A
 
     def answer(path: str, body: Any) -> tuple[int, Any]:
         if path == "/generate":
-            ended.wait(30)
+            ended.wait(240)
         if path == "/abort_request":
             dropped.append(body)
         return sglang_like(path, body)
@@ -409,12 +407,9 @@ def test_a_redirect_is_not_followed(engine: Any) -> None:
         complete(engine("vllm_server", with_change(vllm_like, "/v1/completions", lambda _: (302, {}))))
 
 
-def test_a_server_that_is_not_there() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def test_a_server_that_is_not_there(port: HeldPort) -> None:
     with pytest.raises(EngineError, match="No server answers"):
-        build_engine("vllm_server", f"http://127.0.0.1:{port}", vocab_size=100)
+        build_engine("vllm_server", port.url, vocab_size=100)
 
 
 def test_a_model_that_the_server_does_not_list(engine: Any) -> None:

@@ -1,6 +1,5 @@
 """vLLM's own parsers in their confined process: what they read, and that none of them holds the others up."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,9 +53,8 @@ def test_a_parser_that_takes_too_long_is_stopped_and_the_next_one_asked(
 ) -> None:
     monkeypatch.setattr(vllm_parsers, "READ_SECONDS", 1)
     monkeypatch.setattr(vllm_parsers, "READ_SECONDS_PER_MB", 0)
-    began = time.monotonic()
     slow = parsers.read("tool", "glm45", "<tool_call>" * 90_000, None)
-    assert slow == {"error": "It was stopped after 1 s of computing time."} and time.monotonic() - began < 60
+    assert slow == {"error": "It was stopped after 1 s of computing time."}
     assert parsers.read("tool", "hermes", CALL, None)["calls"]
     monkeypatch.setattr(vllm_parsers, "TOTAL_SECONDS", -1)
     assert {one["error"] for _, _, one in parsers.read_all("I look.", None)} == {vllm_parsers.NOT_ASKED}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
@@ -14,6 +16,7 @@ from rollouts.sampling.engines import EngineError, Generation, GenerationRequest
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.usefixtures("short_pauses")
 
@@ -31,18 +34,29 @@ class Gated(ScriptedEngine):
         self.batches: list[int] = []
 
     def step(self) -> list[Generation]:
-        assert self.gate.wait(60)
+        assert self.gate.wait(240)
         self.batches.append(len(self._live))
         return super().step()
 
 
+@contextmanager
+def held(owner: EngineThread) -> Iterator[None]:
+    """No turn takes a part of what is asked meanwhile: the first engine sees all of it at once."""
+    is_held, may_go_on = threading.Event(), threading.Event()
+    owner.call(lambda _: (is_held.set(), may_go_on.wait(240)))
+    assert is_held.wait(240)
+    yield
+    may_go_on.set()
+
+
 def test_requests_of_many_threads_share_one_batch() -> None:
     engine = Gated()
-    owner = EngineThread(lambda: engine)
-    futures = [owner.submit(request(str(n))) for n in range(8)]
     engine.gate.set()
-    assert len(wait_for(futures, timeout=60).done) == 8
-    assert max(engine.batches) >= 7  # the first may have started alone
+    owner = EngineThread(lambda: engine)
+    with held(owner):
+        futures = [owner.submit(request(str(n))) for n in range(8)]
+    assert len(wait_for(futures, timeout=240).done) == 8
+    assert engine.batches == [8] * 5
     assert owner.tokens == 40
     owner.close()
 
@@ -54,8 +68,8 @@ def test_an_abort_cancels_the_future_and_leaves_the_others() -> None:
     owner.abort(["gone", "nobody"])
     engine.gate.set()
     with pytest.raises(CancelledError):
-        gone.result(60)
-    assert len(stays.result(60).completion_ids) == 5
+        gone.result(240)
+    assert len(stays.result(240).completion_ids) == 5
     owner.close()
 
 
@@ -63,8 +77,8 @@ def test_a_refused_request_fails_alone() -> None:
     owner = EngineThread(ScriptedEngine)
     bad, good = owner.submit(request("bad", ids=(-4,))), owner.submit(request("good"))
     with pytest.raises(RequestRefused, match="-4"):
-        bad.result(60)
-    assert len(good.result(60).completion_ids) == 5
+        bad.result(240)
+    assert len(good.result(240).completion_ids) == 5
     owner.close()
 
 
@@ -88,8 +102,9 @@ def test_a_dead_engine_costs_its_requests_nothing_and_is_built_again() -> None:
             self.closed = True
 
     owner = EngineThread(Dying)
-    futures = [owner.submit(request(str(n))) for n in range(3)]
-    assert [future.result(60).request_id for future in futures] == ["0", "1", "2"]
+    with held(owner):
+        futures = [owner.submit(request(str(n))) for n in range(3)]
+    assert [future.result(240).request_id for future in futures] == ["0", "1", "2"]
     assert len(built) == 2 and built[0].closed
     owner.close()
 
@@ -111,17 +126,15 @@ def test_a_request_that_kills_every_engine_is_refused_and_no_other(killers: int)
     """M9: a prompt that kills the engine ended every trajectory beside it, then the run."""
     Poisoned.deaths.clear()
     owner = EngineThread(Poisoned)
-    hold = threading.Event()
-    owner.call(lambda _: hold.wait(60))  # all at once, else the first engine might see a part of them
-    bad = [owner.submit(request(f"bad {n}", ids=(13, 1))) for n in range(killers)]
-    good = [owner.submit(request(str(n))) for n in range(40)]
-    hold.set()
-    assert {len(future.result(60).completion_ids) for future in good} == {5}
+    with held(owner):
+        bad = [owner.submit(request(f"bad {n}", ids=(13, 1))) for n in range(killers)]
+        good = [owner.submit(request(str(n))) for n in range(40)]
+    assert {len(future.result(240).completion_ids) for future in good} == {5}
     for future in bad:
         with pytest.raises(RequestRefused, match=r"died 4 times .* The engine died: MemoryError: a prompt broke it"):
-            future.result(60)
+            future.result(240)
     assert Poisoned.deaths == [40 + killers] * 2 + [1] * 2 * killers
-    assert len(owner.submit(request("later")).result(60).completion_ids) == 5
+    assert len(owner.submit(request("later")).result(240).completion_ids) == 5
     owner.close()
 
 
@@ -137,8 +150,9 @@ def test_engines_that_die_one_after_another_end_all_that_waits_with_the_reason()
             raise MemoryError("no block is free")
 
     owner = EngineThread(Dead)
-    futures = [owner.submit(request(str(n))) for n in range(40)]
-    errors = [future.exception(60) for future in futures]
+    with held(owner):
+        futures = [owner.submit(request(str(n))) for n in range(40)]
+    errors = [future.exception(240) for future in futures]
     assert sum(isinstance(error, EngineLost) for error in errors) >= 38  # one or two may have been taken for the cause
     assert all("The engine died: MemoryError: no block is free" in str(error) for error in errors)
     assert len(built) == 6
@@ -158,13 +172,13 @@ def test_an_abort_and_a_close_do_not_wait_for_the_next_engine(monkeypatch: pytes
 
     owner = EngineThread(Dying)
     gone, stays = owner.submit(request("gone")), owner.submit(request("stays"))
-    assert died.wait(60)
+    assert died.wait(240)
     owner.abort(["gone"])
     with pytest.raises(CancelledError):
-        gone.result(60)
+        gone.result(240)
     owner.close()
     with pytest.raises(EngineClosed):
-        stays.result(60)
+        stays.result(240)
 
 
 def test_nonsense_from_the_engine_is_its_death() -> None:
@@ -177,7 +191,7 @@ def test_nonsense_from_the_engine_is_its_death() -> None:
 
     owner = EngineThread(Lying)
     with pytest.raises(EngineError, match="id 999999"):
-        owner.submit(request("x")).result(60)
+        owner.submit(request("x")).result(240)
     owner.close()
 
 
@@ -187,9 +201,9 @@ def test_an_engine_that_cannot_be_built_says_why_to_everybody_who_waits() -> Non
 
     owner = EngineThread(build)
     with pytest.raises(EngineError, match="holds no model"):
-        owner.ask_info().result(60)
+        owner.ask_info().result(240)
     with pytest.raises(EngineError, match="holds no model"):
-        owner.submit(request("x")).result(60)
+        owner.submit(request("x")).result(240)
     owner.close()
 
 
@@ -202,9 +216,9 @@ def test_info_builds_the_engine_once() -> None:
 
     owner = EngineThread(build)
     for _ in range(2):
-        info = owner.ask_info().result(60)
+        info = owner.ask_info().result(240)
         assert (info.name, info.vocab_size) == ("scripted", 99)
-    owner.submit(request("x")).result(60)
+    owner.submit(request("x")).result(240)
     assert built == [1]
     owner.close()
 
@@ -212,10 +226,10 @@ def test_info_builds_the_engine_once() -> None:
 def test_a_call_runs_beside_requests_and_its_error_is_the_callers_alone() -> None:
     owner = EngineThread(ScriptedEngine)
     under_way = owner.submit(request("x", 500))
-    assert owner.call(lambda engine: engine.vocab_size).result(60) > 0
+    assert owner.call(lambda engine: engine.vocab_size).result(240) > 0
     with pytest.raises(ZeroDivisionError):
-        owner.call(lambda engine: 1 // 0).result(60)
-    assert len(under_way.result(60).completion_ids) == 500
+        owner.call(lambda engine: 1 // 0).result(240)
+    assert len(under_way.result(240).completion_ids) == 500
     owner.close()
 
 
@@ -225,9 +239,11 @@ def test_closing_fails_what_is_under_way_and_refuses_what_comes() -> None:
     future = owner.submit(request("x", 2000))
     closing = threading.Thread(target=owner.close)
     closing.start()
-    engine.gate.set()
-    closing.join(60)
+    wait_until(lambda: owner._closing, 240, "it is closed")
+    with owner._lock:  # the engine is told so before its gate opens
+        engine.gate.set()
+    closing.join(240)
     with pytest.raises(EngineClosed):
-        future.result(60)
+        future.result(240)
     with pytest.raises(EngineClosed):
         owner.submit(request("y"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES, StrategyRefused
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
 from rollout_inspector.text.replies.parsing import parser
@@ -18,7 +20,7 @@ from rollouts.sampling import loop
 from rollouts.sampling.engines import EngineError, Generation, build_engine
 from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.scripted import ScriptedEngine
-from rollouts.sampling.environments import Outcome, Task
+from rollouts.sampling.environments import ENVIRONMENTS, Outcome, Task
 from rollouts.sampling.loop import RolloutJob, step_seed
 from tests.conftest import wait_until
 from tests.loop.harness import Harness
@@ -125,6 +127,38 @@ def test_a_stop_text_ends_a_turn_that_the_template_then_closes(harness: Harness)
     text = "<|im_end|>\n<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     assert codec.decode(delta) == text and harness.done["a"].reward == 1.0
     assert second.delta_origin is not None and second.delta_origin[0] == Origin.TEMPLATE
+
+
+def test_single_turns_are_sampled_as_one_batch(harness: Harness) -> None:
+    """SkyRL's ``generate_batched``: the engine has all prompts before it answers the first, each with one message."""
+    prompts = [Task([{"role": "user", "content": f"Say {n}."}], answer=str(n)) for n in range(6)]
+    batches: list[int] = []
+
+    class Engine(ScriptedEngine):
+        def step(self) -> list[Generation]:
+            if not batches and len(self._live) < len(prompts):
+                time.sleep(0.001)
+                return []
+            batches.append(len(self._live))
+            return super().step()
+
+    codec = harness.context.codec
+
+    def script(prompt: Ids) -> Sequence[int]:
+        said = codec.decode(prompt).rpartition("Say ")[2][0]
+        return codec.encode(f"I say {said if said != '5' else 'nothing'}<|im_end|>").tolist()
+
+    engine = EngineThread(lambda: Engine(script=script, vocab_size=codec.vocab_size))
+    jobs = [RolloutJob(str(n), task) for n, task in enumerate(prompts)]
+    harness.run(engine, jobs, environment=ENVIRONMENTS["prompts"](), strategy="step_wise")
+    assert batches[0] == len(prompts)
+    assert {key: done.reward for key, done in harness.done.items()} == {str(n): float(n != 5) for n in range(6)}
+    for key, task in enumerate(prompts):
+        (step,), (row,) = harness.steps[str(key)], harness.done[str(key)].rows or ()
+        prompt = harness.context.renderer.render_ids(Conversation(task.messages, None, None, True))
+        assert step.prompt_ids.tolist() == prompt.tolist()
+        assert row.ids.tolist() == step.stream.tolist()
+        assert row.ids[row.loss_mask].tolist() == step.completion_ids.tolist()
 
 
 def test_the_turns_are_limited(harness: Harness) -> None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ import pytest
 import requests
 
 from tests.conftest import ROOT, database_url, wait_until
+from tests.ports import HeldPort
 
 FIRST_GROUP = 31_000
 NOBODY = 65_534
@@ -89,7 +88,7 @@ class Machine:
                 os.killpg(process.pid, signal.SIGTERM)
         for process in self.processes.values():
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait(60)
@@ -123,14 +122,15 @@ class Browser(requests.Session):
 
     def wait(self, path: str, condition: Callable[[Any], bool], seconds: float = 240) -> Any:
         """Ask for a twin until it meets the condition."""
-        deadline = time.monotonic() + seconds
-        while True:
+        value: Any = None
+
+        def is_so() -> bool:
+            nonlocal value
             value = self.ask(path)
-            if condition(value):
-                return value
-            if time.monotonic() > deadline:
-                pytest.fail(f"after {seconds:g} s {path} still says {str(value)[:3000]}")
-            time.sleep(0.2)
+            return condition(value)
+
+        wait_until(is_so, seconds, lambda: f"{path} says something else than {str(value)[:3000]}")
+        return value
 
 
 class Machines:
@@ -141,9 +141,8 @@ class Machines:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.web, self.worker, self.engine, self.recorder, self.second = (Machine(n, environment) for n in range(5))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self._port = HeldPort()
+        self.url = self._port.url
 
     @property
     def all(self) -> tuple[Machine, ...]:
@@ -165,9 +164,14 @@ class Machines:
 
     def is_up(self) -> bool:
         try:
-            return requests.get(f"{self.url}/health", timeout=5).status_code == 200
+            return requests.get(f"{self.url}/health", timeout=60).status_code == 200
         except requests.RequestException:
             return False
+
+    def close(self) -> None:
+        for one in self.all:
+            one.close()
+        self._port.close()
 
     def logs(self) -> str:
         return "\n".join(f"--- machine {one.number}\n{one.log.read_text(errors='replace')[-3000:]}" for one in self.all)
@@ -203,8 +207,7 @@ def machines(
         yield found
     finally:
         print(found.logs())  # pytest shows it when the test fails
-        for one in found.all:
-            one.close()
+        found.close()
 
 
 @pytest.fixture

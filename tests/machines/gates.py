@@ -14,6 +14,7 @@ import redis
 
 from inspector.server.redis_process import redis_command
 from tests.conftest import wait_until
+from tests.ports import HeldPort
 
 
 class OwnRedis:
@@ -51,23 +52,23 @@ class Gate:
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
         self._sockets: set[socket.socket] = set()
-        self.port = 0
+        self._port = HeldPort()
+        self.port = self._port.number
         self.open()
 
     def open(self) -> None:
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen(64)
-        self.port = listener.getsockname()[1]
-        self._listener = listener
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def shut(self) -> None:
         """Refuse new connections and reset the others, as a database does that is killed."""
         _close(self._listener)
         for one in list(self._sockets):
             _close(one)
+
+    def close(self) -> None:
+        self.shut()
+        self._port.close()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):

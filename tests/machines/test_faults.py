@@ -52,7 +52,7 @@ def gate(transactional_db: None) -> Iterator[Gate]:
     address = urlsplit(database_url())
     found = Gate(address.hostname or "127.0.0.1", address.port or 5432)
     yield found
-    found.shut()
+    found.close()
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def record(machines: Machines, browser: Browser, upstream: str) -> None:
     messages = [{"role": "user", "content": "question"}]
     for _ in range(3):
         answer = requests.post(
-            f"{said['url']}/chat/completions", json={"messages": messages}, headers=session, timeout=30
+            f"{said['url']}/chat/completions", json={"messages": messages}, headers=session, timeout=240
         )
         messages = [*messages, answer.json()["choices"][0]["message"], {"role": "user", "content": "again"}]
     process.send_signal(signal.SIGTERM)

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.sessions.backends.db import SessionStore
+from django.contrib.sessions.models import Session
 from django.core.files.storage import storages
 from django.core.management import CommandError, call_command
 from django.db import connection, connections, models
@@ -29,19 +32,26 @@ from rollouts.store import files, storage_mark
 from rollouts.store.backup_tables import columns_of
 from rollouts.store.fields import ArrayField
 from rollouts.store.models import (
+    ApiToken,
     AuditEvent,
+    Invitation,
     Job,
+    LoginSession,
     Replay,
     ReplayRows,
     Retokenized,
+    Role,
     RowScores,
     Run,
     ScoredColumn,
+    ShareLink,
     StepTokens,
     StoredTrajectory,
 )
 from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
+from rollouts.store.people.members import invite
+from rollouts.store.people.shares import create_share
 from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.token_arrays.stores import SegmentTokens
 from rollouts.store.trajectories.save_trajectories import save_trajectories
@@ -52,8 +62,24 @@ from tests.web.trajectory_samples import Maker, own_row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-N_TRAJECTORIES = 1500
-"""Of an import that is longer than a backup."""
+N_TRAJECTORIES = 600
+IMPORTER = """
+import sys, time
+from pathlib import Path
+import django
+django.setup()
+from django.core.management import call_command
+from rollouts.jobs.imports import imports
+file, is_saved, last = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+real = imports.diagnosis_for
+def diagnose(value, run):
+    while value.external_id == last and not is_saved.exists():
+        time.sleep(0.02)
+    return real(value, run)
+imports.diagnosis_for, imports.BATCH_TRAJECTORIES = diagnose, 50
+call_command("import_rollouts", file)
+"""
+"""An import that does not end before a backup has been made."""
 OLDER = ("auth", "0011_update_proxy_permissions")
 """A schema of before the newest migration: a first name had at most 30 letters."""
 
@@ -161,7 +187,8 @@ def test_every_row_every_array_and_every_file_arrives(
             mark.parent.mkdir(parents=True)
             mark.write_text("another")
         alias, url = other_databases()
-        restored = manage("restore", place, *["--adopt-files"] * (hop - 1), DATABASE_URL=url, **machine)
+        how = ["--keep-access", *["--adopt-files"] * (hop - 1)]
+        restored = manage("restore", place, *how, DATABASE_URL=url, **machine)
         assert restored.returncode == 0, restored.stderr
         assert AuditEvent.objects.using(alias).filter(action="backup restored").delete()[0] == 1
         for model in backup.saved_models():
@@ -193,15 +220,15 @@ def test_a_backup_while_an_import_runs_is_one_moment(
         "INSPECTOR_DATA": str(places / "importer"), "INSPECTOR_FILES": str(places / "source"),
     }
     importer = subprocess.Popen(
-        [sys.executable, "manage.py", "import_rollouts", str(source)], cwd=ROOT, env=environment,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        [sys.executable, "-c", IMPORTER, str(source), str(places / "is saved"), f"t{N_TRAJECTORIES - 1}"], cwd=ROOT,
+        env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )
     try:
         wait_until(
-            lambda: StoredTrajectory.objects.exists() or importer.poll() is not None, 120, "the import has begun"
+            lambda: StoredTrajectory.objects.exists() or importer.poll() is not None, 240, "the import has begun"
         )
         call_command("backup", str(places / "saved"), stdout=io.StringIO())
-        assert importer.poll() is None, "the import has ended before the backup: it must be longer"
+        (places / "is saved").touch()
         assert importer.wait(300) == 0, importer.stderr
     finally:
         importer.kill()
@@ -290,6 +317,13 @@ def _in_segments(project: Any) -> Run:
 def test_a_backup_of_an_older_schema_is_restored_and_migrated(
     filled: Run, places: Path, other_databases: Callable[[], tuple[str, str]]
 ) -> None:
+    """Nor does what let somebody in work again: it may have been ended since the backup."""
+    ada = get_user_model().objects.create_user("ada")
+    create_api_key(ada, "trainer")
+    create_share(ada, filled)
+    invite(filled.project, Role.MEMBER, ada, 7)
+    session = SessionStore()
+    session.create()
     newest = max(name for app, name in MigrationLoader(connection).graph.nodes if app == OLDER[0])
     try:
         MigrationExecutor(connection).migrate([OLDER])
@@ -301,6 +335,11 @@ def test_a_backup_of_an_older_schema_is_restored_and_migrated(
     machine = {"INSPECTOR_DATA": str(places / "data"), "INSPECTOR_FILES": str(places / "files")}
     restored = manage("restore", str(places / "saved"), DATABASE_URL=url, **machine)
     assert restored.returncode == 0, restored.stderr
+    assert "sessions are ended." in restored.stdout
+    assert not Session.objects.using(alias).exists() and not LoginSession.objects.using(alias).exists()
+    for model in (ApiToken, ShareLink, Invitation):
+        kept = model.objects.using(alias)
+        assert kept.count() == model.objects.count() > 0 and not kept.filter(revoked_at=None).exists(), model
     assert (OLDER[0], newest) in MigrationRecorder(connections[alias]).applied_migrations()
     assert rows(StepTokens, alias) == rows(StepTokens, "default") != {}
 

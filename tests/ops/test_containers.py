@@ -22,6 +22,7 @@ import yaml
 
 from inspector.server import alive
 from tests.conftest import ROOT, database_url, wait_until
+from tests.ports import HeldPort
 
 BIN = Path(sys.executable).parent
 SECRETS = ("SECRET_KEY", "POSTGRES_PASSWORD", "REDIS_PASSWORD", "S3_SECRET_KEY")
@@ -105,8 +106,9 @@ def test_the_image_holds_what_runs_and_nothing_else() -> None:
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert (ROOT / ".dockerignore").read_text().splitlines()[1] == "*"
     assert all((ROOT / name).exists() for name in kept)
-    assert {"rollout_inspector", "inspector", "rollouts", "templates", "static", "tools", "manage.py"} <= set(kept)
-    assert not {"tests", "benchmarks", "docs", ".git", "data"} & set(kept)
+    needed = {"rollout_inspector", "inspector", "rollouts", "templates", "static", "docs", "tools", "manage.py"}
+    assert needed <= set(kept)
+    assert not {"tests", "benchmarks", ".git", "data"} & set(kept)
 
 
 # --- the commands, outside of an image
@@ -157,12 +159,6 @@ class Container:
         return self.start(command).wait(120) == 0
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def tree(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
@@ -170,13 +166,13 @@ def tree(folder: Path) -> dict[str, int]:
 @pytest.mark.sqlite_only  # what starts is the same on any database
 @pytest.mark.django_db(transaction=True)
 def test_every_role_starts_is_healthy_and_writes_to_its_data_alone(
-    image: Path, live_redis: str, tmp_path: Path
+    image: Path, live_redis: str, tmp_path: Path, port: HeldPort
 ) -> None:
-    entrypoint, port = json.loads(last("ENTRYPOINT")), free_port()
+    entrypoint = json.loads(last("ENTRYPOINT"))
     assert json.loads(last("CMD")) == ["web"]
     shared = {
         "DATABASE_URL": database_url(), "REDIS_URL": live_redis, "INSPECTOR_FILES": str(tmp_path / "bucket"),
-        "SECRET_KEY": "x" * 50, "BIND": f"127.0.0.1:{port}", "HF_HUB_OFFLINE": "1",
+        "SECRET_KEY": "x" * 50, "BIND": f"127.0.0.1:{port.number}", "HF_HUB_OFFLINE": "1",
     }
     before = tree(image)
     made = {name: Container(image, tmp_path / name, shared) for name in ours()}
@@ -190,17 +186,18 @@ def test_every_role_starts_is_healthy_and_writes_to_its_data_alone(
         for name, check in checks.items():
             role = made[name]
             wait_until(lambda: role.succeeds(check[1:]), 120, f"{name} is healthy")  # noqa: B023
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+        with urllib.request.urlopen(f"{port.url}/health") as answer:
             assert json.load(answer)["status"] == "ok"
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/login") as answer:
+        with urllib.request.urlopen(f"{port.url}/login") as answer:
             style = re.search(r'href="(/static/[^"]+\.css)"', answer.read().decode())
         assert style is not None
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{style[1]}") as answer:
+        with urllib.request.urlopen(f"{port.url}{style[1]}") as answer:
             assert answer.status == 200
         assert made["web"].succeeds([*entrypoint, "python", "manage.py", "check"]), made["web"].said()
         # As compose.yaml starts it, without a public name and HTTPS.
-        made["web"].environment |= {"INSPECTOR_TEAM": "1", "BIND": f"0.0.0.0:{free_port()}"}
-        assert not made["web"].succeeds([*entrypoint, "web"]) and "(inspector.E022)" in made["web"].said()
+        with HeldPort() as other:
+            made["web"].environment |= {"INSPECTOR_TEAM": "1", "BIND": f"0.0.0.0:{other.number}"}
+            assert not made["web"].succeeds([*entrypoint, "web"]) and "(inspector.E022)" in made["web"].said()
     finally:
         for container in made.values():
             for process in container.started:
@@ -221,8 +218,8 @@ def test_the_health_check_of_the_image_knows_the_role_by_its_command_line() -> N
     assert alive.role_of("python\0manage.py\0migrate\0") == "" == alive.fault("")
 
 
-def test_what_does_not_live_is_said(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
-    monkeypatch.setenv("BIND", f"0.0.0.0:{free_port()}")
+def test_what_does_not_live_is_said(monkeypatch: pytest.MonkeyPatch, settings: Any, port: HeldPort) -> None:
+    monkeypatch.setenv("BIND", f"0.0.0.0:{port.number}")
     assert "does not answer" in alive.fault("web")
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
     assert "REDIS_URL" in alive.fault("worker")

@@ -117,10 +117,10 @@ def test_the_clock_is_compared_with_that_of_another_machine(here: Machine, monke
     if connection.vendor == "sqlite":
         assert here.clock_seconds is None
         return
-    assert here.clock_seconds is not None and abs(here.clock_seconds) < 2
+    assert here.clock_seconds is not None and abs(here.clock_seconds) < 60
     real = time.time
-    monkeypatch.setattr("rollouts.store.database.time.time", lambda: real() + 30)
-    assert machines.describe("b", "web").clock_seconds == pytest.approx(30, abs=2)
+    monkeypatch.setattr("rollouts.store.database.time.time", lambda: real() + 3600)
+    assert machines.describe("b", "web").clock_seconds == pytest.approx(3600, abs=60)
 
 
 def test_harm_is_status_one_and_says_what_to_do(here: Machine, live_redis: str) -> None:
@@ -182,7 +182,7 @@ def test_a_worker_tells_of_itself_and_withdraws(
     celery_worker_process: Callable[..., subprocess.Popen[bytes]], settings: Any
 ) -> None:
     worker = celery_worker_process("engine.demo", threads=1)
-    wait_until(lambda: bool(machines.list_machines(workers.connect())), 30, "the worker has told of itself")
+    wait_until(lambda: bool(machines.list_machines(workers.connect())), 240, "the worker has told of itself")
     (machine,) = machines.list_machines(workers.connect())
     assert machine.role == "worker" and machine.queues == ["engine.demo"]
     own = machines.describe("here", "command")

@@ -1,8 +1,6 @@
 """`manage.py serve` as a person meets it: real processes, a real port, and nothing left behind."""
 
-import http.client
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -10,18 +8,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from inspector.server.folder_lock import AlreadyRunning, ServerLock, running_url
 from inspector.server.supervisor import Child, Supervisor
 from tests.conftest import ROOT, wait_until
+from tests.ports import HeldPort
+from tests.samples.server import LINK, environment, get, processes_of, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts processes through /proc")
-LINK = re.compile(r"Rollout Inspector is ready: (http://127\.0\.0\.1:(\d+)/login\?token=\S+)")
 
 
 @pytest.fixture(scope="module")
@@ -31,68 +28,8 @@ def data() -> Iterator[Path]:
         yield Path(folder) / "data"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def processes_of(data: Path) -> list[int]:
-    """Every living process that was started on this data folder."""
-    mark, found = f"INSPECTOR_DATA={data}".encode(), []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def environment(data: Path) -> dict[str, str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
-    return {**kept, "INSPECTOR_DATA": str(data), "HF_HUB_OFFLINE": "1"}
-
-
-@contextmanager
-def serving(data: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A server that has said it is ready, with the file that holds what it said."""
-    said = data.parent / "said"
-    with said.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "manage.py", "serve", *options],
-            cwd=ROOT,
-            env=environment(data),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        wait_until(
-            lambda: bool(LINK.search(said.read_text())) or process.poll() is not None, 180, "the server is ready"
-        )
-        assert process.poll() is None, said.read_text()
-        yield process, said
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(60)
-        wait_until(lambda: not processes_of(data), 60, "no process is left behind")
-
-
-def get(url: str, cookie: str = "") -> http.client.HTTPResponse:
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
-    connection.request("GET", f"{parts.path}?{parts.query}", headers={"Cookie": cookie} if cookie else {})
-    return connection.getresponse()
-
-
 def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with serving(data, "--port", str(port)) as (process, said):
             found = LINK.search(said.read_text())
@@ -161,7 +98,7 @@ def test_it_serves_heals_and_leaves_nothing_on_sigterm(data: Path) -> None:
 def test_it_leaves_nothing_however_it_ends(data: Path, signals: list[signal.Signals]) -> None:
     # A closed terminal ends it as SIGTERM does, which is tested with workers above.
     options = ["--no-workers"] if signals == [signal.SIGHUP] else []
-    with serving(data, "--port", str(free_port()), *options) as (process, said):
+    with serving(data, *options) as (process, said):
         assert len(processes_of(data)) >= (2 if options else 4)
         process.send_signal(signals[0])
         for signum in signals[1:]:
@@ -172,13 +109,13 @@ def test_it_leaves_nothing_however_it_ends(data: Path, signals: list[signal.Sign
 
 def test_a_killed_make_takes_its_server_along(data: Path) -> None:
     said = data.parent / "made"
-    with said.open("w") as output:
+    with said.open("w") as output, HeldPort() as port:
         # A shell stands for make: what counts is the parent's death and the variable that make sets.
         parent = subprocess.Popen(
             [
                 "/bin/sh",
                 "-c",
-                f'"{sys.executable}" manage.py serve --no-workers --port {free_port()}; true',
+                f'"{sys.executable}" manage.py serve --no-workers --port {port.number}; true',
             ],
             cwd=ROOT,
             env={**environment(data), "MAKELEVEL": "1"},

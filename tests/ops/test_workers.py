@@ -18,7 +18,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 def test_a_worker_reports_that_it_lives_and_that_it_leaves(celery_worker_process: Start) -> None:
     worker = celery_worker_process("engine.witness", threads=1)
     assert cache.get(heartbeat_key("engine.witness")).startswith("engine.witness")
-    assert len(app.control.ping(timeout=30, limit=1)) == 1
+    assert len(app.control.ping(timeout=240, limit=1)) == 1
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(60) == 0
     assert cache.get(heartbeat_key("engine.witness")) is None

@@ -10,6 +10,7 @@ from rollout_inspector import formats
 from rollout_inspector.formats.writers.exports import EXPORTS, write
 from rollout_inspector.streams.trajectory import Trajectory
 from tests.samples.formats import CALL, GYM, TRAIN
+from tests.samples.people_files import ALPACA, ATIF, BATCH, OPENRLHF, PAIR, PREFERENCES, SHAREGPT, SLIME
 from tests.samples.reader_shapes import EVENT, HARBOR, RLLM_EPISODE, SGLANG
 from tests.samples.text_formats import AREAL, ART, EVALS, MESSAGES, SWIFT, VERL
 from tests.samples.trainer_formats import ATROPOS, CAPTURE, EXPORT, LEGACY, LIGHTNING, RLLM, SKYRL_OBSERVED, TRACE_04
@@ -46,6 +47,8 @@ EXAMPLES = {
     "own_parquet": {"external_id": "a", "record": json.dumps(own(chain("a", hostile="")))},
     "verl_agent_loop": exported("verl"), "trl_rollouts": exported("trl"), "prime_rl_samples": exported("prime_rl"),
     "tinker_data": exported("tinker"), "nemo_message_log": exported("nemo_message_log"), "sft_rows": exported("sft"),
+    "preference_rows": PAIR, "slime_samples": SLIME, "openrlhf_experience": OPENRLHF, "batch_output": BATCH,
+    "atif": ATIF, "sharegpt": SHAREGPT, "alpaca": ALPACA, "preferences": PREFERENCES,
 }
 
 

@@ -39,6 +39,7 @@ class Made:
     finish: str = "stop"
     routing: float | None = None
     cut: int = LENGTH
+    worker: str = ""
 
 
 class ToyRun:
@@ -124,11 +125,14 @@ def trajectories(rows: list[Made]) -> Iterator[tuple[Trajectory, dict[int, tuple
     """The rows as trajectories of one row each, with the kinds of their findings."""
     for n, made in enumerate(rows):
         ids, mask = made.ids[: made.cut], made.mask[: made.cut]
+        extra: dict[str, object] = {"worker": made.worker} if made.worker else {}
+        if made.routing is not None:
+            extra["routing"] = {"repeats": made.routing, "zero_layers": 0, "length": 9}
         row = Row(
             ids, mask, made.sampler[: made.cut].astype(np.float32),
             columns={"trainer_logprobs": made.trainer[: made.cut].astype(np.float32)},
             step_indices=tuple(range(len(made.versions))),
-            extra={} if made.routing is None else {"routing": {"repeats": made.routing, "zero_layers": 0, "length": 9}},
+            extra=extra,
         )
         edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
         steps = tuple(
@@ -246,6 +250,15 @@ def heavy_tokens(seed: int) -> list[Made]:
     return rows
 
 
+def first_token(seed: int) -> list[Made]:
+    """The first token of every completion, or of the first of a row."""
+    rows = ToyRun(seed).rows()
+    for made in rows:
+        places = [PROMPT, PROMPT + TURN + OBSERVATION][: 2 - seed % 2]
+        made.trainer[places] -= 1.5
+    return rows
+
+
 def row_retokenized(seed: int) -> list[Made]:
     run = ToyRun(seed)
     rows = run.rows()
@@ -253,6 +266,18 @@ def row_retokenized(seed: int) -> list[Made]:
         made.kinds = ("row_not_sampled",)
         made.trainer[PROMPT + 30 :] -= np.abs(run.random.normal(0, 1.5, LENGTH - PROMPT - 30))
         made.trainer *= made.mask
+    return rows
+
+
+def one_worker(seed: int) -> list[Made]:
+    """One of eight workers samples from older weights, or with noise; in one step alone where the seed is odd."""
+    run = ToyRun(seed, **({"steps": 1, "groups": 8} if seed % 2 else {}))
+    rows, other = run.rows(), ToyRun(seed + 100, **({"steps": 1, "groups": 8} if seed % 2 else {})).rows()
+    for n, made in enumerate(rows):
+        made.worker = f"gpu-{n % 8}"
+        if n % 8 == 5:
+            made.trainer = np.where(seed % 3 == 1, other[n].trainer, made.trainer + run.random.normal(0, 0.4, LENGTH))
+            made.trainer *= made.mask
     return rows
 
 
@@ -281,6 +306,17 @@ def mixed_versions(seed: int) -> list[Made]:
     return rows
 
 
+def other_inputs(seed: int) -> list[Made]:
+    """The trainer reads another prompt in one row of seven, in one training step where the seed is odd."""
+    run = ToyRun(seed, **({"steps": 1, "groups": 8} if seed % 2 else {}))
+    rows = run.rows()
+    for n, made in enumerate(rows):
+        if n % 7 == 5:
+            other = rows[(n + 9) % len(rows)]
+            made.trainer = np.minimum(other.trainer - run.random.exponential(2.5, LENGTH), 0) * made.mask
+    return rows
+
+
 def unexplained(seed: int) -> list[Made]:
     run = ToyRun(seed)
     rows = run.rows()
@@ -292,8 +328,9 @@ def unexplained(seed: int) -> list[Made]:
 PLANTED: dict[str, Callable[[int], list[Made]]] = {
     one.__name__: one
     for one in (
-        row_retokenized, placeholder, columns_shifted, routing_repeated, mixed_versions, near_context_limit,
-        heavy_tokens, temperature, top_p_renormalised, stale_cache, weights_not_delivered, unexplained,
+        row_retokenized, placeholder, columns_shifted, routing_repeated, one_worker, mixed_versions, near_context_limit,
+        first_token, heavy_tokens, temperature, top_p_renormalised, stale_cache, weights_not_delivered,
+        other_inputs, unexplained,
     )
 }
 """Cause -> what plants it."""

@@ -101,7 +101,8 @@ PLAIN = ["<think>", "</think>", "<call>", "</call>"]
 def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
     """A vocabulary of a few hundred tokens: ``bytes`` is a byte-level BPE, ``pieces`` one with a metaspace and byte
     fallback as SentencePiece has it, ``prefixed`` the same with a space put before all text, ``words`` a WordPiece
-    that lowers case, ``composed`` the first with accents joined to their letters.
+    that lowers case, ``composed`` the first with accents joined to their letters, ``stripping`` the first with control
+    tokens that take the white space behind them.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -115,7 +116,7 @@ def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
         "You are a careful assistant.\n\nuser\nassistant\nsystem\n",
         "I will compute that.\n\n",
     ] * 3
-    if kind in ("bytes", "composed"):
+    if kind in ("bytes", "composed", "stripping"):
         tokenizer = Tokenizer(models.BPE())
         if kind == "composed":
             tokenizer.normalizer = normalizers.NFC()
@@ -141,7 +142,7 @@ def tokenizer_folder(kind: str = "bytes", eos: str = "<|shut|>") -> Path:
     tokenizer.train_from_iterator(texts, trainer)
     if kind in ("pieces", "prefixed"):
         tokenizer = _byte_pieces_as_vocabulary(tokenizer)
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, rstrip=kind == "stripping") for text in SPECIAL])
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in PLAIN])
     folder = Path(mkdtemp(prefix="inspector-model-setup-"))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -163,7 +164,7 @@ def _byte_pieces_as_vocabulary(tokenizer):  # type: ignore[no-untyped-def]
 
 def model_setup(name: str, seed: int = 7, **options: object) -> ModelSetup:
     """A setup by name: ``toggling``, ``stable``, ``bare``, ``headers``, ``pieces``, ``prefixed``, ``words``,
-    ``composed``."""
+    ``composed``, ``stripping``."""
     from rollout_inspector.text.chat_templates import renderer
     from rollout_inspector.text.tokenizers import load
 
@@ -172,10 +173,11 @@ def model_setup(name: str, seed: int = 7, **options: object) -> ModelSetup:
         "stable": (STABLE, "bytes", "<|shut|>", True),
         "bare": (BARE, "bytes", "<|end|>", False),
         "headers": (HEADERS, "bytes", "<|user|>", True),
-        "pieces": (STABLE, "pieces", "<|shut|>", True),
+        "pieces": ("{{ bos_token }}" + STABLE, "pieces", "<|shut|>", True),
         "prefixed": (STABLE, "prefixed", "<|shut|>", True),
         "words": (STABLE, "words", "<|shut|>", True),
         "composed": (STABLE, "composed", "<|shut|>", True),
+        "stripping": (STABLE, "stripping", "<|shut|>", True),
     }[name]
     codec = load(tokenizer_folder(kind, eos))
     settings = {"tools": tools, **options}

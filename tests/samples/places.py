@@ -65,7 +65,7 @@ class Places:
             "pk": self.values[next((key for start, key in KEYS.items() if start in route), "share")],
             "token": self.values["invitation" if route.startswith("join/") else "share_token"],
             "job": self.values["job"], "key": "g0", "step": "0", "column": self.values["column"],
-            "comment": self.values["comment"], "id": self.values["muted_key"],
+            "comment": self.values["comment"], "name": "quickstart", "id": self.values["muted_key"],
         }
         if route.startswith("audit."):
             held["kind"] = "jsonl"
@@ -139,7 +139,7 @@ def _places(folder: Path) -> Places:
     comment = add_comment(run.trajectories.get(), maker, f"{SECRET} comment", (0, 1, 3))
     rule = mute(run, "unclassified", "run", f"{SECRET} reason", maker)
     limit = set_limit(run, "broken", "", "20", "run", maker)
-    column = ScoredColumn.objects.create(run=run, model="m", engine="e", finished_at=timezone.now())
+    column = ScoredColumn.objects.create(run=run, model="m", engine="e", created_by=maker, finished_at=timezone.now())
     invitation, invited = invite(ours, Role.VIEWER, users["admin"], 7, f"{SECRET} guest")
     values = {
         "run": run.code, "trajectory": run.trajectories.get().code, "check": check.code, "job": job.code,

@@ -100,19 +100,35 @@ def hotter(factor: float) -> Row:
     return replace(good, columns={**good.columns, "trainer_logprobs": good.logprobs * np.float32(factor)})
 
 
+def mask_later(n: int) -> Row:
+    """The first tokens of an answer have logprobs as the others have, and are masked."""
+    good = row([(HEAD + OPEN, 0), (ONE * 4 + SHUT, 1)])
+    mask = good.loss_mask.copy()
+    mask[N_HEAD : N_HEAD + n] = False
+    return replace(good, loss_mask=mask)
+
+
 WITNESSES = {
     "length_mismatch": [row(loss_mask=row().loss_mask[:-2]), row(extra={"advantages": [0.7, 0.7, 0.0]})],
-    "observation_trained": [observation_trained()],
+    "observation_trained": [
+        observation_trained(),
+        *(row([(HEAD + OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO + SHUT, 1), (LINE, 0)][:n]) for n in (2, 3)),
+    ],
     "generation_prompt_trained": [trained(1, 1), trained(6, 1)],
     "separator_trained": [trained(4, 1)],
     "stop_token_untrained": [stop_masked()],
-    "mask_overrun": [
-        all_of_it(True),
-        all_of_it(False),
-        row([(HEAD, 0), (OPEN, 0), (ONE + SHUT + LINE + TOOL + OPEN + TWO, 1)]),
-    ],
+    "mask_overrun": [all_of_it(True), all_of_it(False)],
     "columns_shifted": [shifted(1), shifted(-1), shifted(2), *(all_moved(row(), by) for by in (1, -1, 2))],
+    "sampled_masked": [
+        row([(HEAD + OPEN + ONE[:1], 0), (ONE[1:] + SHUT, 1)], logprobs=None, columns={}),
+        row([(HEAD + OPEN, 0), (ONE[:2], 1), (ONE[2:3], 0), (ONE[3:] + SHUT, 1)], logprobs=None, columns={}),
+        row([(HEAD + OPEN, 0), (ONE, 1), (LINE + TWO[:4] + SHUT, 0)], logprobs=None, columns={}),
+        row([(HEAD + OPEN, 0), (ONE + SHUT, 1), (LINE + TOOL + OPEN + TWO, 0)], logprobs=None, columns={}),
+        replace(mask_later(9), columns={}),
+    ],
     "logprob_invalid": [
+        with_logprob(-9999.0),
+        with_logprob(-1e30),
         with_logprob(0.8),
         with_logprob(np.nan),
         with_logprob(-np.inf),

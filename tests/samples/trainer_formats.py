@@ -62,7 +62,8 @@ SKYRL: dict[str, Any] = {
 }
 
 SKYRL_OBSERVED: dict[str, Any] = {
-    **SKYRL, "loss_masks": [[1], [1, 0], [1]], "rollout_expert_indices": [[[[1]]] * 3, [[[1]]] * 6, [[[1]]] * 2],
+    **SKYRL, "loss_masks": [[1], [1, 0], [1]], "rollout_logprobs": [[-0.1], [-0.2, 0.0], [-0.4]],
+    "rollout_expert_indices": [[[[1]]] * 3, [[[1]]] * 6, [[[1]]] * 2],
 }
 
 RLLM = {

@@ -57,15 +57,15 @@ class Transaction:
             with transaction.atomic():
                 work()
                 self._is_done.set()
-                assert self._may_end.wait(30)
+                assert self._may_end.wait(240)
                 transaction.set_rollback(self._undoes)
 
         self._future = others.begin(run)
-        assert self._is_done.wait(30), self._future.exception(0)
+        assert self._is_done.wait(240), self._future.exception(0)
 
     def commit(self) -> None:
         self._may_end.set()
-        self._future.result(30)
+        self._future.result(240)
 
     def undo(self) -> None:
         self._undoes = True
@@ -91,7 +91,7 @@ def ends_or_waits(work: Future[Any]) -> None:
             )
             return work.done() or cursor.fetchone()[0] > 0
 
-    wait_until(is_so, 20, "the work ends or waits")
+    wait_until(is_so, 240, "the work ends or waits")
 
 
 def a_run(name: str, *external_ids: str) -> models.Run:
@@ -109,7 +109,7 @@ def test_a_deletion_leaves_what_a_writer_has_found(others: Others) -> None:
     deletion = others.begin(lambda: delete_run(leaving))
     ends_or_waits(deletion)
     writer.commit()
-    deletion.result(30)
+    deletion.result(240)
     assert not models.Run.objects.filter(pk=leaving.pk).exists()
     assert_same(load_trajectory(kept.trajectories.get()), chain("b"))
 
@@ -120,7 +120,7 @@ def test_what_a_writer_has_found_goes_if_it_stores_nothing(others: Others) -> No
     deletion = others.begin(lambda: delete_run(leaving))
     ends_or_waits(deletion)
     writer.undo()
-    deletion.result(30)
+    deletion.result(240)
     assert not models.Content.objects.exists()
 
 
@@ -130,7 +130,7 @@ def test_a_writer_stores_again_what_is_being_deleted(others: Others) -> None:
     writer = others.begin(lambda: save_trajectories(kept, [chain("b")]))
     ends_or_waits(writer)
     deletion.commit()
-    writer.result(30)
+    writer.result(240)
     assert_same(load_trajectory(kept.trajectories.get()), chain("b"))
 
 
@@ -141,7 +141,7 @@ def test_the_last_of_two_deletions_leaves_nothing(others: Others) -> None:
     second = others.begin(lambda: delete_trajectories(keys[1]))
     ends_or_waits(second)
     first.commit()
-    second.result(30)
+    second.result(240)
     assert not models.StoredStep.objects.exists() and not models.Content.objects.exists()
 
 
@@ -180,7 +180,7 @@ def test_an_import_that_ends_and_is_asked_for_again(asked_again: Callable[..., l
     models.Job.objects.filter(pk=job.pk).update(heartbeat_at=timezone.now() - timedelta(hours=1))
     asked = asked_again(imports, run, "import", {"files": ["b"]}, before=False)
     imports.end_import(run, job, models.Run.Status.DONE)
-    new, is_new = asked[0].result(30)
+    new, is_new = asked[0].result(240)
     assert (is_new, new.options) == (True, {"files": ["b"]})
     job.refresh_from_db()
     assert (job.status, models.Run.objects.get(pk=run.pk).status) == ("done", "done")
@@ -193,5 +193,5 @@ def test_a_diagnosis_that_ends_and_is_asked_for_by_a_push(asked_again: Callable[
     assert job is not None
     asked = asked_again(diagnosis, run, kind, {}, before=True)
     diagnosis.do_pushed_job(job, Beat(job))
-    new, is_new = asked[0].result(30)
+    new, is_new = asked[0].result(240)
     assert is_new and new.pk != job.pk

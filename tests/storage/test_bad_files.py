@@ -104,4 +104,5 @@ def check(run: Run, names: list[str]) -> None:
     for one in stored:
         value = load_trajectory(one)
         assert len(value.steps) == one.n_steps == StepTokens.objects.filter(step__trajectory=one).count()
-        assert one.status == StoredTrajectory.Status.DONE and one.n_rows == one.rows.count()
+        assert one.status == (StoredTrajectory.Status.FAILED if one.error else StoredTrajectory.Status.DONE)
+        assert one.n_rows == one.rows.count()

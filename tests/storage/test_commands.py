@@ -141,7 +141,7 @@ def test_what_was_checked_is_printed_apart_from_what_was_not(tmp_path: Path) -> 
     assert any(line.split() == ["canonical", "0", "0", "2", "steps,", "tokenizer"] for line in lines)
     values = json.loads(call("findings", run.code, "--json"))
     assert {value["decided"] for value in values if value["kind"] == "not_decidable"} == {False}
-    assert "Not checked: no" in call("findings", run.code)
+    assert "not decidable: no calls in the file" in call("findings", run.code)
     rows = run.trajectories.get(n_steps=0)
     (prefix,) = [
         one for one in json.loads(call("findings", rows.code, "--checks", "--json")) if one["name"] == "prefix"

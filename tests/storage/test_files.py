@@ -4,7 +4,6 @@ import io
 import os
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from rollouts.store import files
 from rollouts.store.files import StorageDown, cache
 from rollouts.store.files.bucket import BucketStorage
 from rollouts.store.outages import is_outage, said_of
+from tests.conftest import wait_until
 
 pytestmark = pytest.mark.sqlite_only
 
@@ -296,19 +296,18 @@ def test_a_bucket_that_says_nothing_is_asked_for_half_a_minute(in_bucket: str) -
 
 
 def test_threads_that_wait_for_a_bucket_without_an_answer_ask_once(
-    in_bucket: str, monkeypatch: pytest.MonkeyPatch
+    in_bucket: str, monkeypatch: pytest.MonkeyPatch, who_locks: Callable[[], int]
 ) -> None:
     files.put("x/a", io.BytesIO(b"a"))
     asked: list[str] = []
-    waiting, real = threading.Barrier(5), BucketStorage.fetch
+    real = BucketStorage.fetch
 
     def away(self: BucketStorage, name: str, target: Path) -> None:
         asked.append(name)
-        time.sleep(0.3)  # the others come to the lock meanwhile
+        wait_until(lambda: who_locks() == 4, 240, "the others have come to the lock")
         raise StorageDown("The file storage did not answer.")
 
     def use() -> None:
-        waiting.wait()
         with pytest.raises(StorageDown):
             files.local_folder("x/", "a")
 
@@ -316,7 +315,6 @@ def test_threads_that_wait_for_a_bucket_without_an_answer_ask_once(
     threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
         thread.start()
-    waiting.wait()
     for thread in threads:
         thread.join()
     assert len(asked) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -31,6 +30,7 @@ from rollouts.store.jobs.jobs import adopt_jobs, ask_job
 from rollouts.store.models import Job, Run, Tokenizer
 from rollouts.store.runs.runs import create_run
 from rollouts.worker.jobs import do_job
+from tests.conftest import wait_until
 from tests.s3 import S3Server
 from tests.samples.formats import GYM, jsonl
 
@@ -70,15 +70,16 @@ def status_of(pid: int) -> int:
 
 
 def test_two_processes_fetch_a_tokenizer_once(
-    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who_locks: Callable[[], int]
 ) -> None:
     tokenizer = register_tokenizer(tiny_tokenizer, "tiny")
+    n_before = who_locks()
     fetch, log = BucketStorage.fetch, tmp_path / "fetched"
 
     def slowly(self: BucketStorage, name: str, target: Path) -> None:
         with log.open("a") as file:
             file.write(f"{name}\n")
-        time.sleep(0.2)
+        wait_until(lambda: who_locks() == n_before + 3, 240, "the others have come to the lock")
         fetch(self, name, target)
 
     monkeypatch.setattr(BucketStorage, "fetch", slowly)

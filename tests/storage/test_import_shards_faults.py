@@ -164,7 +164,7 @@ def test_two_workers_that_store_the_same_ids_do_not_block_each_other(monkeypatch
         found = real(piece, batch)
         if piece.source.name not in met:
             met.add(piece.source.name)
-            together.wait(30)
+            together.wait(240)
         return found
 
     monkeypatch.setattr(import_shards._Piece, "_taken", both)

@@ -116,6 +116,22 @@ def flagged(*flags: bool) -> Trajectory:
     return Trajectory("t", (), tuple(replace(GOOD, extra={"is_last_step": flag}) for flag in flags))
 
 
+def rewarded(place: int, offset: int) -> Trajectory:
+    """Two rows of a step-wise batch, of which one has a reward."""
+    columns = np.zeros((2, len(GOOD.ids)), np.float32)
+    columns[place, offset] = 1
+    rows = (
+        replace(GOOD, columns={"rewards": rewards}, extra={"is_last_step": n == 1, "batch_index": n})
+        for n, rewards in enumerate(columns)
+    )
+    return Trajectory("t", (), tuple(rows))
+
+
+def pictured(offset: int) -> Trajectory:
+    extra = {"mm_placeholders": {"image": [{"offset": offset, "length": 16}]}}
+    return Trajectory("t", (), (replace(GOOD, extra=extra),))
+
+
 def placed(*places: int) -> Trajectory:
     flags = [place == places[-1] for place in places]
     return Trajectory(
@@ -169,6 +185,9 @@ PAIRS: list[tuple[str, Trajectory, Trajectory]] = [
     ("generation_prompt_trained", with_steps(**flipped(AT + len(LINE + TOOL), AT + len(LINE + TOOL + OPEN))), SOUND),
     ("trained_twice", Trajectory("t", STEPS, (merged(), merged())), SOUND),
     ("never_trained", Trajectory("t", STEPS, (ONLY_FIRST,)), SOUND),
+    ("reward_misplaced", rewarded(1, N_HEAD), rewarded(1, -1)),
+    ("reward_misplaced", rewarded(0, -1), rewarded(1, -1)),
+    ("media_tokens_wrong", pictured(len(GOOD.ids) - 4), pictured(len(GOOD.ids) - 16)),
     ("step_order_invalid", flagged(False, True, True), flagged(False, False, True)),
     ("step_order_invalid", placed(0, 2), placed(0, 1)),
     *(

@@ -111,6 +111,17 @@ def test_what_cannot_be_written_is_left_out_and_named(tmp_path: Path) -> None:
         call_command(*asked, "--force")
 
 
+def test_a_discontinuous_trajectory_is_skipped_and_named(tmp_path: Path) -> None:
+    run = create_run(models.Run.Kind.IMPORT, "r")
+    save_trajectories(run, [chain("a"), chain("b", broken_at=1)], [[], []])
+    out, errors = tmp_path / "out", io.StringIO()
+    asked = ("export_rollouts", run.code, "--format", "nemo_message_log", "--output", out)
+    call_command(*asked, stdout=io.StringIO(), stderr=errors)
+    assert len(out.read_bytes().splitlines()) == 3
+    call_command(*asked, "--skip-discontinuous", stdout=io.StringIO(), stderr=errors)
+    assert len(out.read_bytes().splitlines()) == 1 and "'b'" in errors.getvalue()
+
+
 def test_the_text_of_messages_is_decoded(run: models.Run, tmp_path: Path) -> None:
     log = json.loads(export(run, "nemo_message_log", tmp_path).splitlines()[0])["message_log"]
     assert all(message["content"] for message in log)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +17,7 @@ from rollouts.worker import heartbeat
 def write(path: Path) -> int:
     """Returns an exit status: 0 = a new connection could write a row."""
     try:
-        with sqlite3.connect(path, timeout=1) as one:
+        with sqlite3.connect(path, timeout=60) as one:
             one.execute("INSERT INTO notes VALUES ('from the new process')")
     except sqlite3.OperationalError:
         return 1
@@ -24,8 +26,9 @@ def write(path: Path) -> int:
 
 def test_a_fork_waits_for_what_a_thread_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pool forked in the middle of a transaction. In the new process the database was locked for ever."""
-    end, begun, path = threading.Event(), threading.Event(), tmp_path / "db.sqlite3"
+    end, begun, forks, path = threading.Event(), threading.Event(), threading.Event(), tmp_path / "db.sqlite3"
     monkeypatch.setattr(heartbeat, "shutting_down", end)
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=lambda: (forks.set(), time.monotonic())[1]))
     with sqlite3.connect(path) as one:
         one.execute("PRAGMA journal_mode = wal")
         one.execute("CREATE TABLE notes (text TEXT)")
@@ -36,13 +39,13 @@ def test_a_fork_waits_for_what_a_thread_stores(tmp_path: Path, monkeypatch: pyte
         own.execute("BEGIN IMMEDIATE")
         own.execute("INSERT INTO notes VALUES ('from the thread')")
         begun.set()
-        end.wait(0.5)  # the other thread forks meanwhile
+        assert forks.wait(240)  # the other thread begins to
         own.execute("COMMIT")
         own.close()
         end.set()
 
     heartbeat.repeat("store", 60, store)
-    assert begun.wait(60)
+    assert begun.wait(240)
     child = os.fork()
     if child == 0:
         os._exit(write(path))
@@ -63,10 +66,10 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def work() -> None:
         begun.set()
-        end.wait(60)
+        end.wait(240)
 
     heartbeat.repeat("work", 60, work)
-    assert begun.wait(60)
+    assert begun.wait(240)
     child = os.fork()
     if child == 0:
         os._exit(0)

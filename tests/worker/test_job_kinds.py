@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 from celery import current_app
 from django.conf import settings
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, OperationalError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -31,6 +33,7 @@ from rollouts.sampling.engines import ENGINES, vllm_parsers
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store import files, models
 from rollouts.store.chat_templates.chat_templates import register_chat_template
+from rollouts.store.jobs import jobs as job_services
 from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.jobs.job_queue import take_engine_job, take_next_job
 from rollouts.store.jobs.jobs import (
@@ -47,7 +50,7 @@ from rollouts.store.models import Job, Replay, Run, TemplateCheck
 from rollouts.store.runs.alarms import set_webhook, take_alarms
 from rollouts.store.runs.runs import create_run, delete_run
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO, add_new_trajectories
-from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 from rollouts.worker import jobs
 from tests.conftest import wait_until
 from tests.people import make_member
@@ -149,6 +152,51 @@ def test_a_worker_that_is_killed_is_followed_by_another(kind: str, ask: Ask) -> 
     job.refresh_from_db()
     assert (job.status, job.attempt, job.error) == ("done", 2, "")
     RESULTS[kind](job)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("kind", JOB_KINDS)
+def test_each_kind_passes_another_writer(kind: str, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another connection writes before each write of the job: what still reads at that moment would be refused."""
+    job = ask(kind)
+    monkeypatch.setattr(job_services, "TELL_SECONDS", -1.0)
+    monkeypatch.setattr(imports, "BEAT_SECONDS", -1.0)
+    other = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    n_writes = 0
+
+    def write_before(execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]) -> Any:
+        nonlocal n_writes
+        if not connection.in_atomic_block and not sql.startswith(("SELECT", "PRAGMA", "COMMIT")):
+            n_writes += 1
+            other.execute(f"PRAGMA user_version = {n_writes}")
+        return execute(sql, params, many, context)
+
+    with contextlib.closing(other), connection.execute_wrapper(write_before):
+        jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert (job.status, job.attempt, job.error) == ("done", 1, "") and n_writes > 2
+    RESULTS[kind](job)
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.django_db(transaction=True)
+def test_a_write_beside_an_open_cursor_is_found(faulty_writes: list[str]) -> None:
+    """The witness of the fixture that watches every test, and of the test above."""
+    run = stored_run(45)
+    other = sqlite3.connect(connection.settings_dict["NAME"])
+    for batch in trajectory_batches(run.trajectories.all(), 20):
+        Run.objects.filter(pk=run.pk).update(name=f"{len(batch)}")
+    assert not faulty_writes
+    records = run.trajectories.iterator(20)
+    next(records)
+    with contextlib.closing(other), other:
+        other.execute("PRAGMA user_version = 1")
+    with pytest.raises(OperationalError, match="locked"):
+        Run.objects.filter(pk=run.pk).update(name="b")
+    assert len(faulty_writes) == 1 and faulty_writes.pop().startswith("UPDATE")
+    records.close()
+    Run.objects.filter(pk=run.pk).update(name="b")
 
 
 def diagnosed(job: Job) -> None:

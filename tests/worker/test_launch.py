@@ -48,7 +48,7 @@ from rollouts.store.trajectories.launched_trajectories import (
 from rollouts.store.trajectories.trajectories import load_trajectory
 from rollouts.worker import run_rollouts
 from rollouts.worker.heartbeat import queues_of
-from tests.conftest import Take
+from tests.conftest import Take, wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
 
@@ -318,7 +318,7 @@ class TestTheWork:
         run = launch(LaunchSettings(**(SMALL | {"prompts": 200, "group": 4})), enqueue=False)
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
-        _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
+        wait_until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists(), 240, "one is done")
         cancel_run(Run.objects.get(pk=run.pk))
         thread.join(120)
         run.refresh_from_db()
@@ -331,7 +331,7 @@ class TestTheWork:
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
         try:
-            _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
+            wait_until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists(), 240, "one is done")
             run_rollouts.shutting_down.set()
             thread.join(120)
         finally:
@@ -572,15 +572,6 @@ def _work_and_close(run_id: int) -> None:
         connection.close()
 
 
-def _until(condition: Any, seconds: float = 240) -> None:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.02)
-
-
 def test_ids_are_stored_as_they_were_sampled() -> None:
     """The stored arrays are the loop's, not a text's: decode and encode would give others for some samples."""
     run = done_run(temperature=1.5, prompts=6)
@@ -661,7 +652,7 @@ class TestResume:
         run = launch(LaunchSettings(**(SMALL | {"prompts": 40, "group": 4})), enqueue=False)
         thread = threading.Thread(target=_work_and_close, args=(run.pk,))
         thread.start()
-        _until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists())
+        wait_until(lambda: StoredTrajectory.objects.filter(run=run, status="done").exists(), 240, "one is done")
         cancel_run(run)
         thread.join(120)
         kept = {

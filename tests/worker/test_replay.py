@@ -81,7 +81,7 @@ def test_one_trajectory_and_words_for_people(run: Run) -> None:
 def test_what_cannot_be_replayed_is_a_sentence(run: Run) -> None:
     with pytest.raises(CommandError, match="no strategy named 'hope'"):
         replayed(run.code, "--strategy", "hope")
-    with pytest.raises(CommandError, match="neither a run nor a trajectory"):
+    with pytest.raises(CommandError, match="There is no run and no trajectory with the code"):
         replayed("nobody")
     with pytest.raises(CommandError, match="cannot be used"):
         replayed(run.code, "--tokenizer", "/nowhere")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -21,7 +21,6 @@ from rollout_inspector.formats.registry import Join
 from rollout_inspector.formats.writers import exports
 from rollout_inspector.formats.writers.exports import EXPORTS, Export, padded
 from rollout_inspector.refusal import Refusal, Remedy
-from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollout_inspector.streams.strategies.replay import replay_many
 from rollout_inspector.streams.trajectory import Trajectory
@@ -34,13 +33,12 @@ from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, Sharing, end_job, f
 from rollouts.store.jobs.shards import shards_of
 from rollouts.store.models import Job
 from rollouts.store.trajectories.findings import first_finding_of_stream
-from rollouts.store.trajectories.trajectories import finished_trajectories, load_trajectories, only_finished
+from rollouts.store.trajectories.trajectories import finished_trajectories, only_finished
 from rollouts.store.trajectories.trajectory_list import passing
 from rollouts.store.trajectory_filters import TrajectoryFilters
 
 log = logging.getLogger(__name__)
 
-BATCH = 50
 FILE_AGE = timedelta(days=7)
 """How long the file of an export is offered."""
 MAX_NOTES = 50
@@ -77,6 +75,8 @@ class ExportOptions:
     """Rows that break the target's invariants are written too. Trajectories that the strategy refuses are left out."""
     leave_out: bool = False
     """Trajectories with such rows are left out, and trajectories that the strategy refuses."""
+    skip_discontinuous: bool = False
+    """Trajectories that are not one row are left out: a later prompt does not begin with the stream before it."""
     pad_to: int | None = None
     """From the network at most ``MAX_PADDING``."""
     pad_id: int = 0
@@ -173,11 +173,8 @@ def write_part(
         n_out, first = n_out + 1, first or why
         tell(f"Left out: {why}")
 
-    finished = only_finished(records).iterator(BATCH)
-    # A refusal leaves in the middle, and the cursor must not outlive its connection.
-    with closing(loaded(finished)) as values:
-        del finished
-        n = _write(run, counted(values), options, file, leave_out)
+    values = (value for _, value in replay_context.loaded_trajectories(only_finished(records)))
+    n = _write(run, counted(values), options, file, leave_out)
     return WrittenPart(n, n_read, n_out, first)
 
 
@@ -190,6 +187,9 @@ def _write(
 ) -> int:
     if options.strategy:
         values = _under(options.strategy, run, values, leave_out if options.force or options.leave_out else None)
+    if options.skip_discontinuous:
+        rows = attrgetter("rows") if options.strategy else exports.rows_of
+        values = _continuous(values, rows, leave_out)
     if (target := options.target) is None:
         write = FORMATS[options.format].write
         assert write is not None
@@ -208,10 +208,15 @@ def _write(
     )
 
 
-def loaded(records: Iterable[models.StoredTrajectory]) -> Generator[Trajectory, None, None]:
-    """Yields the values of records. One batch of records is in memory at a time."""
-    for batch in batched(records, BATCH):
-        yield from load_trajectories(batch)
+def _continuous(
+    values: Iterator[Trajectory], rows: exports.RowsOf, leave_out: Callable[[str], object]
+) -> Iterator[Trajectory]:
+    """Yields the trajectories that are one row at most, and says of each other one that it is left out."""
+    for value in values:
+        if (n := len(rows(value))) > 1:
+            leave_out(f"Trajectory {value.external_id!r} is left out: its calls are {n} rows, so it is discontinuous.")
+        else:
+            yield value
 
 
 def _under(
@@ -411,6 +416,8 @@ def _details(options: Mapping[str, Any]) -> str:
         parts.append(f"padded to {options['pad_to']:,} with id {options.get('pad_id', 0)}")
     if options.get("force"):
         parts.append("faulty rows too")
+    if options.get("skip_discontinuous"):
+        parts.append("discontinuous trajectories left out")
     if options.get("leave_out"):
         parts.append("faulty trajectories left out")
     if only := options.get("only"):
@@ -429,7 +436,7 @@ KIND = JobKind(
     "Export",
     do_job,
     Sharing(cut, do_shard, join),
-    activity="export asked",
+    activity="export started",
     details=_details,
     done=_done,
     cancelled="Cancelled after {done}; there is no file.",

@@ -7,11 +7,13 @@ from typing import Any
 
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
+from rollout_inspector.diagnose.media import FAMILIES, recorded_media
 from rollout_inspector.diagnose.row_checks import ROUTING, columns_shifted, routing_rows
-from rollout_inspector.diagnose.row_versions import trained_versions
+from rollout_inspector.diagnose.row_versions import step_versions, trained_versions
 from rollout_inspector.formats.writers.exports import rows_of
+from rollout_inspector.streams import message_places as msg
 from rollout_inspector.streams.align import sampled_places
-from rollout_inspector.streams.trajectory import Origin, Row, Trajectory
+from rollout_inspector.streams.trajectory import REWARD_COLUMNS, Origin, Row, Trajectory
 
 Check = tuple[str, str]
 """An expression that is true while the fault is there, and the sentence that is shown when it is not."""
@@ -155,7 +157,8 @@ def _foreign(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> 
 
 
 def _separator(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
-    blank = ("not TOKENIZER or not tokenizer.decode(IDS[START:STOP]).strip()", "the stretch is more than white space")
+    blank = ("not TOKENIZER or not tokenizer.decode(IDS[START:STOP], skip_special_tokens=True).strip()",
+             "the stretch holds text")
     return [MASKED_HERE, *_known(NOT_SAMPLED, data), blank], ""
 
 
@@ -174,10 +177,22 @@ def _masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> C
 
 
 def _stop_masked(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
+    if row.loss_mask[finding.start]:
+        return [("not any(LOSS_MASK[STOP:])", "a token behind it is under the gradient")], ""
     return [
         ("not LOSS_MASK[START] and LOSS_MASK[START - 1]", "the stop token has the mask of what stands before it"),
         *_known(SAMPLED_HERE, data),
     ], ""
+
+
+def _bos(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
+    if finding.start == finding.stop:
+        return [("tokenizer.bos_token_id not in IDS", "BOS stands in the row")], ""
+    return [("IDS[START - 1] == IDS[START]", "BOS stands there once")], ""
+
+
+def _cut(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
+    return [("all(LOSS_MASK[START:STOP])", "tokens of this stretch are masked")], ""
 
 
 def _overrun(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
@@ -214,7 +229,7 @@ def _mask_shifted(data: Data) -> ChecksAndCode:
 
 def _logprobs(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
     trained = "[p for p, m in zip(LOGPROBS, LOSS_MASK) if m]"
-    wrong = f"not all(-inf < p <= 1e-3 for p in {trained}) or not any({trained})"
+    wrong = f"not all(-1000 < p <= 1e-3 for p in {trained}) or not any({trained})"
     return [(wrong, "every trained token has a sound logprob")], ""
 
 
@@ -235,6 +250,28 @@ def _advantages(finding: Finding, trajectory: Trajectory, row: Row, data: Data) 
         return [], ""
     says = f"[a == a and a != 0 for a in COLUMNS[{name!r}]]"
     return [(f"{says} != [bool(m) for m in LOSS_MASK]", "trained tokens have an advantage, and no others have")], ""
+
+
+def _rewards(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
+    names = [name for name in REWARD_COLUMNS if len(row.columns.get(name, ())) == len(row.ids)]
+    data |= {"REWARDS": [row.columns[name] for name in names], "IS_LAST_STEP": row.extra.get("is_last_step", True)}
+    inside = "START + 1 < len(IDS) and (not LOSS_MASK[START] or LOSS_MASK[START + 1])"
+    return [
+        ("any(rewards[START] for rewards in REWARDS)", "the token has no reward"),
+        (f"not IS_LAST_STEP or ({inside})", "the token ends a turn of the last step"),
+    ], ""
+
+
+def _media(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
+    edges = ({getattr(family, edge) for family in FAMILIES} - {""} for edge in ("opens", "ends"))
+    data["OPENS"], data["ENDS"] = map(sorted, edges)
+    data["COUNTS"], data["RANGES"] = recorded_media(row.extra, trajectory.extra)
+    before, behind = "tokenizer.decode([IDS[START - 1]])", "tokenizer.decode([IDS[STOP]])"
+    cut = f"STOP == len(IDS) or {behind} not in ENDS or {before} not in OPENS"
+    count = "COUNTS and IDS[START:STOP].count(IDS[START]) not in COUNTS"
+    here = f"IDS[START:] and IDS[START] in tokenizer.all_special_ids and ({cut} or {count})"
+    beyond = "any(offset + length > len(IDS) for offset, length in RANGES)"
+    return [(f"{beyond} or ({here})", "the placeholders are whole, and as many as the source says")], ""
 
 
 def _split(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
@@ -279,18 +316,20 @@ def _flags(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> Ch
 
 
 def _versions(finding: Finding, trajectory: Trajectory, row: Row, data: Data) -> ChecksAndCode:
-    versions = [trajectory.steps[i].policy_version for i in row.step_indices if i < len(trajectory.steps)]
-    data["VERSIONS"] = versions if any(versions) else trained_versions(row)
+    steps = (trajectory.steps[i] for i in row.step_indices if i < len(trajectory.steps))
+    data["VERSIONS"] = [version for step in steps for version in step_versions(step)] or trained_versions(row)
     return [("len({version for version in VERSIONS if version}) > 1", "one version sampled the whole row")], ""
 
 
 ROW_SCRIPTS: dict[str, Callable[[Finding, Trajectory, Row, Data], ChecksAndCode]] = {
+    "bos_mismatch": _bos, "truncated_trained": _cut,
     "length_mismatch": _lengths, "observation_trained": _foreign, "generation_prompt_trained": _foreign,
     "separator_trained": _separator, "appended_eos_trained": _appended, "sampled_masked": _masked,
     "stop_token_untrained": _stop_masked, "mask_overrun": _overrun, "columns_shifted": _shifted,
     "logprob_invalid": _logprobs, "logprobs_other_distribution": _distribution, "advantage_misplaced": _advantages,
     "prompt_split_wrong": _split, "routing_misaligned": _routing, "row_not_sampled": _not_sampled,
-    "step_order_invalid": _flags, "mixed_policy_versions": _versions,
+    "reward_misplaced": _rewards, "media_tokens_wrong": _media, "step_order_invalid": _flags,
+    "mixed_policy_versions": _versions,
 }
 
 
@@ -314,11 +353,13 @@ def _step_routing(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCo
 
 def _past_stop_string(trajectory: Trajectory, index: int, data: Data) -> ChecksAndCode:
     step = trajectory.steps[index]
-    data |= {"TEXT": step.text or "", "STOP_STRING": step.stop_reason}
+    reply = step.reply or {}
+    spoken = str(msg.text_of(reply.get("content")) or msg.reasoning_of(reply)).strip()
+    data |= {"TEXT": spoken if step.text is None else step.text, "STOP_STRING": step.stop_reason}
     checks = [
-        ("DECODED.startswith(TEXT)", "the ids do not begin with the text that was returned"),
-        ("DECODED[len(TEXT):].startswith(STOP_STRING[:1])", "the stop string does not stand behind the text"),
-        ("len(DECODED) > len(TEXT)", "the ids end with the text that was returned"),
+        ("TEXT in DECODED", "the ids do not hold the text that was returned"),
+        ("STOP_STRING in DECODED", "the ids do not hold the stop string"),
+        ("DECODED.find(TEXT) + len(TEXT) < len(DECODED)", "the ids end with the text that was returned"),
     ]
     decoded = "tokenizer.decode(COMPLETION, skip_special_tokens=False, clean_up_tokenization_spaces=False)"
     return checks, f"DECODED = {decoded}\n"
@@ -349,7 +390,7 @@ STEP_SCRIPTS: dict[str, Callable[[Trajectory, int, Data], ChecksAndCode]] = {
     "never_trained": _never, "truncated_trained": _truncated,
 }
 
-NEEDS_TOKENIZER = {"stop_string_misaligned"}
+NEEDS_TOKENIZER = {"stop_string_misaligned", "media_tokens_wrong"}
 """Kinds whose script asserts something about the text, so that it needs the tokenizer."""
 
 

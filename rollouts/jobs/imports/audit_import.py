@@ -13,6 +13,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.formats.readers import inspector_jsonl
 from rollout_inspector.guard.audit_folder import FINDINGS, read_summary
 from rollout_inspector.guard.shard_audit import AuditSettings, AuditShard, trajectories_at
+from rollout_inspector.outputs import whole_file
 from rollout_inspector.refusal import Refusal
 
 FLAGGED = "flagged.jsonl"
@@ -49,16 +50,17 @@ def write_flagged(
     if not worst:
         raise Refusal("The audit flagged nothing of that severity, so nothing was imported.")
     chosen = sorted(sorted(worst, key=lambda place: (worst[place], place))[:limit])  # in the order of the files
-    part = folder / f"{FLAGGED}.part"
     n = 0
     try:
-        with part.open("wb") as file:
+        with whole_file(folder / FLAGGED) as file:
             for number, places in groupby(chosen, key=itemgetter(0)):
                 for trajectory in trajectories_at(shards[number], settings, {place for _, place in places}):
                     file.write(inspector_jsonl.encode(trajectory) + b"\n")
                     n += 1
-        if n != len(chosen):
-            raise Refusal(f"Only {n:,} of {len(chosen):,} flagged trajectories are in the files. Run the audit again.")
-        return part.replace(folder / FLAGGED), len(worst) - len(chosen), settings
+            if n != len(chosen):
+                raise Refusal(
+                    f"Only {n:,} of {len(chosen):,} flagged trajectories are in the files. Run the audit again."
+                )
+        return folder / FLAGGED, len(worst) - len(chosen), settings
     except OSError as error:
         raise Refusal(f"{error.strerror or error}") from error

@@ -8,7 +8,6 @@ from dataclasses import replace
 from django.db.models import QuerySet
 
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.strategies import Context, StrategyRefused
 from rollout_inspector.streams.strategies.replay import lacks_reply, with_replies
 from rollout_inspector.streams.trajectory import Ids, Trajectory
@@ -19,7 +18,7 @@ from rollouts.jobs.replays import renderers_package
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.text import without_paths
-from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 
 BATCH = 20
 """Trajectories that are loaded at once."""
@@ -100,5 +99,5 @@ def complete_replies(value: Trajectory, loaded: tokenizers.LoadedTokenizer | Non
 
 def loaded_trajectories(records: QuerySet[StoredTrajectory]) -> Iterator[tuple[StoredTrajectory, Trajectory]]:
     """Yields records with their values. One batch of records is in memory at a time."""
-    for batch in batched(records.iterator(BATCH), BATCH):
+    for batch in trajectory_batches(records, BATCH):
         yield from zip(batch, load_trajectories(batch), strict=True)

@@ -144,7 +144,7 @@ KIND = JobKind(
     "Replayed under every strategy",
     do_job,
     Sharing(cut, do_shard, join),
-    activity="replay asked",
+    activity="replay started",
     page="run-cost#strategies",
     done=lambda job: (
         f"{job.n_done:,} trajectories replayed; the cost page shows what each strategy would have made of them."

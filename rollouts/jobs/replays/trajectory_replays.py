@@ -163,5 +163,5 @@ def row_of(stored: ReplayRows, index: int) -> Row:
     return Row(stored.ids[part], stored.loss_mask[part], origin=origin)
 
 
-KIND = JobKind("replay_trajectory", "Replay Trajectory", do_job, activity="replay asked")
+KIND = JobKind("replay_trajectory", "Replay Trajectory", do_job, activity="replay started")
 """Every strategy is replayed over one trajectory."""

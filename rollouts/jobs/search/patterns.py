@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
-import regex
 from numpy.typing import NDArray
 
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text import expressions
+from rollout_inspector.text.expressions import ExpressionTooSlow
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.jobs.search.token_buffer import TokenBuffer
 
-MAX_IDS, MAX_TEXT, MAX_REGEX = 256, 2000, 500
+MAX_IDS, MAX_TEXT = 256, 2000
 REGEX_SECONDS = 2.0
-"""How long a regular expression may take on one trajectory. Within one call the library counts processor time."""
-WINDOW, OVERLAP = 1 << 17, 1 << 14
-"""Characters in which a match of a regular expression begins, and by which it may go beyond them. A window bounds the
-memory and the time of one call."""
+"""Processor time that a regular expression may take on one trajectory."""
 REGEX_CARRY = 1024
 """Tokens before a break that are read again with what follows it."""
 
@@ -33,8 +30,10 @@ Range = tuple[int, int]
 class PatternTooSlow(Exception):
     """A regular expression takes too long, or too much memory, on one trajectory."""
 
-    trajectory = 0
-    """The number of the trajectory in the buffer."""
+    def __init__(self, trajectory: int) -> None:
+        super().__init__(trajectory)
+        self.trajectory = trajectory
+        """The number of the trajectory in the buffer."""
 
 
 @dataclass(frozen=True)
@@ -115,56 +114,27 @@ def _find_text(text: bytes, buffer: TokenBuffer, table: ByteTable | None, first:
         before, at = tokens, at + 1
 
 
-def _find_regex(
-    pattern: regex.Pattern[str], buffer: TokenBuffer, table: ByteTable | None, first: int
-) -> Iterator[Range]:
+def _find_regex(expression: str, buffer: TokenBuffer, table: ByteTable | None, first: int) -> Iterator[Range]:
     """A regular expression over the text of each block. Two ranges share no token. Raises :class:`PatternTooSlow`."""
     assert table is not None
     data, ends = table.joined(buffer.ids)
     edges = [0, *ends.tolist()] if len(buffer.ids) < 4096 else np.concatenate([[0], ends])
-    late: float | None = None
-    trajectory = -1
-    for start, stop in pairwise([*buffer.block_starts, len(buffer.ids)]):
-        if stop <= first:
-            continue
-        if (owner := buffer.trajectory_at(start)) != trajectory:
-            trajectory, late = owner, time.monotonic() + REGEX_SECONDS
-        low = int(edges[start])
-        text = data[low : int(edges[stop])].decode("utf-8", "surrogateescape")
-        skipped = int(edges[max(first, start)]) - low
+    blocks = pairwise([*buffer.block_starts, len(buffer.ids)])
+    unsearched = (block for block in blocks if block[1] > first)
+    for trajectory, of_trajectory in groupby(unsearched, lambda block: buffer.trajectory_at(block[0])):
+        lows = [(int(edges[start]), int(edges[stop])) for start, stop in of_trajectory]
+        texts = [data[low:high].decode("utf-8", "surrogateescape") for low, high in lows]
+        at = _characters(texts[0], max(int(edges[first]) - lows[0][0], 0))
+        block, start, start_bytes = 0, 0, 0  # a character of a block, and how many bytes stand before it
         try:
-            for a, b in _matches(pattern, text, _characters(text, skipped), late):
-                yield _tokens(ends, low + a, low + b)
-        except PatternTooSlow as slow:
-            slow.trajectory = trajectory
-            raise
-
-
-def _matches(pattern: regex.Pattern[str], text: str, at: int, late: float | None) -> Iterator[Range]:
-    """The ranges of bytes of a text; ``at``: the character to begin at."""
-    start, start_bytes = 0, 0  # a character, and how many bytes stand before it
-    for window in range(0, len(text), WINDOW):
-        while at < min(window + WINDOW, len(text)):
-            seconds = REGEX_SECONDS if late is None else late - time.monotonic()
-            if seconds <= 0:
-                raise PatternTooSlow
-            try:
-                match = pattern.search(text, at, window + WINDOW + OVERLAP, timeout=seconds, concurrent=True)
-            except (TimeoutError, MemoryError, RecursionError) as error:
-                raise PatternTooSlow from error
-            if match is None or match.start() >= window + WINDOW:
-                at = max(at, window + WINDOW)
-                break
-            if match.end() == match.start():
-                at = match.end() + 1
-                continue
-            first = start_bytes + _n_bytes(text[start : match.start()])
-            last = first + _n_bytes(match.group())
-            start, start_bytes, at = match.end(), last, match.end()
-            paused_at = time.monotonic()
-            yield first, last
-            if late is not None:
-                late += time.monotonic() - paused_at
+            for match in expressions.matches(expression, texts, REGEX_SECONDS, at):
+                if match[0] != block:
+                    block, start, start_bytes = match[0], 0, 0
+                first_byte = start_bytes + _n_bytes(texts[block][start : match[1]])
+                start, start_bytes = match[2], first_byte + _n_bytes(texts[block][match[1] : match[2]])
+                yield _tokens(ends, lows[block][0] + first_byte, lows[block][0] + start_bytes)
+        except ExpressionTooSlow as slow:
+            raise PatternTooSlow(trajectory) from slow
 
 
 def _n_bytes(text: str) -> int:
@@ -238,27 +208,9 @@ def read_text(text: str) -> Pattern:
     return Pattern(partial(_find_text, data), len(data) - 1)
 
 
-_RECURSION = re.compile(r"\(\?(?:R|[+-]?\d+|&\w+|P>\w+)\)")
-
-
-@lru_cache(maxsize=64)
 def read_regex(text: str) -> Pattern:
     """A regular expression in the syntax of Python. Raises :class:`Refusal` with the place that is wrong."""
     if not text:
         raise Refusal("Write the regular expression to search for.")
-    if len(text) > MAX_REGEX:
-        raise Refusal(f"This expression has {len(text):,} characters; at most {MAX_REGEX} are searched for.")
-    if recursion := _RECURSION.search(text):
-        raise Refusal(f"The expression calls itself at character {recursion.start() + 1}; that is not searched for.")
-    try:
-        pattern = regex.compile(text)
-    except regex.error as error:
-        place = f" at character {error.pos + 1}" if error.pos is not None else ""
-        raise Refusal(f"The expression cannot be read{place}: {error.msg}.") from error
-    except ValueError as error:  # flags that exclude each other
-        raise Refusal(f"The expression cannot be read: {error}.") from error
-    except (RecursionError, OverflowError, MemoryError) as error:
-        raise Refusal("The expression is nested too deep. Write a simpler one.") from error
-    if pattern.flags & regex.REVERSE:
-        raise Refusal("The expression asks to search backwards, by (?r); leave that out.")
-    return Pattern(partial(_find_regex, pattern), REGEX_CARRY, shares_tokens=False)
+    expressions.check(text)
+    return Pattern(partial(_find_regex, text), REGEX_CARRY, shares_tokens=False)

@@ -43,6 +43,7 @@ BATCH_TRAJECTORIES, BATCH_TOKENS = 400, 1 << 19
 MAX_CHARACTERS = 2000
 """Characters of a result; a longer one ends in an ellipsis."""
 CURSOR = "places"
+ONLY_IDS = "Without a tokenizer only ids are found."
 
 
 class _Place(NamedTuple):
@@ -302,7 +303,7 @@ def find_in_row(
     if pattern is None:
         raise Refusal("A row is searched by text, ids or regex.")
     if table is None and pattern.needs_text:
-        raise Refusal("Without a tokenizer only ids are found.")
+        raise Refusal(ONLY_IDS)
     if table is not None and (text := pattern.unknown([table])):
         raise Refusal(no_token(text))
     buffer = of_row(row_window(trajectory, row, 0, row.n_tokens).ids)

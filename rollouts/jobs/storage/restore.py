@@ -20,16 +20,20 @@ from django.db.migrations.recorder import MigrationRecorder
 from rollout_inspector.refusal import Refusal, Remedy
 from rollouts.jobs.storage.backup import Manifest, Part, read_manifest
 from rollouts.store import files, storage_mark
-from rollouts.store.backup_tables import fill_table
+from rollouts.store.backup_tables import ACCESS_TABLES, end_access, fill_table
 from rollouts.store.database import OLD_MIGRATIONS, database_identity, has_rows
 from rollouts.store.models import Run, TemplateCheck, Tokenizer
 
 
-def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False) -> Manifest:
+def restore(
+    source: Storage, tell: Callable[[str], object], adopts: bool = False, keeps_access: bool = False
+) -> Manifest:
     """Restore a backup. The database is filled in one transaction, after the files.
 
-    ``adopts``: the file storage may belong to another database, which is no longer used. Raises :class:`Refusal` with
-    a sentence where something is not empty, not whole, of another database or not of a version that is known.
+    ``adopts``: the file storage may belong to another database, which is no longer used. ``keeps_access``: API keys,
+    share links, invitations and sessions work again, also those that somebody ended since the backup. Raises
+    :class:`Refusal` with a sentence where something is not empty, not whole, of another database or not of a version
+    that is known.
     """
     manifest = read_manifest(source)
     executor, targets = _migrations_to_begin_with(manifest)
@@ -57,6 +61,9 @@ def restore(source: Storage, tell: Callable[[str], object], adopts: bool = False
             n_rows = sum(_restore_part(source, part, models[table]) for part in parts)
             if n_rows != manifest.rows.get(table, 0):
                 raise Refusal(f"{table} has {n_rows} rows in the backup, not {manifest.rows.get(table, 0)}.")
+        if not keeps_access:
+            n_ended = sum(end_access(models[table]) for table in ACCESS_TABLES if table in models)
+            tell(f"{n_ended:,} API keys, share links, invitations and sessions are ended.")
         connection.check_constraints()
         with connection.cursor() as cursor:
             for statement in connection.ops.sequence_reset_sql(no_style(), list(models.values())):

@@ -66,8 +66,9 @@ def plan(
     now = now or timezone.now()
     sizes = segment_bytes(project)
     plan = RetentionPlan()
-    runs = runs_by_change(project).iterator(1000)
-    sizes_of_runs = [(run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs]
+    sizes_of_runs = [
+        (run, sizes.get(run.pk) or run.n_tokens * BYTES_PER_TOKEN) for run in runs_by_change(project)
+    ]
     plan.n_bytes = plan.n_bytes_left = sum(size for _, size in sizes_of_runs)
     for run, size in sizes_of_runs:
         age: timedelta = now - run.changed_at

@@ -16,10 +16,13 @@ from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.uploads import drop_uploads, kept_codes
 from rollouts.jobs.storage import retention, token_moves
+from rollouts.jobs.storage.clock import fault_of_clock
 from rollouts.store import files, storage_mark
 from rollouts.store.jobs.activity import is_active
+from rollouts.store.jobs.jobs import old_jobs
 from rollouts.store.models import Run
 from rollouts.store.people.activity_log import drop_old_events
+from rollouts.store.people.sessions import drop_expired_sessions
 from rollouts.store.runs.imports import never_sent_imports
 from rollouts.store.runs.runs import end_active_run, find_run
 from rollouts.store.trajectories.previews import fill_previews
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 
 UPLOAD_AGE = timedelta(days=7)
 """How long the uploads of an import that broke off are kept for *Resume*."""
+JOB_AGE = timedelta(days=90)
+"""How long a job that has ended is kept where its run has had a later one of its kind."""
 LIST_SECONDS = 24 * 3600
 """How often the segments of the file storage are listed."""
 DRAFT_AGE_SECONDS = 24 * 3600.0
@@ -38,15 +43,27 @@ PREVIEW_SECONDS = 20.0
 
 
 def sweep() -> None:
-    """Remove uploads that no import reads again, files of exports that are not offered, and old drafts.
+    """Remove what is old, unless the clock may be wrong; then gather segments and fill previews.
 
+    Uploads that no import reads again, files of exports that are not offered, and old drafts are removed.
     Imports that were never sent are ended, and runs that keep their arrays in segments are gathered. Lines of the audit
-    log that are too old go. Files of another database stay as they are. Trajectories of an older version get their
-    lines for lists, last, because arrays are read for it. Raises :class:`rollouts.store.files.StorageDown`.
+    log, sessions and jobs that are too old go. Files of another database stay as they are. Trajectories of an older
+    version get their lines for lists, last, because arrays are read for it. Raises
+    :class:`rollouts.store.files.StorageDown`.
     """
-    drop_old_events()
-    retention.sweep()
+    if fault := fault_of_clock(note=True):
+        log.warning("%s", fault)
+    else:
+        _remove_old()
     token_moves.gather()
+    fill_previews(PREVIEW_SECONDS)
+
+
+def _remove_old() -> None:
+    drop_old_events()
+    drop_expired_sessions()
+    old_jobs(JOB_AGE).delete()
+    retention.sweep()
     for run in never_sent_imports(timezone.now() - timedelta(seconds=DRAFT_AGE_SECONDS)):
         end_active_run(run, Run.Status.FAILED, "The upload did not come to its end. Import the files again.")
     for path in _children(Path(settings.INSPECTOR_DATA) / "tmp"):
@@ -61,7 +78,6 @@ def sweep() -> None:
         log.error("leftovers in the file storage stay: %s", fault)
     else:
         _sweep_storage()
-    fill_previews(PREVIEW_SECONDS)
 
 
 def _sweep_storage() -> None:

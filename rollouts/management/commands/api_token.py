@@ -8,7 +8,8 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from rollouts.management import TerminalCommand, one_line
+from rollout_inspector.outputs import line_of
+from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.store.models import ApiToken
 from rollouts.store.people.accounts import LOCAL_USER, account_named
@@ -90,8 +91,8 @@ class Command(TerminalCommand):
             if key["expires_at"]:
                 state += f", until {key['expires_at']}"
             self.stdout.write(
-                f"{key['id']:>5}  {key['hint']}…  {one_line(str(key['name']))}  "
-                f"by {key['user']} in {one_line(str(key['project']))} ({', '.join(key['scopes'])}), {state}"
+                f"{key['id']:>5}  {key['hint']}…  {line_of(str(key['name']))}  "
+                f"by {key['user']} in {line_of(str(key['project']))} ({', '.join(key['scopes'])}), {state}"
             )
         if not keys:
             self.stdout.write("There are no tokens.")

@@ -48,7 +48,7 @@ class Command(TerminalCommand):
                 save_columns(run, "tokenizer", "chat_template")
             return job, is_new
 
-        job = run_or_send(run, ask, "diagnosed", options["background"], self.stderr)
+        job = run_or_send(run, ask, "diagnosed", options["background"])
         if options["background"]:
             self.stdout.write(f"A worker diagnoses run {run.code}. The run's page shows the progress.")
             return

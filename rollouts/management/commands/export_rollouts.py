@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
 from dataclasses import fields
@@ -11,11 +10,12 @@ from typing import IO, Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.outputs import whole_file
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.exports.exports import KIND, WRITERS, ExportOptions, is_rows, write_run
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import run_and_trajectories_named
 from rollouts.store.people.activity_log import record
-from rollouts.store.runs.runs import run_and_trajectories
 
 
 class Command(TerminalCommand):
@@ -35,6 +35,10 @@ class Command(TerminalCommand):
             "--force", action="store_true",
             help="write rows that break the target's invariants too, and leave out what --strategy refuses",
         )
+        parser.add_argument(
+            "--skip-discontinuous", action="store_true",
+            help="leave out trajectories whose calls do not continue one another, so that they are several rows",
+        )
         parser.add_argument("--pad-to", type=int, metavar="N", help="with --format sft: rows of N tokens")
         parser.add_argument("--pad-id", type=int, default=0, metavar="ID", help="fills the rows up (default: 0)")
         parser.add_argument("--output", required=True, metavar="FILE", help="- writes to the standard output")
@@ -47,25 +51,18 @@ class Command(TerminalCommand):
         if options["output"] == "-":
             self._write(sys.stdout.buffer, options["run"], plan)
             return
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with draft.open("wb") as file:
+            with whole_file(target) as file:
                 n = self._write(file, options["run"], plan)
-            os.replace(draft, target)
         except BrokenPipeError:
             raise
         except OSError as error:
             raise CommandError(f"{target} cannot be written: {error.strerror}.") from error
-        finally:
-            draft.unlink(missing_ok=True)
         what = "rows" if is_rows(options["format"]) else "trajectories"
         self.stdout.write(f"{n:,} {what} written to {target}.")
 
     def _write(self, file: IO[bytes], code: str, wanted: ExportOptions) -> int:
-        target = run_and_trajectories(code)
-        if target is None:
-            raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-        run, records = target
+        run, records = run_and_trajectories_named(code)
         n, left_out = write_run(run, records, wanted, file, self.stderr.write)
         record(KIND.activity, run, detail=wanted.format)
         if left_out:

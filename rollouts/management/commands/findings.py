@@ -11,12 +11,13 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose import KINDS
-from rollout_inspector.diagnose.checks import CheckTotal, all_clear
-from rollouts.management import TerminalCommand, one_line
+from rollout_inspector.diagnose.checks import CheckTotal, check_sentence
+from rollout_inspector.outputs import line_of
+from rollouts.management import TerminalCommand
+from rollouts.management.arguments import run_and_trajectories_named
 from rollouts.store.models import StoredFinding
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.run_summary import check_totals
-from rollouts.store.runs.runs import run_and_trajectories
 from rollouts.store.trajectories.findings import list_findings
 from rollouts.store.trajectories.trajectory_parts import places_of
 
@@ -32,11 +33,7 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print a JSON list")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        code = options["code"]
-        target = run_and_trajectories(code)
-        if target is None:
-            raise CommandError(f"There is no run and no trajectory with the code {code!r}.")
-        run, trajectories = target
+        run, trajectories = run_and_trajectories_named(options["code"])
         if options["kind"] and options["kind"] not in KINDS:
             raise CommandError(f"There is no kind {options['kind']!r}. There are: {', '.join(sorted(KINDS))}.")
         rows = list_findings(trajectories, options["kind"])
@@ -51,8 +48,8 @@ class Command(TerminalCommand):
             )
         else:
             self._say(rows, muted_in(run))
-            if unchecked := all_clear(checks).partition("Not checked: ")[2]:
-                self.stdout.write(f"Not checked: {unchecked} --checks prints what was checked.")
+            if any(total.not_decidable for total in checks):
+                self.stdout.write(f"{check_sentence(checks)} --checks prints what was checked.")
 
     def _say_checks(self, checks: list[CheckTotal], unknown: int, as_json: bool) -> None:
         if as_json:
@@ -72,10 +69,10 @@ class Command(TerminalCommand):
             place = f"row {finding.row_index}" if finding.step_index is None else f"step {finding.step_index}"
             kind = f"{finding.kind} (muted)" if finding.kind in muted else finding.kind
             self.stdout.write(
-                f"{finding.severity:7}  {kind}  {one_line(finding.trajectory.external_id)} ({finding.trajectory.code}) "
+                f"{finding.severity:7}  {kind}  {line_of(finding.trajectory.external_id)} ({finding.trajectory.code}) "
                 f"{place}, tokens {finding.start}-{finding.stop}"
             )
-            self.stdout.write(f"         {one_line(finding.evidence)}")
+            self.stdout.write(f"         {line_of(finding.evidence)}")
             if finding.remedy:
                 self.stdout.write(f"         {finding.remedy}")
         self.stdout.write(f"{n:,} finding{'s' * (n != 1)}.")
@@ -104,11 +101,5 @@ def finding_value(finding: StoredFinding, muted: Container[str]) -> dict[str, An
         "remedy": finding.remedy,
         "missing": finding.missing,
         "decided": finding.kind != "not_decidable",
-        "cost": {
-            "trained_tokens_lost": finding.trained_tokens_lost,
-            "trained_tokens_wrong": finding.trained_tokens_wrong,
-            "rows": finding.rows,
-            "prompt_tokens_repaid": finding.prompt_tokens_repaid,
-            "lost_in_one_row": finding.lost_in_one_row,
-        },
+        "cost": vars(finding.cost),
     }

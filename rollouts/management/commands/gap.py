@@ -52,6 +52,8 @@ class Command(TerminalCommand):
             self.stdout.write("No cause is named: sampler and trainer agree to rounding.")
         for name, sentence in report["undecided"].items():
             self.stdout.write(f"Not decided, {CAUSES[name].title.lower()}: {sentence}")
+        if any(not report["decidable_now"][name] for name in report["undecided"]):
+            self.stdout.write(f"To score the run: manage.py rescore {run.code} --model NAME")
         for token in report["worst"][:PRINTED_WORST]:
             self.stdout.write(
                 f"{token['trajectory']} row {token['row']} token {token['offset']:,}: sampler {token['sampler']:.4g}, "

@@ -14,9 +14,10 @@ from django.core.management.base import CommandError
 
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.guard.shard_audit import AuditSettings
+from rollout_inspector.outputs import line_of
 from rollouts.jobs.imports import imports
 from rollouts.jobs.imports.audit_import import write_flagged
-from rollouts.management import TerminalCommand, one_line
+from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named
 from rollouts.management.jobs import run_jobs
 from rollouts.store.chat_templates.chat_templates import register_chat_template
@@ -82,7 +83,7 @@ class Command(TerminalCommand):
         self.stdout.write(f"Run {run.code}: {run.n_trajectories:,} flagged trajectories, at /runs/{run.code}")
         self.print_findings(run.finding_counts)
         for name, code in ids_and_codes(run, MAX_LINKS):
-            self.stdout.write(f"/trajectories/{code}  {one_line(name)}")
+            self.stdout.write(f"/trajectories/{code}  {line_of(name)}")
         if n_left_out:
             self.stdout.write(f"{n_left_out:,} more were flagged: --limit or --kind chooses others.")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.outputs import show_progress
 from rollouts.jobs.storage.token_moves import move_run
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import run_named
@@ -31,10 +32,10 @@ class Command(TerminalCommand):
         try:
             for last, n in move_run(run, options["to"]):
                 n_moved += n
-                self.stderr.write(f"\r{last.index + 1:,} of {run.n_trajectories:,} trajectories", ending="")
+                show_progress(f"{last.index + 1:,} of {run.n_trajectories:,} trajectories")
         except StorageDown as error:
             raise CommandError(f"{error} {n_moved:,} arrays are moved. Give the command again to go on.") from error
-        self.stderr.write("")
+        show_progress("", "\r")
         record(Action.MOVED, run, detail=f"to {options['to']}")
         self.stdout.write(f"{n_moved:,} steps and rows of run {run.code} moved to {options['to']}.")
         growing = count_active(run)

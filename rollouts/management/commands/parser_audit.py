@@ -11,11 +11,10 @@ import sys
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import CommandError
-
+from rollout_inspector.outputs import show_progress
 from rollouts.jobs.parser_comparison import compare_steps
 from rollouts.management import TerminalCommand
-from rollouts.store.trajectories.trajectories import find_trajectory
+from rollouts.management.arguments import trajectory_named
 
 
 class Command(TerminalCommand):
@@ -25,11 +24,9 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print a JSON list, one object for each step")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        record = find_trajectory(options["trajectory"])
-        if record is None:
-            raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
+        record = trajectory_named(options["trajectory"])
         steps = None if options["step"] is None else [options["step"]]
-        steps_read = compare_steps(record, steps, self._tell if sys.stderr.isatty() else lambda _: None)
+        steps_read = compare_steps(record, steps, show_progress if sys.stderr.isatty() else lambda _: None)
         if options["json"]:
             self.stdout.write(json.dumps(steps_read))
             return
@@ -52,9 +49,6 @@ class Command(TerminalCommand):
             self.stdout.write(f"  {refused['parser']}: not usable: {refused['reason']}")
         for note in step["notes"]:
             self.stdout.write(f"  {note}")
-
-    def _tell(self, sentence: str) -> None:
-        self.stderr.write(f"\r{sentence[:78]:<78}", ending="")
 
 
 def _line(reading: dict[str, Any]) -> str:

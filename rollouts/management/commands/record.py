@@ -75,9 +75,7 @@ class Command(TerminalCommand):
 
     async def _serve(self, run: Run, upstream: str, options: dict[str, Any]) -> None:
         recorder = Recorder(upstream, options["logprobs"], options["token"])
-        runner = web.AppRunner(
-            recorder.application(), handler_cancellation=True, shutdown_timeout=GRACE_SECONDS, access_log=None
-        )
+        runner = recorder.runner(GRACE_SECONDS)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,6 +117,8 @@ class Command(TerminalCommand):
         sentence = f"Recorded {counts['stored']} of {counts['calls']} calls as run {run.code}."
         if counts["without_ids"]:
             sentence += f" {counts['without_ids']} came back without token ids."
+        if counts["not_recorded"]:
+            sentence += f" {sum(counts['not_recorded'].values())} calls of other addresses passed and are not recorded."
         if counts["rescued"]:
             sentence += f" The database did not take {counts['rescued']}: import {writer.rescue_file}."
         self.print_result(options["json"], {"run": run.code, **counts}, sentence)

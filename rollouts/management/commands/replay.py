@@ -18,10 +18,9 @@ from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.management import TerminalCommand
-from rollouts.management.arguments import read_chat_template
+from rollouts.management.arguments import read_chat_template, run_and_trajectories_named
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import load_tokenizer, tokenizer_named
-from rollouts.store.runs.runs import run_and_trajectories
 
 
 class Command(TerminalCommand):
@@ -51,10 +50,7 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps(values))
 
     def _find(self, code: str) -> tuple[models.Run, Iterator[tuple[models.StoredTrajectory, Any]]]:
-        target = run_and_trajectories(code)
-        if target is None:
-            raise CommandError(f"There is neither a run nor a trajectory with the code {code!r}.")
-        run, trajectories = target
+        run, trajectories = run_and_trajectories_named(code)
         return run, replay_context.loaded_trajectories(trajectories)
 
 

@@ -50,7 +50,7 @@ class Command(TerminalCommand):
             raise CommandError("Name the model that scores with --model, or two columns with --compare.")
         ask = partial(rescore.ask, run, options["model"], options["engine"], None, options["temperature"])
         try:
-            job = run_or_send(run, ask, "scored", options["background"], self.stderr)
+            job = run_or_send(run, ask, "scored", options["background"])
         finally:
             close_engines()
         if options["background"]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from rollout_inspector.outputs import line_of
 from rollouts.jobs.search import SearchedPart, SearchHit, SearchQuestion, search
-from rollouts.management import TerminalCommand, one_line
+from rollouts.management import TerminalCommand
 from rollouts.store.models import Run
 from rollouts.store.people.access import EVERYTHING
 from rollouts.store.runs.runs import find_run
@@ -52,8 +53,8 @@ class Command(TerminalCommand):
             place = "" if result.start is None else f", tokens {result.start}-{result.stop}"
             where = f" step {result.step}" if result.row is None and result.step is not None else ""
             where = where or ("" if result.row is None else f" row {result.row}")
-            self.stdout.write(f"{one_line(result.external_id)} ({result.trajectory}){where}{place}")
-            self.stdout.write(f"    {one_line(result.before)}[{one_line(result.text)}]{one_line(result.after)}")
+            self.stdout.write(f"{line_of(result.external_id)} ({result.trajectory}){where}{place}")
+            self.stdout.write(f"    {line_of(result.before)}[{line_of(result.text)}]{line_of(result.after)}")
         cut = "" if complete else " A limit cut the search: --limit and --seconds raise it."
         self.stdout.write(f"{len(results):,} result{'s' * (len(results) != 1)}.{cut}")
 

@@ -19,6 +19,7 @@ from rollouts.store.files import cache
 from rollouts.store.files.values import PutFile, StorageDown, StoredFile
 
 _PART = re.compile(r"[\w+=@-][\w+=@. -]{0,199}")
+_storage: Any = default_storage  # with the methods that Django's storages lack
 MAX_KEY = 600
 """Characters. S3 takes 1,024 bytes, the prefix of the bucket included."""
 
@@ -52,7 +53,7 @@ def _save(key: str, source: Any, path: str | None) -> None:
     content = PutFile(getattr(source, "file", source))
     content.path = path
     content.seek(0)
-    default_storage.save(key, content)
+    _storage.save(key, content)
 
 
 def open_file(key: str) -> IO[bytes]:
@@ -61,7 +62,7 @@ def open_file(key: str) -> IO[bytes]:
     Raises ``FileNotFoundError`` or :class:`StorageDown`, here or while it is read.
     """
     with _talking():
-        opened: IO[bytes] = _backend().reader(checked(key))
+        opened: IO[bytes] = _storage.reader(checked(key))
         return opened
 
 
@@ -73,33 +74,33 @@ def read_range(key: str, start: int, stop: int) -> bytes:
     if stop <= start:
         return b""
     with _talking():
-        data: bytes = _backend().read_range(checked(key), start, stop)
+        data: bytes = _storage.read_range(checked(key), start, stop)
         return data
 
 
 def size(key: str) -> int:
     """Bytes. Raises ``FileNotFoundError`` or :class:`StorageDown`."""
     with _talking():
-        return default_storage.size(checked(key))
+        return int(_storage.size(checked(key)))
 
 
 def exists(key: str) -> bool:
     """Raises :class:`StorageDown`."""
     with _talking():
-        return default_storage.exists(checked(key))
+        return bool(_storage.exists(checked(key)))
 
 
 def delete(key: str) -> None:
     """Remove a file; one that is not there is fine. Raises :class:`StorageDown`."""
     with _talking():
-        default_storage.delete(checked(key))
+        _storage.delete(checked(key))
 
 
 def delete_all(prefix: str) -> None:
     """Remove every file below a folder such as ``uploads/abc/``. Raises :class:`StorageDown`."""
     _checked_prefix(prefix)
     with _talking():
-        _backend().delete_all(prefix)
+        _storage.delete_all(prefix)
 
 
 def listed(prefix: str) -> Iterator[StoredFile]:
@@ -110,7 +111,7 @@ def listed(prefix: str) -> Iterator[StoredFile]:
     if prefix:
         _checked_prefix(prefix)
     with _talking():
-        yield from _backend().stored(prefix)
+        yield from _storage.stored(prefix)
 
 
 def local_folder(prefix: str, last: str) -> Path:
@@ -120,10 +121,10 @@ def local_folder(prefix: str, last: str) -> Path:
     Raises ``FileNotFoundError`` if it is not, :class:`StorageDown`, or ``OSError`` when the disk is full.
     """
     _checked_prefix(prefix)
-    if (folder := _folder()) is not None:
-        if not (folder / prefix / last).is_file():
+    if (folder := _storage.folder) is not None:
+        if not Path(folder, prefix, last).is_file():
             raise FileNotFoundError(f"The file storage holds no {prefix}{last}.")
-        return folder / prefix
+        return Path(folder, prefix)
 
     def wanted() -> list[StoredFile]:
         entries = list(listed(prefix))
@@ -136,7 +137,7 @@ def local_folder(prefix: str, last: str) -> Path:
 
 def remove_drafts(seconds: float) -> None:
     """Remove what processes that are gone left half-written in a folder that long ago. A bucket keeps no such thing."""
-    if (folder := _folder()) is not None:
+    if (folder := _storage.folder) is not None:
         from rollouts.store.files.folder import remove_drafts
 
         remove_drafts(folder, seconds)
@@ -144,18 +145,7 @@ def remove_drafts(seconds: float) -> None:
 
 def _fetch(key: str, target: Path) -> None:
     with _talking():
-        _backend().fetch(key, target)
-
-
-def _backend() -> Any:
-    """The storage itself, with the methods that Django's storages lack."""
-    return default_storage
-
-
-def _folder() -> Path | None:
-    """Where the files lie, if the storage is a folder of this machine."""
-    folder: Path | None = _backend().folder
-    return folder
+        _storage.fetch(key, target)
 
 
 def _checked_prefix(prefix: str) -> None:
@@ -170,6 +160,6 @@ def _talking() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (promised := _backend().meant(error)) is error:
+        if (promised := _storage.meant(error)) is error:
             raise
         raise promised from error

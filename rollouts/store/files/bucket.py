@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -106,7 +107,8 @@ class BucketStorage(S3Storage):
     def read_range(self, name: str, start: int, stop: int) -> bytes:
         try:
             answer = self.client.get_object(**self._place(name), Range=f"bytes={start}-{stop - 1}")
-            with answer["Body"] as body:
+            # Its own ``with`` hands out the stream below, whose errors are not boto3's.
+            with closing(answer["Body"]) as body:
                 data: bytes = body.read()
         except ClientError as error:
             if _status(error) == 416:  # it begins behind the end

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from rollouts.store.models import ACTIVE, Job, Run, WorkStatus
@@ -15,6 +16,9 @@ JOB_LOST_SECONDS = 180
 """The message of a job that is queued for this time may be lost, because Redis was restarted."""
 RUN_STALE_SECONDS = 20.0
 """A launched run without a heartbeat for this time has lost its worker, and its leases have run out."""
+
+CLOCK_LEEWAY = timedelta(seconds=10)
+"""By so much the clocks of machines may differ."""
 
 
 def is_active(work: Any) -> bool:
@@ -29,6 +33,15 @@ def is_silent(work: Job | Run) -> bool:
     started = work.started_at if work.status == WorkStatus.RUNNING else None
     last = work.heartbeat_at or started or work.created_at
     return _has_been_silent(work.status, last, RUN_STALE_SECONDS, RUN_STALE_SECONDS)
+
+
+def take_back_heartbeats(work: QuerySet[Any]) -> None:
+    """A heartbeat from the future becomes one of now: the clock was set back, and the worker may have been lost since.
+
+    A worker that lives writes its next one within seconds.
+    """
+    now = timezone.now()
+    work.filter(status__in=ACTIVE, heartbeat_at__gt=now + CLOCK_LEEWAY).update(heartbeat_at=now)
 
 
 def _has_been_silent(status: str, last: datetime, running_seconds: float, queued_seconds: float) -> bool:

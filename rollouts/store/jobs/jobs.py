@@ -10,11 +10,11 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db import Error, transaction
-from django.db.models import Count, Exists, F, Max, OuterRef, Q
+from django.db.models import Count, Exists, F, Max, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
-from rollouts.store.jobs.activity import is_silent
+from rollouts.store.jobs.activity import is_silent, take_back_heartbeats
 from rollouts.store.models import ACTIVE, Job, ParserAudit, Replay, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.people.access import Access
 from rollouts.store.people.activity_log import Action, record
@@ -184,6 +184,7 @@ def adopt_jobs() -> list[Job]:
 
     A job whose shards are under way has no worker of its own. It lives as long as somebody calls this.
     """
+    take_back_heartbeats(Job.objects.all())
     now = timezone.now()
     Job.objects.filter(has_open_shards(), status=Job.Status.RUNNING).update(heartbeat_at=now)
     old = Q(status=Job.Status.QUEUED, heartbeat_at__lt=now - timedelta(seconds=SEND_AGAIN_SECONDS))
@@ -327,6 +328,14 @@ def delete_ended_jobs(run: Run, kind: str) -> None:
 def delete_earlier_jobs(job: Job) -> None:
     """Delete the older jobs of the same kind and run."""
     Job.objects.filter(run=job.run_id, kind=job.kind, pk__lt=job.pk).delete()
+
+
+def old_jobs(age: timedelta) -> QuerySet[Job]:
+    """The jobs of runs that ended so long ago, without a file, and with a later job of their kind in the run."""
+    now = timezone.now()
+    later = Job.objects.filter(run=OuterRef("run"), kind=OuterRef("kind"), pk__gt=OuterRef("pk"))
+    ended = Job.objects.filter(~Q(status__in=ACTIVE), Exists(later), finished_at__lt=now - age)
+    return ended.filter(Q(expires_at=None) | Q(expires_at__lt=now))
 
 
 def drop_earlier_reports(job: Job) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from django.db import models
 
+from rollout_inspector.diagnose.finding import Cost
 from rollouts.store.fields import IdsField
 from rollouts.store.models.runs import Run
 from rollouts.store.models.trajectories import StoredTrajectory
@@ -36,6 +39,11 @@ class StoredFinding(models.Model):
     prompt_tokens_repaid = models.PositiveIntegerField(default=0)
     lost_in_one_row = models.PositiveIntegerField(default=0)
     version = models.PositiveIntegerField(help_text="Of the diagnosis that made it.")
+
+    @property
+    def cost(self) -> Cost:
+        """What it costs, as the diagnosis has it."""
+        return Cost(**{part.name: getattr(self, part.name) for part in fields(Cost)})
 
     class Meta:
         db_table = "rollouts_finding"

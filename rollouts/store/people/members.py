@@ -22,21 +22,13 @@ MAX_NAME = 100
 MAX_INVITATION_DAYS = 90
 
 
-def make_project(name: str, admin: Any = None) -> Project:
-    """Make a project. ``admin`` becomes its first admin; an admin of the server needs no role."""
-    with transaction.atomic():
-        project = _named(Project(), name)
-        if admin is not None:
-            Membership.objects.create(project=project, user=admin, role=Role.ADMIN)
-    return project
+def make_project(name: str) -> Project:
+    """Make a project. Nobody has a role in it yet."""
+    return rename_project(Project(), name)
 
 
 def rename_project(project: Project, name: str) -> Project:
-    """Give a project another name."""
-    return _named(project, name)
-
-
-def _named(project: Project, name: str) -> Project:
+    """Give a project another name. Raises :class:`Refusal` for a name that is taken, or is none."""
     before, project.name = project.name, " ".join(storable_text(name).split())
     problem = ""
     if not project.name:

@@ -7,12 +7,14 @@ from typing import Any
 
 from django.contrib.sessions.models import Session
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from rollouts.store.models import LoginSession
 from rollouts.store.people.projects import MAX_LISTED
 from rollouts.store.text import storable_text
 
+MAX_DROPPED = 10_000
 NOTED_EVERY = timedelta(minutes=10)
 """How often the last use of a session is written: a reader of pages must not cost a write for each page."""
 
@@ -43,6 +45,17 @@ def end_sessions(user: Any, key: int | None = None, but: str | None = None) -> i
     ended = [str(key_of_session) for key_of_session in sessions.values_list("session_id", flat=True)]
     Session.objects.filter(session_key__in=ended).delete()
     return len(ended)
+
+
+def expired_sessions() -> QuerySet[Session]:
+    """The sessions that log nobody in any more."""
+    return Session.objects.filter(expire_date__lt=timezone.now())
+
+
+def drop_expired_sessions() -> int:
+    """Delete them, at most ``MAX_DROPPED`` at a time. Returns how many rows went."""
+    keys = list(expired_sessions().values_list("pk", flat=True)[:MAX_DROPPED])
+    return Session.objects.filter(pk__in=keys).delete()[0]
 
 
 def live_sessions(user: Any) -> list[LoginSession]:

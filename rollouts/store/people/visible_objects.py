@@ -50,7 +50,8 @@ def _one(found: QuerySet[Any], code: str) -> Any:
 
 
 def _jobs() -> QuerySet[Job]:
-    return Job.objects.select_related(
+    """What may be listed and acted on: a shard is a part of its job, of no project by itself."""
+    return Job.objects.filter(whole=None).select_related(
         "run", "replay__trajectory", "template_check", "parser_audit__trajectory", "created_by"
     ).defer("report", "replay__report", "template_check__report", "template_check__question", "parser_audit__report")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -115,12 +115,6 @@ def projects_to_check() -> list[ProjectAlarms]:
     return list(changed.filter(stale).select_related("project").order_by("pk"))
 
 
-def runs_to_check(project: Project) -> QuerySet[Run]:
-    """The runs of a project that have figures of training steps, the newest first."""
-    counted = TrainingStepFigures.objects.filter(run__project=project).order_by().values("run").distinct()
-    return Run.objects.filter(pk__in=counted).order_by("-pk")
-
-
 def waiting_alarms(now: datetime, run: Run | None = None) -> QuerySet[Alarm]:
     """The alarms of a run (None = of all) that a webhook has still to be told of, the oldest first."""
     alarms = Alarm.objects.filter(
@@ -160,13 +154,14 @@ def _store(run: Run, alarm: Alarm | None, rule: AlarmRule, raised: Raised) -> No
         Alarm.objects.filter(pk=alarm.pk).update(**columns)
 
 
-def take_alarms_again(held: ProjectAlarms, runs: Iterable[Run]) -> None:
-    """Check runs of a project after a change of its rules. A worker calls it."""
+def take_alarms_again(held: ProjectAlarms) -> None:
+    """Check the runs of a project after a change of its rules, the newest first. A worker calls it."""
     changed_at = held.rules_changed_at
-    for run in runs:
+    counted = TrainingStepFigures.objects.filter(run__project=held.project).order_by("-run")
+    for key in list(counted.values_list("run", flat=True).distinct()):
         with transaction.atomic():
-            Run.objects.select_for_update(no_key=True).filter(pk=run.pk).first()
-            take_alarms(run)
+            if (run := Run.objects.select_for_update(no_key=True).filter(pk=key).first()) is not None:
+                take_alarms(run)
     # A rule that was changed meanwhile is checked the next time.
     ProjectAlarms.objects.filter(pk=held.pk).update(checked_at=changed_at)
 

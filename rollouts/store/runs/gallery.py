@@ -16,8 +16,11 @@ TRAINING_KEY = "training_run"
 
 
 def find_gallery(version: str, of: Project | Access) -> Run | None:
-    """The newest run of a project, or of those that may be seen, that was made from this version. One query."""
-    galleries = Run.objects.filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
+    """The newest run of a project, or of those that may be seen, that was made from this version. One query.
+
+    Its tokenizer is loaded.
+    """
+    galleries = Run.objects.select_related("tokenizer").filter(**{f"settings__{KEY}": version}, status=Run.Status.DONE)
     galleries = galleries.filter(project=of) if isinstance(of, Project) else of.limit(galleries)
     return galleries.order_by("-created_at", "-pk").first()
 
@@ -27,14 +30,14 @@ def gallery_trajectories(run: Run) -> list[StoredTrajectory]:
     return list(run.trajectories.order_by("index"))
 
 
-def gallery_evidence(run: Run, others: Collection[str]) -> dict[str, str]:
-    """Name of a trajectory -> the evidence of its gravest finding of the kind that it is called after. One query.
+def gallery_findings(run: Run, others: Collection[str]) -> dict[str, StoredFinding]:
+    """Name of a trajectory -> its gravest finding of the kind that it is called after. One query.
 
     ``others``: names of trajectories that are called after no kind; of these all findings count.
     """
     of_its_kind = Q(kind=F("trajectory__external_id")) | Q(trajectory__external_id__in=others)
-    findings = StoredFinding.objects.filter(of_its_kind, run=run).order_by("-severity", "-pk")
-    return dict(findings.values_list("trajectory__external_id", "evidence"))
+    findings = StoredFinding.objects.filter(of_its_kind, run=run).select_related("trajectory")
+    return {finding.trajectory.external_id: finding for finding in findings.order_by("-severity", "-pk")}
 
 
 def find_training_run(digest: str, project: Project) -> Run | None:

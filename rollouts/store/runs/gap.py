@@ -52,6 +52,10 @@ def named_causes(runs: Collection[Run]) -> dict[int, list[NamedCause]]:
     return by_run
 
 
+RECENT = 200
+"""Trajectories at the end of a run that are asked for a gap where the answer must be cheap."""
+
+
 def has_gap(run: Run, recent: int | None = None) -> bool:
     """Whether a trajectory of a run has a gap. ``recent``: one of so many last ones, which is cheap in a large run."""
     if recent is None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from django.db.models import Exists, F, OuterRef, Q
 from django.utils import timezone
 
+from rollouts.store.jobs.activity import CLOCK_LEEWAY, take_back_heartbeats
 from rollouts.store.models import ACTIVE, Run, StoredTrajectory
 from rollouts.store.runs.runs import end_active_run, fail_run
 from rollouts.store.trajectories.launched_trajectories import cancel_remaining, release_trajectories
@@ -20,6 +21,8 @@ LOST_SECONDS = 15.0
 """A run that is queued for so long may have lost its message in a restart of Redis, so it is sent again.
 
 A worker with a free place takes a message at once, and only such workers look. A second message changes nothing."""
+MAX_LEASE = timedelta(seconds=30)
+"""No worker leases a trajectory for longer."""
 
 
 def begin(run_id: int) -> None:
@@ -67,16 +70,22 @@ def hand_back(run_id: int, leased: Sequence[StoredTrajectory]) -> None:
 
 def adopt_orphans(models: Collection[str]) -> list[Run]:
     """Returns runs of these models that have lost their worker or their message. Only one caller gets each run."""
+    launches = Run.objects.filter(kind=Run.Kind.LAUNCH)
+    take_back_heartbeats(launches)
     now = timezone.now()
+    StoredTrajectory.objects.filter(  # from before the clock was set back
+        run__in=launches.filter(status=Run.Status.RUNNING), status=StoredTrajectory.Status.RUNNING,
+        lease_until__gt=now + MAX_LEASE + CLOCK_LEEWAY,
+    ).update(lease_until=now + MAX_LEASE)
     quiet = Q(heartbeat_at=None) | Q(heartbeat_at__lt=now - timedelta(seconds=QUIET_SECONDS))
     its = StoredTrajectory.objects.filter(run=OuterRef("pk"))
     is_leased = Exists(its.filter(status=StoredTrajectory.Status.RUNNING, lease_until__gte=now))
     free = Exists(its.filter(status=StoredTrajectory.Status.QUEUED) | its.filter(lease_until__lt=now))
     long_ago = now - timedelta(seconds=LOST_SECONDS)
-    unheard = Q(created_at__lt=long_ago) & (Q(heartbeat_at=None) | Q(heartbeat_at__lt=long_ago))
-    candidates = Run.objects.filter(
+    is_waiting = Q(created_at__lt=long_ago) | Q(created_at__gt=now + CLOCK_LEEWAY)
+    unheard = is_waiting & (Q(heartbeat_at=None) | Q(heartbeat_at__lt=long_ago))
+    candidates = launches.filter(
         Q(status=Run.Status.RUNNING) & quiet & (free | ~is_leased) | Q(status=Run.Status.QUEUED) & unheard,
-        kind=Run.Kind.LAUNCH,
         model__in=list(models),
     )
     adopted = []

@@ -17,12 +17,11 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.columns import SAMPLER, SCORED, column_of, compared_row, recorded_columns, rows_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows
-from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import RowScores, Run, ScoredColumn, StoredTrajectory
 from rollouts.store.trajectories.retokenized import checksum
-from rollouts.store.trajectories.trajectories import load_trajectories
+from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 
 Scored = tuple[int, Sequence[Row], Sequence[Floats]]
 """The primary key of a trajectory, its rows, and the scores ``[T]`` of each."""
@@ -188,7 +187,7 @@ def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:
     """
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
     total = GapFigures()
-    for batch in batched(done.iterator(BATCH), BATCH):
+    for batch in trajectory_batches(done, BATCH):
         gaps = (gap_of_rows(value.rows) for value in load_compared(batch, sampler, trainer))
         total = added([total, *(gap for gap in gaps if gap is not None)])
     return total

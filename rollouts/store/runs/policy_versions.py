@@ -6,18 +6,16 @@ A trajectory belongs to the version that sampled its first step. Where several s
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Count, Max, Min, OuterRef, Q, Subquery
+from django.db.models import Max, Min, OuterRef, Q, Subquery
 
 from rollout_inspector.streams.batches import batched
 from rollouts.store.models import PolicyVersionFigures, Run, StoredFinding, StoredStep, StoredTrajectory
-from rollouts.store.runs.run_summary import cost_sum
-from rollouts.store.runs.training_steps import PARAMETERS, TRUNCATED, FiguresLine, figures_by
+from rollouts.store.runs.training_steps import PARAMETERS, FiguresLine, figures_by
 
 MAX_VERSIONS = 5_000
 """Versions of a run that are counted. A source that writes another one for each trajectory has no versions."""
@@ -69,18 +67,9 @@ def count_policy_versions(
     if first:  # by the keys of the few trajectories: else a database reads all of the run
         of_findings = StoredFinding.objects.filter(trajectory__in=of_run.values("pk"))
         of_steps = StoredStep.objects.filter(trajectory__in=of_run.values("pk"))
-    findings = of_findings.annotate(policy=_version("trajectory")).filter(chosen).order_by()
-    kinds: dict[str, dict[str, int]] = defaultdict(dict)
-    repaid: dict[str, int] = defaultdict(int)
-    lines: Any = findings.values_list("policy", "kind").annotate(
-        n=Count("trajectory", distinct=True), again=cost_sum("prompt_tokens_repaid")
-    )
-    for version, kind, n, again in lines:
-        kinds[version][kind] = n
-        repaid[version] += again
-    with_reason: Any = of_steps.annotate(policy=_version("trajectory")).filter(chosen)
-    cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
-    truncated = dict(with_reason.exclude(finish_reason="").order_by().values_list("policy").annotate(n=cut))
+    parts: list[Any] = [
+        records.annotate(policy=_version("trajectory")).filter(chosen) for records in (of_findings, of_steps)
+    ]
     steps: Any = trajectories.values_list("policy").annotate(low=Min("training_step"), high=Max("training_step"))
     range_of = {version: step_range for version, *step_range in steps}
     return [
@@ -88,7 +77,7 @@ def count_policy_versions(
             run=run, version=version, first_training_step=range_of[version][0], last_training_step=range_of[version][1],
             **fields,
         )
-        for version, fields in figures_by(trajectories, "policy", kinds, repaid, truncated)
+        for version, fields in figures_by(trajectories, "policy", parts[0], parts[1], "policy")
         if version in range_of  # another one was stored in between
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,20 +38,24 @@ def count_training_steps(run: Run, steps: Collection[int] | None = None) -> list
 
 
 def _counted(run: Run, steps: Sequence[int] | None) -> Iterator[TrainingStepFigures]:
-    trajectories = StoredTrajectory.objects.filter(run=run, **_of(steps)).order_by()
-    of_kinds, repaid = _findings(run, steps)
-    for step, fields in figures_by(trajectories, "training_step", of_kinds, repaid, _truncated(run, steps)):
+    chosen = {"training_step__isnull": False} if steps is None else {"training_step__in": steps}
+    of_trajectory = {f"trajectory__{name}": value for name, value in chosen.items()}
+    trajectories = StoredTrajectory.objects.filter(run=run, **chosen).order_by()
+    calls = StoredStep.objects.filter(trajectory__run=run, **of_trajectory)
+    findings = StoredFinding.objects.filter(run=run, **of_trajectory)
+    if steps is not None:  # by the keys of the few trajectories: else a database reads all findings of the run
+        findings = StoredFinding.objects.filter(trajectory__in=trajectories.values("pk"))
+    for step, fields in figures_by(trajectories, "training_step", findings, calls, "trajectory__training_step"):
         yield TrainingStepFigures(run=run, training_step=step, **fields)
 
 
 def figures_by(
-    held: QuerySet[StoredTrajectory], axis: str, of_kinds: Mapping[Any, dict[str, int]], repaid: Mapping[Any, int],
-    truncated: Mapping[Any, int],
+    held: QuerySet[StoredTrajectory], axis: str, findings: QuerySet[StoredFinding], calls: QuerySet[StoredStep],
+    axis_of_parts: str,
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each value of a column of trajectories, in order, and the columns of its figures. Three queries.
+    """Each value of a column of trajectories, in order, and the columns of its figures. Five queries.
 
-    ``of_kinds``: value -> kind -> trajectories that have it. ``repaid``: value -> prompt tokens computed again.
-    ``truncated``: value -> trajectories that were cut; a value without finish reasons is left out.
+    ``findings`` and ``calls``: those of the trajectories; their column ``axis_of_parts`` has the same values.
     """
     totals: Any = held.values(axis).annotate(
         n_trajectories=Count("pk"), n_broken=Count("pk", filter=Q(worst_severity=Severity.ERROR)),
@@ -59,6 +63,17 @@ def figures_by(
         n_rewards=Count("reward"), rewards=Sum("reward", default=0.0),
         **{f"sum_{name}": Sum(name, default=0) for name in _SUMMED},
     )
+    kinds: dict[Any, dict[str, int]] = defaultdict(dict)
+    repaid: dict[Any, int] = defaultdict(int)
+    lines: Any = findings.order_by().values_list(axis_of_parts, "kind").annotate(
+        n=Count("trajectory", distinct=True), again=cost_sum("prompt_tokens_repaid")
+    )
+    for key, kind, n, again in lines:
+        kinds[key][kind] = n
+        repaid[key] += again
+    with_reason: Any = calls.exclude(finish_reason="").order_by().values_list(axis_of_parts)
+    cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
+    truncated = dict(with_reason.annotate(n=cut))
     groups = _groups(held, axis)
     gaps = _gaps(held, axis)
     for total in totals.order_by(axis):
@@ -71,41 +86,11 @@ def figures_by(
             **{name: total[f"sum_{name}"] for name in _SUMMED if name != "n_lost"},
             "n_lost": None if total["unknown"] else total["sum_n_lost"], "n_repaid": repaid.get(key, 0),
             "n_truncated": truncated.get(key), "n_groups": n_groups, "n_same_reward": n_same,
-            "finding_counts": of_kinds.get(key, {}), "gap": gap_value(gaps[key]) if key in gaps else None,
+            "finding_counts": kinds.get(key, {}), "gap": gap_value(gaps[key]) if key in gaps else None,
         }
 
 
 _SUMMED = ("n_steps", "n_rows", "n_tokens", "n_sampled", "n_trained", "n_lost")
-
-
-def _of(steps: Sequence[int] | None, prefix: str = "") -> dict[str, Any]:
-    """The condition on trajectories, or on what belongs to them."""
-    return {f"{prefix}training_step__isnull": False} if steps is None else {f"{prefix}training_step__in": steps}
-
-
-def _findings(run: Run, steps: Sequence[int] | None) -> tuple[dict[int, dict[str, int]], dict[int, int]]:
-    """Step -> kind -> trajectories that have it; and step -> prompt tokens that were computed again."""
-    if steps is None:
-        findings = StoredFinding.objects.filter(run=run, trajectory__training_step__isnull=False).order_by()
-    else:  # by the keys of the few trajectories: else a database reads all findings of the run
-        trajectories = StoredTrajectory.objects.filter(run=run, training_step__in=steps)
-        findings = StoredFinding.objects.filter(trajectory__in=trajectories.values("pk")).order_by()
-    kinds: dict[int, dict[str, int]] = defaultdict(dict)
-    repaid: dict[int, int] = defaultdict(int)
-    lines = findings.values_list("trajectory__training_step", "kind").annotate(
-        n=Count("trajectory", distinct=True), again=cost_sum("prompt_tokens_repaid")
-    )
-    for step, kind, n, again in lines:
-        kinds[step][kind] = n
-        repaid[step] += again
-    return kinds, repaid
-
-
-def _truncated(run: Run, steps: Sequence[int] | None) -> dict[int, int]:
-    """Step -> trajectories with a completion that was cut by its length. A step without finish reasons is left out."""
-    with_reason = StoredStep.objects.filter(trajectory__run=run, **_of(steps, "trajectory__")).exclude(finish_reason="")
-    cut = Count("trajectory", distinct=True, filter=Q(finish_reason=TRUNCATED))
-    return dict(with_reason.order_by().values_list("trajectory__training_step").annotate(n=cut))
 
 
 def _groups(held: QuerySet[StoredTrajectory], axis: str) -> dict[Any, tuple[int, int]]:

@@ -5,6 +5,4 @@ where its arrays are, so a reader needs no store: :mod:`rollouts.store.token_arr
 """
 
 from rollouts.store.token_arrays.items import TokenItem
-from rollouts.store.token_arrays.stores import STORES, Place, TokenStore, store_of
-
-__all__ = ["STORES", "Place", "TokenItem", "TokenStore", "store_of"]
+from rollouts.store.token_arrays.stores import STORES, Place, TokenStore

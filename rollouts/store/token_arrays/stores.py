@@ -79,11 +79,6 @@ SEGMENTS = "segments/"
 STORES: dict[str, TokenStore] = {store.slug: store for store in (DatabaseTokens(), SegmentTokens())}
 
 
-def store_of(run: Run) -> TokenStore:
-    """The store of a run's new arrays."""
-    return STORES[run.token_store]
-
-
 def folder_of(code: str) -> str:
     """The prefix of the segments of the run with this code."""
     return f"{SEGMENTS}{code}/"

@@ -15,6 +15,7 @@ from rollout_inspector.streams.row_places import sampled_in_row
 from rollout_inspector.streams.trajectory import Floats, Ids
 from rollouts.store import models
 from rollouts.store.token_arrays.reading import steps_with_tokens
+from rollouts.store.trajectories.rows import row_columns
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -43,6 +44,23 @@ def names_beside(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -> di
         if any(has.values()):
             names[row.index] = [name for name, there in has.items() if there]
     return names
+
+
+def columns_of_window(
+    row: RowSummary, steps: Sequence[StepSummary], start: int, stop: int, names: Collection[str] | None = None
+) -> dict[str, Floats]:
+    """What a trainer or engines told of the tokens ``[start, stop)`` of a row, each ``[stop - start]``. One query.
+
+    ``names``: only these; those that the row lacks are left out. NaN where a column has no value.
+    """
+    if row.follows_steps:
+        own = [name for name in names_beside([row], steps).get(row.index, []) if names is None or name in names]
+        return columns_beside(row, steps, own, start, stop) if own else {}
+    columns = {}
+    for name, values in row_columns(row.handle, start, stop, names).items():
+        columns[name] = np.full(stop - start, np.nan, np.float32)
+        columns[name][: len(values)] = values
+    return columns
 
 
 def columns_beside(

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Count, Min, Q, QuerySet
 
 from rollout_inspector.diagnose import VERSION
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollouts.store import models
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
+from rollouts.store.parameters import SEVERITIES
 from rollouts.store.text import storable_text
 
 
 def worst_severity(severities: Iterable[str]) -> str:
     """The worst severity of some findings; empty = there are none."""
-    order = ("error", "warning", "info")
-    return min((str(severity) for severity in severities), key=order.index, default="")
+    return min((str(severity) for severity in severities), key=SEVERITIES.index, default="")
 
 
 def set_findings(record: models.StoredTrajectory, findings: Sequence[Finding]) -> None:
@@ -99,6 +100,28 @@ def find_finding_of_run(run: models.Run, kinds: Sequence[str]) -> models.StoredF
     """Kind and evidence of the first finding of these kinds that has neither step nor row. One query."""
     findings = run.findings.filter(kind__in=kinds, step_index=None, row_index=None)
     return findings.only("kind", "evidence").order_by("pk").first()
+
+
+class KindPlace(NamedTuple):
+    """How many trajectories of a run have a kind of finding, and the code of the next of them; None = not read."""
+
+    n: int
+    next_code: str | None
+
+
+def places_of_kinds(trajectory: models.StoredTrajectory, kinds: Sequence[str]) -> dict[str, KindPlace]:
+    """Kind -> its place in the run. Behind the last trajectory that has it follows the first. Two queries."""
+    run, here = trajectory.run_id, trajectory.index
+    findings = models.StoredFinding.objects.filter(run=run, kind__in=kinds).order_by().values_list("kind")
+    rows = list(findings.annotate(
+        n=Count("trajectory", distinct=True),
+        later=Min("trajectory__index", filter=Q(trajectory__index__gt=here)),
+        first=Min("trajectory__index"),
+    ))
+    indices = {kind: first if later is None else later for kind, _, later, first in rows}
+    trajectories = models.StoredTrajectory.objects.filter(run=run, index__in=set(indices.values()) - {here})
+    codes = dict(trajectories.values_list("index", "code"))
+    return {kind: KindPlace(n, codes.get(indices[kind])) for kind, n, *_ in rows}
 
 
 def finding_kinds(trajectories: Sequence[models.StoredTrajectory]) -> dict[int, dict[str, str]]:

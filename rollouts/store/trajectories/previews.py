@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from rollout_inspector.streams.preview import MAX_LINE, Pieces, Preview, preview_of
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 from rollout_inspector.text.tokenizers import ByteTable
+from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.text import storable_text
@@ -19,9 +21,12 @@ BATCH = 20
 """Trajectories of an older version that are loaded at once."""
 
 
-def stored_preview(steps: Sequence[Step], rows: Sequence[Row] = (), table: ByteTable | None = None) -> Preview:
+def stored_preview(
+    steps: Sequence[Step], rows: Sequence[Row] = (), table: ByteTable | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Preview:
     """The lines as the columns ``prompt_line`` and ``answer_line`` hold them."""
-    preview = preview_of(steps, rows, None if table is None else pieces_of(table))
+    preview = preview_of(steps, rows, None if table is None else pieces_of(table), extra)
     return Preview(*(storable_text(line)[:MAX_LINE] for line in preview))
 
 
@@ -30,8 +35,7 @@ def pieces_of(table: ByteTable) -> Pieces:
 
     def pieces(ids: Ids) -> list[str]:
         whole, ends = table.joined(ids)
-        is_token = (ids >= 0) & (ids < table.vocab_size)
-        control = np.flatnonzero(np.asarray(table.special).take(np.where(is_token, ids, 0)) & is_token)
+        control = np.flatnonzero(special_tokens(table, ids))
         # The bytes between two control tokens, and those behind the last one.
         starts = [0, *ends[control].tolist()]
         stops = [*(ends[control - 1] * (control > 0)).tolist(), len(whole)]
@@ -40,16 +44,16 @@ def pieces_of(table: ByteTable) -> Pieces:
     return pieces
 
 
-def fill_previews(seconds: float, now: Callable[[], float] = time.monotonic) -> int:
+def fill_previews(seconds: float) -> int:
     """Write the lines of finished trajectories that have none, for so many seconds at most. Returns their number."""
-    stop, n = now() + seconds, 0
+    stop, n = time.monotonic() + seconds, 0
     lacking = models.StoredTrajectory.objects.filter(prompt_line=None, status=models.StoredTrajectory.Status.DONE)
-    while now() < stop:
+    while time.monotonic() < stop:
         records = list(lacking.select_related("run__tokenizer").order_by("pk")[:BATCH])
         if not records:
             break
         for record, value in zip(records, load_trajectories(records), strict=True):
-            preview = stored_preview(value.steps, value.rows, byte_table_of(record.run))
+            preview = stored_preview(value.steps, value.rows, byte_table_of(record.run), value.extra)
             record.prompt_line, record.answer_line = preview
         models.StoredTrajectory.objects.bulk_update(records, ["prompt_line", "answer_line"])
         n += len(records)

@@ -86,7 +86,8 @@ def settle_trajectory(run: models.Run, end: TrajectoryEnd) -> None:
         record.status, record.finished_at = Status.DONE, timezone.now()
         before = reward_totals([record.reward])
         record.reward = record.reward if end.reward is None else end.reward
-        record.stop_reason = end.stop_reason[:60] or record.stop_reason
+        last = record.steps.order_by("-index").values_list("finish_reason", flat=True).first()
+        record.stop_reason = end.stop_reason[:60] or record.stop_reason or last or ""
         record.save(update_fields=["status", "finished_at", "reward", "stop_reason"])
         record.checks = end.checks
         replace_findings(run, [(record, end.findings)])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from django.db.models import Count, QuerySet, Sum
@@ -51,6 +51,8 @@ class Tokens:
     """Tokens of the whole row."""
     origin_known: bool = True
     """False: nobody recorded the origins, and ``origin`` is guessed from the loss mask, only for colours."""
+    columns: dict[str, Floats] = field(default_factory=dict)
+    """What a trainer or an engine told beside the tokens; NaN where a column has no value."""
 
     def __len__(self) -> int:
         return int(self.ids.size)
@@ -63,10 +65,11 @@ class Tokens:
     def slice(self, start: int, stop: int) -> Tokens:
         """The tokens with row offsets ``[start, stop)``."""
         part = slice(max(start - self.start, 0), max(stop - self.start, 0))
-        logprobs = None if self.logprobs is None else self.logprobs[part]
         return replace(
             self, start=self.start + part.start, ids=self.ids[part], origin=self.origin[part],
-            loss_mask=self.loss_mask[part], logprobs=logprobs, step_index=None,
+            loss_mask=self.loss_mask[part], logprobs=None if self.logprobs is None else self.logprobs[part],
+            step_index=None if self.step_index is None else self.step_index[part],
+            columns={name: values[part] for name, values in self.columns.items()},
         )
 
 
@@ -197,9 +200,11 @@ def _stored_window(record: models.StoredRow, start: int, stop: int) -> Tokens:
     return Tokens(start, ids, origin, mask, logprobs, steps, record.n_tokens, has_origin)
 
 
-def row_columns(record: models.StoredRow, start: int, stop: int) -> dict[str, Floats]:
-    """Name -> values ``[start, stop)`` of each trainer's column. A column may be shorter than the row."""
-    columns = columns_of_rows(models.StoredRow.objects.filter(pk=record.pk))
+def row_columns(
+    record: models.StoredRow, start: int, stop: int, names: Collection[str] | None = None
+) -> dict[str, Floats]:
+    """Name -> values ``[start, stop)`` of a trainer's columns, which may be shorter; ``names``: only these."""
+    columns = columns_of_rows(models.StoredRow.objects.filter(pk=record.pk), names)
     return {name: values[start:stop] for name, values in columns.get(record.pk, {}).items()}
 
 

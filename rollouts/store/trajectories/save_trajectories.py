@@ -14,10 +14,13 @@ from rollout_inspector.streams.trajectory import Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.bulk import bare, reserve_keys
+from rollouts.store.text import without_paths
 from rollouts.store.trajectories.findings import add_findings, set_findings
 from rollouts.store.trajectories.step_writer import StepWriter
 from rollouts.store.trajectories.token_encoding import EncodedTrajectory, encode_trajectories
 from rollouts.store.trajectories.trajectories import last_index
+
+Status = models.StoredTrajectory.Status
 
 
 def save_trajectories(
@@ -58,6 +61,8 @@ def save_trajectories(
                 index=base_index + n,
                 external_id=trajectory.external_id,
                 group=trajectory.group,
+                status=Status.FAILED if trajectory.error else Status.DONE,
+                error=without_paths(trajectory.error),
                 stop_reason=trajectory.stop_reason,
                 reward=trajectory.reward,
                 reward_parts=dict(trajectory.reward_parts),
@@ -94,7 +99,8 @@ def save_trajectories(
             run,
             counts,
             n_trajectories=len(records),
-            n_finished=len(records),
+            n_finished=sum(record.status == Status.DONE for record in records),
+            n_failed=sum(record.status == Status.FAILED for record in records),
             n_steps=sum(record.n_steps for record in records),
             n_rows=sum(record.n_rows for record in records),
             n_tokens=sum(record.n_tokens for record in records),

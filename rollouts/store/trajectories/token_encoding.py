@@ -16,7 +16,7 @@ from rollout_inspector.streams.trajectory import Link, Step, Trajectory
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.bulk import bare
-from rollouts.store.token_arrays import Place, TokenItem, store_of
+from rollouts.store.token_arrays import STORES, Place, TokenItem
 from rollouts.store.token_arrays.items import row_item, step_item
 from rollouts.store.trajectories.previews import stored_preview
 from rollouts.store.trajectories.stored_steps import StoredSteps
@@ -78,7 +78,7 @@ def encode_trajectories(
     if put_for is None:
         return coded
     items = [item for entry, trajectory in zip(coded, trajectories, strict=True) for item in _items(entry, trajectory)]
-    store = store_of(put_for)
+    store = STORES[put_for.token_store]
     if not store.min_tokens or sum(item.n_tokens for item in items) < store.min_tokens:
         return coded
     places = iter(store.put(put_for, items))
@@ -106,7 +106,7 @@ def _encoded(trajectory: Trajectory, token_table: ByteTable | None) -> EncodedTr
     values = StoredSteps()
     links = links_of(trajectory)
     steps = [encode_step(values, step, link) for step, link in zip(trajectory.steps, links, strict=True)]
-    preview = stored_preview(trajectory.steps, trajectory.rows, token_table)
+    preview = stored_preview(trajectory.steps, trajectory.rows, token_table, trajectory.extra)
     return EncodedTrajectory(models.new_code(), values, steps, [None] * len(trajectory.rows), preview)
 
 

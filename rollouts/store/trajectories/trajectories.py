@@ -62,6 +62,7 @@ def load_trajectories(trajectories: Sequence[models.StoredTrajectory]) -> Iterat
             reward=trajectory.reward,
             reward_parts=trajectory.reward_parts,
             stop_reason=trajectory.stop_reason,
+            error=trajectory.error if trajectory.status == models.StoredTrajectory.Status.FAILED else "",
             group=trajectory.group,
             tokenizer=trajectory.tokenizer_name,
             training_step=trajectory.training_step,
@@ -160,6 +161,19 @@ def trajectories_by_key(keys: Sequence[int]) -> list[models.StoredTrajectory]:
     """The trajectories with these keys, in their order; deleted ones are left out. One query."""
     stored = models.StoredTrajectory.objects.in_bulk(keys)
     return [stored[key] for key in keys if key in stored]
+
+
+def trajectory_batches(
+    trajectories: QuerySet[models.StoredTrajectory], size: int
+) -> Iterator[list[models.StoredTrajectory]]:
+    """The trajectories of a query in its order, ``size`` at a time; deleted ones are left out. One query for each list.
+
+    Between two lists no cursor is open, so the caller may write. SQLite refuses a write at once where a cursor of the
+    same connection still reads the state before a write of somebody else.
+    """
+    for keys in batched(list(trajectories.values_list("pk", flat=True)), size):
+        if batch := trajectories_by_key(keys):
+            yield batch
 
 
 def find_by_external_id(run: models.Run, external_id: str) -> models.StoredTrajectory | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
 from collections.abc import Sequence
-from typing import Any
 
 from django.db.models import Q, QuerySet
 
 from rollouts.store import models
-from rollouts.store.paging import CursorPart
+from rollouts.store.paging import CursorPart, cut_part
 from rollouts.store.parameters import SORTS
 from rollouts.store.trajectory_filters import TrajectoryFilters, filter_trajectories
 
@@ -28,16 +27,14 @@ def list_trajectories(
 ) -> CursorPart[models.StoredTrajectory]:
     """A part of the list, by keyset. An unknown sort or a cursor that cannot be read starts at the beginning.
 
-    Trajectories without a reward are last in both orders. One query for each stretch that the part touches: one in run
-    order, at most three in another one.
+    Trajectories that lack what they are sorted by are last in both orders. One query for each stretch that the part
+    touches: one in run order, at most three in another one.
     """
     if sort not in SORTS:
         sort = "index"
     passing_trajectories = filter_trajectories(run, filters or TrajectoryFilters())
     items = _take(passing_trajectories, _stretches(sort, _read_cursor(after, sort)), limit + 1)
-    more = len(items) > limit
-    items = items[:limit]
-    return CursorPart(items, _cursor(sort, getattr(items[-1], sort.removeprefix("-")), items[-1].index) if more else "")
+    return cut_part(sort, items, limit, lambda last: (getattr(last, sort.removeprefix("-")), last.index))
 
 
 def neighbours(
@@ -56,27 +53,25 @@ def neighbours(
     return before[0] if before else None, after[0] if after else None
 
 
-def count_trajectories(run: models.Run, filters: TrajectoryFilters, most: int = MAX_COUNTED) -> int:
-    """The number of trajectories that pass, or ``most + 1`` where there are more than ``most``.
+def count_trajectories(run: models.Run, filters: TrajectoryFilters) -> int:
+    """The number of trajectories that pass, or ``MAX_COUNTED + 1`` where there are more.
 
     At most one query; none where the totals of the run tell it.
     """
     if filters.pass_all:
         return run.n_trajectories
-    return _count(filter_trajectories(run, filters), most)
+    return _count(filter_trajectories(run, filters), MAX_COUNTED)
 
 
-def count_before(
-    trajectory: models.StoredTrajectory, filters: TrajectoryFilters, sort: str, most: int = MAX_COUNTED
-) -> int:
-    """The number of trajectories before it in a list, or ``most + 1`` where there are more. At most two queries."""
+def count_before(trajectory: models.StoredTrajectory, filters: TrajectoryFilters, sort: str) -> int:
+    """The number of trajectories before it in a list, or ``MAX_COUNTED + 1`` if there are more. At most two queries."""
     sort = sort if sort in SORTS else "index"
     if filters.pass_all and sort == "index":
         return trajectory.index
     passing_trajectories = filter_trajectories(trajectory.run, filters)
     n = 0
     for condition, _ in _stretches_before(sort, (getattr(trajectory, sort.removeprefix("-")), trajectory.index)):
-        n += _count(passing_trajectories.filter(condition), most - n) if n <= most else 0
+        n += _count(passing_trajectories.filter(condition), MAX_COUNTED - n) if n <= MAX_COUNTED else 0
     return n
 
 
@@ -89,8 +84,11 @@ def _count(found: QuerySet[models.StoredTrajectory], most: int) -> int:
     return found.order_by().values("pk")[: most + 1].count()
 
 
-Place = tuple[float | None, int]
-"""The value of the column that a list is sorted by, None = no reward, and the index of a trajectory."""
+TEXTS = ("group", "stop_reason")
+NULLABLE = ("reward", "n_lost", "training_step")
+"""The columns of an order that hold texts, and those that may lack a value."""
+Place = tuple[float | str | None, int]
+"""The value of the column that a list is sorted by, None = it has none, and the index of a trajectory."""
 Stretch = tuple[Q, tuple[str, ...]]
 """A condition, and the order of the trajectories that meet it."""
 
@@ -108,7 +106,7 @@ def _stretches(sort: str, place: Place | None) -> list[Stretch]:
     is_null, not_null = Q(**{f"{column}__isnull": True}), Q(**{f"{column}__isnull": False})
     if place is not None and value is None:
         return [(is_null & Q(index__gt=index), ("index",))]
-    none = [(is_null, ("index",))] if column == "reward" else []
+    none = [(is_null, ("index",))] if column in NULLABLE else []
     if place is None:
         return [(not_null if none else Q(), (sort, "index")), *none]
     further = Q(**{f"{column}__{'lt' if descending else 'gt'}": value})
@@ -141,23 +139,22 @@ def _take(
     return items
 
 
-def _cursor(sort: str, value: Any, index: int) -> str:
-    return urlsafe_b64encode(json.dumps([sort, value, index]).encode()).decode().rstrip("=")
-
-
 def is_cursor(text: str, sort: str) -> bool:
     """Whether a list of trajectories in this order can go on behind the cursor."""
     return _read_cursor(text, sort) is not None
 
 
-def _read_cursor(text: str, sort: str) -> tuple[float | None, int] | None:
+def _read_cursor(text: str, sort: str) -> Place | None:
     try:
         made_for, value, index = json.loads(urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        number = None if value is None else float(value)
-        if made_for != sort or not -1 <= int(index) < 2**31 or (number is not None and not math.isfinite(number)):
+        if made_for != sort or not -1 <= int(index) < 2**31:
             return None
-        return number, int(index)
-    except (ValueError, TypeError, RecursionError, OverflowError):
+        if sort.removeprefix("-") in TEXTS:
+            value.encode()  # half of a surrogate pair is no text for a database
+            return (value, int(index)) if "\0" not in value else None
+        number = None if value is None else float(value)
+        return (number, int(index)) if number is None or math.isfinite(number) else None
+    except (AttributeError, ValueError, TypeError, RecursionError, OverflowError):
         return None
 
 

@@ -6,7 +6,7 @@ A function reads token arrays only when its docstring says so, and makes the num
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
@@ -58,24 +58,50 @@ class StepSummary:
 
     pk: int
     index: int
+    """Its position in its trajectory."""
     row: int
+    """The row that trains it."""
     parent: int | None
-    """Index of the parent."""
+    """The earlier step whose stream its prompt shares the longest prefix with."""
     shared_length: int
-    """Leading tokens of its prompt that are equal to the stream of the parent."""
+    """Length of that prefix in tokens."""
     parent_length: int
+    """Length of the parent's stream in tokens."""
     prompt_length: int
+    """Tokens that the engine read."""
     completion_length: int
+    """Tokens that the engine sampled."""
     finish_reason: str
+    """Why the completion ended."""
     has_entropy: bool | None = None
     """Whether the entropy of its completion is kept."""
     n_alternatives: int | None = None
     """Alternatives that are kept for each sampled token; None = none."""
+    stop_reason: str = ""
+    """What stopped it, in the word of the engine."""
+    logprobs_mode: str = ""
+    """``raw``, ``processed``, or empty when nobody recorded it."""
+    temperature: float | None = None
+    """Of the sampling; null = not recorded."""
+    top_p: float | None = None
+    """Of the sampling; null = not recorded."""
+    top_k: int | None = None
+    """Of the sampling; null = not recorded."""
+    engine: str = ""
+    """The engine and its version."""
+    policy_version: str = ""
+    """The version of the weights."""
 
     @property
     def breaks(self) -> bool:
         """Its prompt does not start with the whole stream of its parent."""
         return self.parent is not None and self.shared_length < self.parent_length
+
+
+STEP_COLUMNS = (
+    "pk", "index", "row_index", "parent__index",
+    *(field.name for field in fields(StepSummary) if field.name not in ("pk", "index", "row", "parent")),
+)
 
 
 @dataclass(frozen=True)
@@ -109,16 +135,14 @@ def rows_and_steps(trajectory: StoredTrajectory) -> tuple[list[RowSummary], list
         RowSummary(i, n, trained, frozenset(step_indices or ()), last, key)
         for i, n, trained, step_indices, last, key in stored
     ]
-    step_indices = trajectory.steps.order_by("index").values_list(
-        "pk", "index", "row_index", "parent_id", "shared_length", "parent_length", "prompt_length",
-        "completion_length", "finish_reason", "has_entropy", "n_alternatives",
-    )
-    by_key: dict[int | None, int] = {step[0]: step[1] for step in step_indices}
-    steps = [
-        StepSummary(pk, index, row, by_key.get(parent), shared, length, prompt, completion, reason, entropy, n)
-        for pk, index, row, parent, shared, length, prompt, completion, reason, entropy, n in step_indices
-    ]
+    steps = read_steps(trajectory)
     return (rows, steps) if rows else _draft_rows(steps)
+
+
+def read_steps(trajectory: StoredTrajectory, first: int = 0, limit: int | None = None) -> list[StepSummary]:
+    """The steps from the one at position ``first`` on, with the row that is stored of each. One query."""
+    steps = trajectory.steps.order_by("index").values_list(*STEP_COLUMNS)
+    return [StepSummary(*step) for step in steps[first : None if limit is None else first + limit]]
 
 
 def _draft_rows(steps: Sequence[StepSummary]) -> tuple[list[RowSummary], list[StepSummary]]:

@@ -1,0 +1,92 @@
+"""Processes that get no more memory, by a real limit of the kernel, while they answer and work."""
+
+from __future__ import annotations
+
+import errno
+import re
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import requests
+from django.test import Client
+
+from rollouts.store.outages import NO_MEMORY, is_outage, said_of
+from tests.conftest import wait_until
+from tests.people import make_member
+from tests.samples.server import LINK, PAGES, Visitor, gym_lines, processes_of, serving
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the memory of another process is limited by prlimit")
+MARGIN = 256 << 10
+
+
+def limit(pids: list[int], margin: int | None) -> None:
+    """Give these processes so many bytes more than they have; None = as much as they want."""
+    for pid in pids:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            kilobytes = re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+            assert kilobytes is not None
+            soft = resource.RLIM_INFINITY if margin is None else (int(kilobytes[1]) << 10) + margin
+            resource.prlimit(pid, resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+
+
+def named(data: Path, *words: bytes) -> list[int]:
+    found = []
+    for pid in processes_of(data):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if all(word in command for word in words):
+                found.append(pid)
+    return sorted(found)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_page_that_gets_no_memory_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    client = Client(raise_request_exception=False)
+    client.force_login(make_member("ada"))
+    monkeypatch.setattr("inspector.team.api_keys.create_api_key", fails)
+    answer = client.post("/tokens", {"name": "x", "scopes": "push"})
+    assert answer.status_code == 503 and NO_MEMORY in answer.content.decode()
+    assert is_outage(error) and said_of(error) == NO_MEMORY
+
+
+def test_a_server_without_memory_says_so_and_loses_no_work(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with serving(data) as (_, said):
+        link = LINK.search(said.read_text())
+        assert link is not None
+        visitor = Visitor(link[1])
+        wait_until(lambda: visitor.ask("/health").status_code == 200, 60, "the workers are there")
+
+        def state() -> dict[str, object]:
+            body: dict[str, object] = visitor.ask(f"/api/v1/runs/{run}").json()
+            return body
+
+        uploads = [("files", ("a.jsonl", gym_lines(0, 10))), ("files", ("b.jsonl", gym_lines(100, 3000)))]
+        children = named(data, b"celery", b"default")[1:]
+        limit(children, MARGIN)
+        run = visitor.submit("/import.json", data={"format": "auto"}, files=uploads).json()["code"]
+        wait_until(lambda: not set(children) <= set(named(data, b"celery", b"default")), 60, "a process is replaced")
+        assert state()["status"] != "failed" and state()["trajectories"] in (0, 10)
+        # The first gunicorn starts the others, which would have its limit.
+        web = named(data, b"gunicorn")[1:]
+        limit(web, MARGIN)
+        answers = []
+        for path in (*PAGES, f"/runs/{run}") * 3:
+            with suppress(requests.ConnectionError):  # the process has ended, and another takes its place
+                answers.append(visitor.ask(path))
+        limit(web, None)
+        # CPython and native code may also end by a signal or a SystemError then; no test can say which of these comes.
+        assert {answer.status_code for answer in answers} <= {200, 404, 500, 503}
+        assert all(NO_MEMORY in answer.text for answer in answers if answer.status_code == 503)
+        limit(children, None)
+        wait_until(lambda: len(named(data, b"gunicorn")) == len(web) + 1, 60, "each web process lives")
+        assert all(visitor.ask(path).status_code in (200, 404) for path in PAGES)
+        wait_until(lambda: state()["status"] == "done", 180, "the import ends")
+        assert state()["trajectories"] == 3010 and not state()["error"]
