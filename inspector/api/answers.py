@@ -13,11 +13,11 @@ from django.utils.cache import get_conditional_response, patch_vary_headers
 
 from inspector.trajectories.frame import fingerprint
 from inspector.trajectories.views import PAGE_VERSION
-from inspector.web.access import access
+from inspector.web.access import access, require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Run, StoredTrajectory, TemplateCheck
+from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.paging import CursorPart
 from rollouts.store.people.visible_objects import find_visible_check, find_visible_run, find_visible_trajectory
 
@@ -35,6 +35,21 @@ def found(target: T | None, noun: str, code: str) -> T:
 def the_run(request: HttpRequest, code: str) -> Run:
     """A run that the caller may see, with its project, tokenizer and maker. One query. Raises :class:`ApiProblem`."""
     return found(find_visible_run(access(request), code), "run", code)
+
+
+def members_run(request: HttpRequest, code: str) -> Run:
+    """A run that the caller may change. Raises :class:`ApiProblem`."""
+    run = the_run(request, code)
+    require(request, run, Role.MEMBER)
+    return run
+
+
+def resting_run(request: HttpRequest, code: str) -> Run:
+    """A run that the caller may change, and that has ended. Raises :class:`ApiProblem`, 409 for one that works."""
+    run = members_run(request, code)
+    if is_active(run):
+        raise ApiProblem(409, "This run still works. Wait until it has ended, or cancel it first.")
+    return run
 
 
 def the_trajectory(request: HttpRequest, code: str) -> StoredTrajectory:

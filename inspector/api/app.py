@@ -27,6 +27,7 @@ from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
 from rollouts.jobs.pushes import Pushed
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
+from rollouts.store.trajectories.comments import CommentMoved
 
 MAX_BODY_BYTES = 4 << 20
 """The largest JSON body."""
@@ -108,6 +109,11 @@ def _refused(request: HttpRequest, error: ApiProblem) -> HttpResponse:
 def _not_done(request: HttpRequest, refusal: Refusal) -> HttpResponse:
     sentence = worded(str(refusal), refusal.remedy, WORDS)
     return problem(422, sentence, {refusal.field: [sentence]} if refusal.field else None)
+
+
+@api.exception_handler(CommentMoved)
+def _moved(request: HttpRequest, refusal: CommentMoved) -> HttpResponse:
+    return problem(409, str(refusal), {"text": [str(refusal)]} if refusal.field == "text" else None)
 
 
 @api.exception_handler(Http404)

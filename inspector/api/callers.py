@@ -15,7 +15,9 @@ from ninja.utils import check_csrf
 from inspector.web.access import access, too_low, visible_projects
 from inspector.web.bearer import api_key_of
 from inspector.web.problems import ApiProblem
-from rollouts.store.models import ApiToken, Project, Role
+from rollout_inspector.refusal import Refusal
+from rollouts.store.chat_templates.tokenizers import tokenizer_named
+from rollouts.store.models import ApiToken, Project, Role, Tokenizer
 from rollouts.store.people.access import Access, access_of
 
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -97,3 +99,10 @@ def project_for(request: HttpRequest, code: str) -> Project:
         if access(request).may(project.pk, Role.MEMBER):
             return project
     raise too_low(chosen[0], access(request).role_in(chosen[0].pk) or Role.VIEWER, Role.MEMBER)
+
+
+def named_tokenizer(project: Project | int | None, name: str) -> Tokenizer:
+    """The tokenizer of a project with that name. Raises :class:`Refusal`."""
+    if (tokenizer := tokenizer_named(project, name)) is None:
+        raise Refusal(f"There is no tokenizer {name!r} in this project. Register it first.", field="tokenizer")
+    return tokenizer

@@ -13,14 +13,13 @@ from django.urls import reverse
 from ninja import Query, Router
 
 from inspector.api.answers import AnswerPart, answer, fresh, the_check, with_etag
-from inspector.api.callers import project_for
+from inspector.api.callers import named_tokenizer, project_for
 from inspector.api.operation_docs import NOT_CHANGED, Body, LongText, PartAsked, extra
 from inspector.chat_templates.check_forms import TemplateCheckForm
 from inspector.chat_templates.views import ask_check
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, from_columns, json_page, some_fields
-from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import TemplateCheck
 from rollouts.store.parameters import Text
@@ -134,9 +133,8 @@ def get_check(request: HttpRequest, code: str) -> HttpResponseBase:
 def make_check(request: HttpRequest, asked: CheckAsked) -> HttpResponse:
     """Have a worker check a chat template; 200 where the same question was answered before."""
     project = project_for(request, asked.project)
-    if asked.tokenizer and tokenizer_named(project, asked.tokenizer) is None:
-        sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
-        raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
+    if asked.tokenizer:
+        named_tokenizer(project, asked.tokenizer)
     fields = asked.dict()
     texts = {name: json.dumps(fields[name]) for name in ("tools", "kwargs", "conversation") if fields[name] is not None}
     form = TemplateCheckForm(

@@ -18,7 +18,6 @@ from rollout_inspector.refusal import Refusal
 from rollouts.store.models import Comment, Role, StoredTrajectory
 from rollouts.store.parameters import Count
 from rollouts.store.trajectories.comments import (
-    CommentMoved,
     add_comment,
     delete_comment,
     edit_comment,
@@ -65,8 +64,7 @@ def write_comment(request: HttpRequest, code: str, asked: CommentAsked) -> HttpR
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
     if asked.start is None and (asked.row is not None or asked.stop is not None):
-        sentence = "Send start with row and stop, or none of them for the whole trajectory."
-        raise ApiProblem(422, sentence, {"start": [sentence]})
+        raise Refusal("Send start with row and stop, or none of them for the whole trajectory.", field="start")
     place = None
     if asked.start is not None:
         place = (asked.row or 0, asked.start, asked.start + 1 if asked.stop is None else asked.stop)
@@ -84,10 +82,7 @@ def edit(request: HttpRequest, code: str, comment: str, asked: EditAsked) -> Htt
     trajectory, stored = _held(request, code, comment)
     if not CommentValues.of(stored, request).may_edit:
         raise ApiProblem(403, "Only its author edits a comment.")
-    try:
-        edit_comment(stored, asked.text, asked.version)
-    except CommentMoved as refusal:
-        raise ApiProblem(409, str(refusal), {refusal.field: [str(refusal)]}) from refusal
+    edit_comment(stored, asked.text, asked.version)
     return _again(request, trajectory, comment)
 
 
@@ -95,10 +90,7 @@ def edit(request: HttpRequest, code: str, comment: str, asked: EditAsked) -> Htt
 def resolve(request: HttpRequest, code: str, comment: str) -> HttpResponse:
     """Say that a comment is settled; 409 where it is already."""
     trajectory, stored = _held(request, code, comment)
-    try:
-        resolve_comment(stored, request.user)
-    except CommentMoved as refusal:
-        raise ApiProblem(409, str(refusal)) from refusal
+    resolve_comment(stored, request.user)
     return _again(request, trajectory, comment)
 
 
@@ -106,10 +98,7 @@ def resolve(request: HttpRequest, code: str, comment: str) -> HttpResponse:
 def reopen(request: HttpRequest, code: str, comment: str) -> HttpResponse:
     """Say that a comment is not settled; 409 where it is open."""
     trajectory, stored = _held(request, code, comment)
-    try:
-        reopen_comment(stored)
-    except CommentMoved as refusal:
-        raise ApiProblem(409, str(refusal)) from refusal
+    reopen_comment(stored)
     return _again(request, trajectory, comment)
 
 

@@ -11,11 +11,10 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerPart, answer, found, the_run
-from inspector.api.callers import project_for
+from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run
+from inspector.api.callers import named_tokenizer, project_for
 from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
-from inspector.api.runs import needs_rest
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
 from inspector.runs.training.gap_page import GapPage, gap_of
@@ -29,7 +28,6 @@ from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import ExportOptions
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import run_replays
-from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Role, Run
@@ -96,6 +94,8 @@ class ExportAsked(Body):
     """Write rows that break the target's rules too."""
     leave_out: bool = False
     """Leave trajectories with such rows out."""
+    skip_discontinuous: bool = False
+    """Leave trajectories out that are several rows, because a prompt does not continue the call before it."""
     pad_to: Annotated[int, Field(ge=1, le=exports.MAX_PADDING)] | None = None
     """Pad each row to so many tokens; for ``sft`` alone."""
     pad_id: Count = 0
@@ -148,11 +148,9 @@ class ImportBegun(Page):
 def import_files(request: HttpRequest, files: File[list[UploadedFile]], asked: Form[ImportAsked]) -> HttpResponse:
     """Upload files of trajectories, which a worker reads into a new run."""
     project = project_for(request, asked.project)
-    tokenizer = tokenizer_named(project, asked.tokenizer) if asked.tokenizer not in ("", NO_TOKENIZER) else None
-    if tokenizer is None and asked.tokenizer not in ("", NO_TOKENIZER):
-        sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
-        raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
-    chosen = asked.tokenizer if tokenizer is None else f"id:{tokenizer.pk}"
+    chosen = asked.tokenizer
+    if chosen not in ("", NO_TOKENIZER):
+        chosen = f"id:{named_tokenizer(project, chosen).pk}"
     typed = {
         "name": asked.name, "format": asked.format, "tokenizer": chosen, "training_step": asked.training_step,
         "training_step_from": asked.training_step_from,
@@ -173,9 +171,7 @@ def _again(request: HttpRequest, run: Run) -> Run:
 @router.post("/runs/{code}/exports", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 413, 422))
 def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpResponse:
     """Have a worker write a run to a file; 200 where the same export is being written already."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
-    needs_rest(run)
+    run = resting_run(request, code)
     try:
         only = asked.only.chosen(reader_of(request)) if asked.only else None
         options = ExportOptions(**asked.dict(exclude={"only"}), only=only or None).as_options()
@@ -187,13 +183,8 @@ def export_run(request: HttpRequest, code: str, asked: ExportAsked) -> HttpRespo
 @router.post("/runs/{code}/diagnose", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 413, 422))
 def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpResponse:
     """Have a worker diagnose every finished trajectory of a run again."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
-    needs_rest(run)
-    tokenizer = tokenizer_named(run.project_id, asked.tokenizer) if asked.tokenizer else None
-    if asked.tokenizer and tokenizer is None:
-        sentence = f"There is no tokenizer {asked.tokenizer!r} in this project. Register it first."
-        raise ApiProblem(422, sentence, {"tokenizer": [sentence]})
+    run = resting_run(request, code)
+    tokenizer = named_tokenizer(run.project_id, asked.tokenizer) if asked.tokenizer else None
     response = _begin(request, run, diagnosis.KIND.slug, {"tokenizer": tokenizer.name} if tokenizer else {})
     if tokenizer is not None and response.status_code == 202 and tokenizer.pk != run.tokenizer_id:
         choose_tokenizer(run, tokenizer)
@@ -203,9 +194,7 @@ def diagnose_run(request: HttpRequest, code: str, asked: DiagnoseAsked) -> HttpR
 @router.post("/runs/{code}/replay", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409))
 def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker replay every strategy over the finished trajectories of a run."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
-    needs_rest(run)
+    run = resting_run(request, code)
     return _begin(request, run, run_replays.KIND.slug, {})
 
 
@@ -218,9 +207,7 @@ def get_gap(request: HttpRequest, code: str) -> HttpResponse:
 @router.post("/runs/{code}/gap", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 422))
 def read_gap(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker name the causes of the gap between trainer and sampler of a run."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
-    needs_rest(run)
+    run = resting_run(request, code)
     if sentence := gap_reports.why_no_gap(run):
         raise ApiProblem(422, sentence)
     return _begin(request, run, gap_reports.KIND.slug, {})
@@ -256,7 +243,7 @@ def get_job(request: HttpRequest, code: str) -> HttpResponse:
 def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
     """Ask a job to stop; one that has ended stays as it is."""
     job = _job(request, code)
-    assert job.subject is not None  # a shard is in no list
+    assert job.subject is not None  # as of every job but a shard
     require(request, job.subject, Role.MEMBER)
     jobs.cancel_job(job)
     return answer(job_answer(_job(request, code)))

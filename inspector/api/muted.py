@@ -5,11 +5,10 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from ninja import Path, Router
 
-from inspector.api.answers import AnswerItems, answer, found, the_run
+from inspector.api.answers import AnswerItems, answer, found, members_run, the_run
 from inspector.api.operation_docs import Body, LongText, extra
 from inspector.runs.muted import MutedValues, muted_values
-from inspector.web.access import access, require
-from rollouts.store.models import Role
+from inspector.web.access import access, require_maker
 from rollouts.store.parameters import Count, Text
 from rollouts.store.runs.muted import find_rule, mute, unmute
 
@@ -36,8 +35,7 @@ def list_muted(request: HttpRequest, code: str) -> HttpResponse:
 @router.post("/runs/{code}/muted", response={201: MutedValues}, openapi_extra=extra(422))
 def mute_kind(request: HttpRequest, code: str, asked: MuteAsked) -> HttpResponse:
     """Mute a kind of finding. A list that asks with `muted=hide` leaves it out."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
+    run = members_run(request, code)
     rule = mute(run, asked.kind, asked.scope, asked.reason, request.user)
     return answer(MutedValues.of(rule, True, run), 201)
 
@@ -48,6 +46,6 @@ def unmute_kind(request: HttpRequest, id: Path[Count]) -> HttpResponse:
     rule = find_rule(id)
     hidden = rule is not None and access(request).role_in(rule.project_id) is None
     rule = found(None if hidden else rule, "rule", str(id))
-    require(request, rule, Role.MEMBER)
+    require_maker(request, rule)
     unmute(rule)
     return HttpResponse(status=204)

@@ -30,7 +30,7 @@ from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
 from rollouts.store.models import ApiToken, Role, Run
-from rollouts.store.outages import is_disk_full
+from rollouts.store.outages import disk_fault
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
 from rollouts.store.runs import runs
@@ -98,9 +98,9 @@ def _may_be_full(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except (OSError, DatabaseError) as error:
-            if not is_disk_full(error):
-                raise
-            raise ApiProblem(507, "The disk of the server is full. Push again when there is room.") from error
+            if sentence := disk_fault(error):
+                raise ApiProblem(507, f"{sentence} Push again when there is room.") from error
+            raise
 
     return wrapped
 
@@ -228,7 +228,7 @@ def _receive(request: HttpRequest, body: IO[bytes], limit: int, too_large: str) 
             body.write(chunk)
         body.flush()
     except (UnreadablePostError, OSError) as error:
-        if is_disk_full(error):
+        if disk_fault(error):
             raise
         raise ApiProblem(400, "The request broke off before its end; nothing of it was stored.") from error
     if declared is not None and received < declared:

@@ -15,7 +15,7 @@ from inspector.api.operation_docs import NOT_CHANGED, Body, FileView, extra, fil
 from inspector.api.run_answers import JobAnswer, job_answer
 from inspector.trajectories import offline_page
 from inspector.trajectories.parsers_page import audit_state
-from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.findings import read_findings
 from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree, read_lanes
 from inspector.web.access import require
 from inspector.web.problems import ApiProblem
@@ -91,7 +91,7 @@ def list_lanes(request: HttpRequest, code: str) -> HttpResponseBase:
 
     def build() -> HttpResponse:
         rows, steps = trajectory_parts.rows_and_steps(trajectory)
-        lanes = read_lanes(trajectory, rows, steps, data.read_findings(trajectory, steps, rows))
+        lanes = read_lanes(trajectory, rows, steps, read_findings(trajectory, steps, rows))
         tree = lane_tree(trajectory, lanes, rows)
         return json_page(tree or LaneTree(0, "Its engine calls form no tree.", []))
 

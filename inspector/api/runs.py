@@ -9,7 +9,7 @@ from ninja import Query, Router, Schema
 from pydantic import ConfigDict, Field
 
 from inspector.api import push_views as push
-from inspector.api.answers import AnswerPart, answer, fresh, the_run
+from inspector.api.answers import AnswerPart, answer, fresh, members_run, the_run
 from inspector.api.operation_docs import PartAsked, RunKind, extra
 from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
 from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
@@ -17,13 +17,13 @@ from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
 from inspector.runs.filters import ListQuery
 from inspector.runs.live_parts import list_part
-from inspector.web.access import access, may_delete, reader_of, require, too_low
+from inspector.web.access import access, may_delete, reader_of, too_low
 from inspector.web.problems import ApiProblem, problem
 from inspector.web.twins import json_page
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.jobs.pushes import Pushed
-from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Role, Run
+from rollouts.store.models import Role
 from rollouts.store.parameters import Count, SeverityName, SortName, StatusName, Text
 from rollouts.store.people.visible_objects import findings_of_run, visible_jobs
 from rollouts.store.runs.muted import muted_in
@@ -130,8 +130,7 @@ def delete_run(request: HttpRequest, code: str) -> HttpResponse:
 @router.post("/runs/{code}/cancel", response=WholeRun, openapi_extra=extra())
 def cancel_run(request: HttpRequest, code: str) -> HttpResponse:
     """Ask a run to stop. One that has ended stays as it is."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
+    run = members_run(request, code)
     run_actions.cancel(run)
     return answer(whole_run(run))
 
@@ -139,8 +138,7 @@ def cancel_run(request: HttpRequest, code: str) -> HttpResponse:
 @router.post("/runs/{code}/resume", response=WholeRun, openapi_extra=extra(409))
 def resume_run(request: HttpRequest, code: str) -> HttpResponse:
     """Go on with a run that stopped before its end. What is stored is neither sampled nor read again."""
-    run = the_run(request, code)
-    require(request, run, Role.MEMBER)
+    run = members_run(request, code)
     try:
         run_actions.resume(run)
     except ValueError as refusal:
@@ -159,8 +157,10 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
     """The trajectories of a run, with the filters and orders of its page."""
     run, query = the_run(request, code), asked.as_query(reader_of(request))
     if query.after and not is_cursor(query.after, query.sort):
-        sentence = "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out."
-        raise ApiProblem(422, sentence, {"cursor": [sentence]})
+        raise Refusal(
+            "This cursor belongs to another order. Send `next` of the part before, or leave the cursor out.",
+            field="cursor",
+        )
     part = trajectory_list.list_trajectories(run, query, query.sort, query.after, asked.limit)
     lines = list_part(run, query, part, reader_of(request))
     return answer(AnswerPart([TrajectoryLine.of(line) for line in lines["trajectories"]], lines["next"]))
@@ -208,9 +208,3 @@ def list_jobs_of_run(request: HttpRequest, code: str, asked: Query[PartAsked]) -
 def fresh_json(value: Any) -> HttpResponse:
     """A value that is no page, as JSON that nobody keeps."""
     return fresh(json_page(value))  # type: ignore[return-value]
-
-
-def needs_rest(run: Run) -> None:
-    """Raises :class:`ApiProblem` 409 for a run that still works."""
-    if is_active(run):
-        raise ApiProblem(409, "This run still works. Wait until it has ended, or cancel it first.")

@@ -14,7 +14,7 @@ from inspector.api.operation_docs import LongText, PartAsked, extra
 from inspector.api.run_answers import RunOfProject, run_line
 from inspector.api.trajectory_answers import FoundTrajectory
 from inspector.runs.trajectory_values import TrajectoryValues
-from inspector.search.search_page import SearchBusy, SearchResult, search_page
+from inspector.search.search_page import SearchBusy, SearchResult, search_page, search_turn
 from inspector.web.access import access
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
@@ -69,8 +69,8 @@ class SearchPart(Page):
 def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
     """Runs and trajectories by a name, or places in tokens, findings and metadata; newest first."""
     if bool(asked.text) == bool(asked.by):
-        sentence = "Send text for runs and trajectories, or by and q for places."
-        raise ApiProblem(422, sentence, {"by" if asked.by else "text": [sentence]})
+        field = "by" if asked.by else "text"
+        raise Refusal("Send text for runs and trajectories, or by and q for places.", field=field)
     if asked.by:
         return answer(_places(request, asked))
     cursor = asked.cursor if asked.kind else ""
@@ -87,7 +87,8 @@ def search(request: HttpRequest, asked: Query[SearchAsked]) -> HttpResponse:
 def _places(request: HttpRequest, asked: SearchAsked) -> SearchPart:
     run = the_run(request, asked.run) if asked.run else None
     try:
-        question = SearchQuestion.read(asked.by, asked.q, TrajectoryFilters(kind=asked.finding))
+        with search_turn():
+            question = SearchQuestion.read(asked.by, asked.q, TrajectoryFilters(kind=asked.finding))
         result, _ = search_page(request, question, run, asked.cursor, asked.limit)
     except Refusal as refusal:
         raise ApiProblem(422, str(refusal), {refusal.field or "q": [str(refusal)]}) from refusal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,12 +14,12 @@ from ninja import Schema
 from pydantic import ConfigDict
 
 from inspector.api.trajectory_answers import TokenColumns
-from inspector.web.problems import ApiProblem
-from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins, Row
+from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.trajectory import Floats, Origin, Row
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.parameters import Count, Text
 from rollouts.store.trajectories import engine_columns, trajectory_parts
-from rollouts.store.trajectories.rows import row_window
+from rollouts.store.trajectories.rows import Tokens, row_window
 from rollouts.store.trajectories.trajectories import load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -46,23 +46,6 @@ class TokensAsked(Schema):
     entropy, entropy_at_least, behind_likeliest. Empty = all."""
 
 
-@dataclass(eq=False)
-class Columns:
-    """The arrays of a window, each ``[stop - start]``; None = the source has none."""
-
-    trajectory: str
-    start: int
-    stop: int
-    n_tokens: int
-    ids: Ids
-    loss_mask: Mask | None
-    logprobs: Floats | None
-    origin: Origins | None
-    step: np.ndarray | None
-    """int32; -1 = not known."""
-    of_trainer: dict[str, Floats] = field(default_factory=dict)
-
-
 def wants_arrow(request: HttpRequest) -> bool:
     """Whether the caller prefers an Arrow stream to JSON."""
     return request.accepts(ARROW) and request.get_preferred_type(["application/json", ARROW]) == ARROW
@@ -78,37 +61,22 @@ def window_of(asked: TokensAsked, n_tokens: int, is_arrow: bool) -> tuple[int, i
 def of_window(
     request: HttpRequest, trajectory: StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
     asked: TokensAsked,
-) -> Columns:
-    """A window of a row, stored or not; ``steps``: all of the trajectory. At most three queries."""
+) -> Tokens:
+    """A window of a row, stored or not; ``steps``: all of the trajectory. At most two queries."""
     start, stop = window_of(asked, row.n_tokens, wants_arrow(request))
-    window = row_window(trajectory, row.handle, start, stop, steps)
-    if row.follows_steps:
-        names = _wanted(asked, engine_columns.names_beside([row], steps).get(row.index, []))
-        columns = engine_columns.columns_beside(row, steps, names, start, stop) if names else {}
-    else:
-        names = _wanted(asked, trajectory_parts.column_names(trajectory).get(row.index, []))
-        whole = trajectory_parts.column_values(trajectory, row.index, names)
-        columns = {name: _padded(values[start:stop], stop - start) for name, values in whole.items()}
-    return Columns(
-        trajectory.code, window.start, window.stop, window.n_tokens, window.ids, window.loss_mask, window.logprobs,
-        window.origin if window.origin_known else None, window.step_index,
-        columns,
-    )
+    columns = engine_columns.columns_of_window(row, steps, start, stop, _names(asked) or None)
+    return replace(row_window(trajectory, row.handle, start, stop, steps), columns=columns)
 
 
-def _wanted(asked: TokensAsked, names: Sequence[str]) -> list[str]:
-    return [name for name in names if not asked.columns or name in _names(asked)]
-
-
-def of_row(request: HttpRequest, trajectory: StoredTrajectory, row: Row, asked: TokensAsked) -> Columns:
+def of_row(request: HttpRequest, row: Row, asked: TokensAsked) -> Tokens:
     """A window of a row that is in memory."""
-    start, stop = window_of(asked, len(row.ids), wants_arrow(request))
-    part = slice(start, stop)
-    origin = None if row.origin is None else row.origin[part]
-    return Columns(trajectory.code, start, stop, len(row.ids), row.ids[part], row.loss_mask[part], None, origin, None)
+    has_origin, n_tokens = row.origin is not None, len(row.ids)
+    origin = np.zeros(n_tokens, np.uint8) if row.origin is None else row.origin
+    whole = Tokens(0, row.ids, origin, row.loss_mask, n_tokens=n_tokens, origin_known=has_origin)
+    return whole.slice(*window_of(asked, n_tokens, wants_arrow(request)))
 
 
-def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, asked: TokensAsked) -> Columns:
+def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, asked: TokensAsked) -> Tokens:
     """A window of the stream of a step. Four queries."""
     step = trajectory_parts.steps_with_tokens(trajectory, [index])[index]
     tokens = step.tokens
@@ -121,49 +89,50 @@ def of_step(request: HttpRequest, trajectory: StoredTrajectory, index: int, aske
         logprobs = np.full(len(ids), np.nan, np.float32)
         logprobs[n_prompt : n_prompt + len(tokens.logprobs)] = tokens.logprobs[: len(ids) - n_prompt]
     origin = np.where(sampled, np.uint8(Origin.SAMPLED), np.uint8(Origin.PROMPT))
-    start, stop = window_of(asked, len(ids), wants_arrow(request))
-    part = slice(start, stop)
-    return Columns(
-        trajectory.code, start, stop, len(ids), ids[part], sampled[part], None if logprobs is None else logprobs[part],
-        origin[part], np.where(sampled, index, -1).astype(np.int32)[part],
-    )
+    steps = np.where(sampled, index, -1).astype(np.int32)
+    whole = Tokens(0, ids, origin, sampled, logprobs, steps, len(ids))
+    return whole.slice(*window_of(asked, len(ids), wants_arrow(request)))
 
 
-def columns_answer(request: HttpRequest, columns: Columns, asked: TokensAsked) -> HttpResponse:
-    """The window in the form that the caller prefers. Raises :class:`ApiProblem` 422 for a name that is not there."""
-    names = _names(asked) or [*PLAIN, *columns.of_trainer]
-    unknown = [name for name in names if name not in (*PLAIN, *columns.of_trainer)]
+def columns_answer(request: HttpRequest, code: str, tokens: Tokens, asked: TokensAsked) -> HttpResponse:
+    """A window of the trajectory ``code`` in the form that the caller prefers.
+
+    Raises :class:`Refusal` for a name that is not there.
+    """
+    names = _names(asked) or [*PLAIN, *tokens.columns]
+    unknown = [name for name in names if name not in (*PLAIN, *tokens.columns)]
     if unknown:
-        known_names = ", ".join((*PLAIN, *columns.of_trainer))
-        sentence = f"There is no column {unknown[0][:60]!r} here. Known: {known_names}."
-        raise ApiProblem(422, sentence, {"columns": [sentence]})
+        known_names = ", ".join((*PLAIN, *tokens.columns))
+        raise Refusal(f"There is no column {unknown[0][:60]!r} here. Known: {known_names}.", field="columns")
+    arrays = {
+        "ids": tokens.ids, "loss_mask": tokens.loss_mask, "logprobs": tokens.logprobs,
+        "origin": tokens.origin if tokens.origin_known else None, "step": tokens.step_index,
+    }
+    plain = {name: array for name, array in arrays.items() if name in names and array is not None}
+    columns = {name: values for name, values in tokens.columns.items() if name in names}
+    place = {"trajectory": code, "start": tokens.start, "stop": tokens.stop, "n_tokens": tokens.n_tokens}
     if wants_arrow(request):
-        return HttpResponse(_arrow(columns, names), content_type=ARROW)
-    return HttpResponse(msgspec.json.encode(_plain(columns, names)), content_type="application/json")
+        return HttpResponse(_arrow(place, plain, columns), content_type=ARROW)
+    return HttpResponse(msgspec.json.encode(_json(place, plain, columns)), content_type="application/json")
 
 
 def _names(asked: TokensAsked) -> list[str]:
     return [name.strip() for name in asked.columns.split(",") if name.strip()]
 
 
-def _plain(columns: Columns, wanted: list[str]) -> TokenColumns:
-    def listed(name: str) -> Any:
-        array = getattr(columns, name) if name in wanted else None
-        return None if array is None else array.tolist()
-
+def _json(place: dict[str, Any], plain: dict[str, np.ndarray], columns: dict[str, Floats]) -> TokenColumns:
+    lists: dict[str, Any] = dict.fromkeys(PLAIN) | {name: array.tolist() for name, array in plain.items()}
     slugs = [origin.slug for origin in Origin]
-    origin, step = listed("origin"), listed("step")
+    origin, step = lists.pop("origin"), lists.pop("step")
     return TokenColumns(
-        trajectory=columns.trajectory, start=columns.start, stop=columns.stop, n_tokens=columns.n_tokens,
-        next=columns.stop if columns.stop < columns.n_tokens else None, ids=listed("ids"),
-        loss_mask=listed("loss_mask"), logprobs=listed("logprobs"),
+        **place, **lists, next=place["stop"] if place["stop"] < place["n_tokens"] else None,
         origin=None if origin is None else [slugs[value] for value in origin],
         step=None if step is None else [None if value < 0 else value for value in step],
-        columns={name: values.tolist() for name, values in columns.of_trainer.items() if name in wanted},
+        columns={name: values.tolist() for name, values in columns.items()},
     )
 
 
-def _arrow(columns: Columns, wanted: list[str]) -> bytes:
+def _arrow(place: dict[str, Any], plain: dict[str, np.ndarray], columns: dict[str, Floats]) -> bytes:
     """An Arrow IPC stream of one batch; start, stop and length of the row are in the metadata of its schema."""
     import pyarrow as pa
 
@@ -171,10 +140,7 @@ def _arrow(columns: Columns, wanted: list[str]) -> bytes:
         return pa.array(values, pa.float32(), mask=~np.isfinite(values))
 
     arrays: dict[str, Any] = {}
-    for name in PLAIN:
-        values = getattr(columns, name) if name in wanted else None
-        if values is None:
-            continue
+    for name, values in plain.items():
         if name == "origin":
             slugs = pa.array([origin.slug for origin in Origin])
             arrays[name] = pa.DictionaryArray.from_arrays(pa.array(values.astype(np.int8)), slugs)
@@ -184,17 +150,10 @@ def _arrow(columns: Columns, wanted: list[str]) -> bytes:
             arrays[name] = pa.array(values, pa.int32(), mask=values < 0)
         else:
             arrays[name] = pa.array(values)
-    arrays |= {f"{TRAINER}{name}": floats(column) for name, column in columns.of_trainer.items() if name in wanted}
-    metadata = {name: str(getattr(columns, name)) for name in ("trajectory", "start", "stop", "n_tokens")}
+    arrays |= {f"{TRAINER}{name}": floats(column) for name, column in columns.items()}
+    metadata = {name: str(value) for name, value in place.items()}
     batch = pa.record_batch(arrays).replace_schema_metadata(metadata)
     out = io.BytesIO()
     with pa.ipc.new_stream(out, batch.schema) as writer:
         writer.write_batch(batch)
     return out.getvalue()
-
-
-def _padded(values: Floats, n: int) -> Floats:
-    """A trainer's column may be shorter than its row."""
-    whole = np.full(n, np.nan, np.float32)
-    whole[: len(values)] = values[:n]
-    return whole

@@ -39,10 +39,6 @@ from rollouts.store.trajectories import engine_columns, trajectory_parts
 from rollouts.store.trajectories.replays import stored_rows
 
 router = Router(tags=["trajectories"])
-STEP_COLUMNS = (
-    "index", "row_index", "parent__index", "shared_length", "parent_length", "prompt_length", "completion_length",
-    "finish_reason", "stop_reason", "logprobs_mode", "temperature", "top_p", "top_k", "engine", "policy_version",
-)
 KEPT: dict[str, Any] = extra(422, answers=NOT_CHANGED)
 TOKENS: dict[str, Any] = extra(422, answers={**NOT_CHANGED, **ARROW_ANSWER})
 Index = Path[Count]
@@ -80,8 +76,8 @@ def list_steps(request: HttpRequest, code: str, asked: Query[PartAsked]) -> Http
     first = _position("steps", asked.cursor)
 
     def build() -> HttpResponseBase:
-        steps = trajectory_parts.step_values(trajectory, STEP_COLUMNS, first, asked.limit + 1)
-        items, more = [_step(step) for step in steps[: asked.limit]], len(steps) > asked.limit
+        steps = trajectory_parts.read_steps(trajectory, first, asked.limit + 1)
+        items, more = [StepValues.of(step) for step in steps[: asked.limit]], len(steps) > asked.limit
         return json_page(AnswerPart(items, cursor_of("steps", first + asked.limit) if more else None))
 
     return conditional(request, trajectory, build)
@@ -104,7 +100,7 @@ def get_step_tokens(request: HttpRequest, code: str, index: Index, asked: Query[
     trajectory = the_trajectory(request, code)
     _one_step(trajectory, index)
     return conditional(
-        request, trajectory, lambda: columns_answer(request, of_step(request, trajectory, index, asked), asked)
+        request, trajectory, lambda: columns_answer(request, code, of_step(request, trajectory, index, asked), asked)
     )
 
 
@@ -132,7 +128,7 @@ def get_row_tokens(request: HttpRequest, code: str, index: Index, asked: Query[T
     def build() -> HttpResponseBase:
         rows, steps = trajectory_parts.rows_and_steps(trajectory)
         row = found(rows[index] if index < len(rows) else None, "row", str(index))
-        return columns_answer(request, of_window(request, trajectory, row, steps, asked), asked)
+        return columns_answer(request, code, of_window(request, trajectory, row, steps, asked), asked)
 
     return conditional(request, trajectory, build)
 
@@ -217,7 +213,7 @@ def get_strategy_tokens(
     rows = _strategy_rows(trajectory, strategy)
     if index >= len(rows.lengths):
         found(None, "row", str(index))
-    return columns_answer(request, of_row(request, trajectory, trajectory_replays.row_of(rows, index), asked), asked)
+    return columns_answer(request, code, of_row(request, trajectory_replays.row_of(rows, index), asked), asked)
 
 
 def _current(trajectory: StoredTrajectory) -> Replay:
@@ -257,12 +253,6 @@ def _position(name: str, cursor: str) -> int:
     return min(position[0], 2**31) if position else 0
 
 
-def _one_step(trajectory: StoredTrajectory, index: int) -> StepValues:
-    steps = trajectory_parts.step_values(trajectory, STEP_COLUMNS, index, 1)
-    return _step(found(steps[0] if steps else None, "step", str(index)))
-
-
-def _step(held: dict[str, Any]) -> StepValues:
-    row, parent = held.pop("row_index"), held.pop("parent__index")
-    breaks = parent is not None and held["shared_length"] < held["parent_length"]
-    return StepValues(row=row, parent=parent, breaks=breaks, **held)
+def _one_step(trajectory: StoredTrajectory, index: int) -> Any:
+    steps = trajectory_parts.read_steps(trajectory, index, 1)
+    return StepValues.of(found(steps[0] if steps else None, "step", str(index)))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from inspector.html.inspector_tags import finding_title
 from inspector.runs.trajectory_values import TrajectoryValues
-from inspector.web.twins import Page, from_columns, some_fields
-from rollouts.store.models import StoredFinding
-from rollouts.store.trajectories.trajectory_parts import RowSummary, places_of
+from inspector.trajectories.tokens.findings import FindingValues
+from inspector.web.twins import Page, some_fields
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 TrajectoryAnswer: Any = some_fields(
     TrajectoryValues, "TrajectoryValues", "A trajectory.",
@@ -27,44 +25,11 @@ FoundTrajectory: Any = some_fields(
     TrajectoryValues, "FoundTrajectory", "A trajectory that a search found.",
     "code url run run_name external_id group status",
 )
-
-
-@dataclass(frozen=True)
-class StepValues(Page):
-    """An engine call, without its tokens."""
-
-    index: int
-    """Its position in its trajectory."""
-    row: int
-    """The row that trains it."""
-    parent: int | None
-    """The earlier step whose stream its prompt shares the longest prefix with."""
-    shared_length: int
-    """Length of that prefix in tokens."""
-    parent_length: int
-    """Length of the parent's stream in tokens."""
-    breaks: bool
-    """Its prompt does not start with the whole stream of its parent."""
-    prompt_length: int
-    """Tokens that the engine read."""
-    completion_length: int
-    """Tokens that the engine sampled."""
-    finish_reason: str
-    """Why the completion ended."""
-    stop_reason: str
-    """What stopped it, in the word of the engine."""
-    logprobs_mode: str
-    """``raw``, ``processed``, or empty when nobody recorded it."""
-    temperature: float | None
-    """Of the sampling; null = not recorded."""
-    top_p: float | None
-    """Of the sampling; null = not recorded."""
-    top_k: int | None
-    """Of the sampling; null = not recorded."""
-    engine: str
-    """The engine and its version."""
-    policy_version: str
-    """The version of the weights."""
+StepValues: Any = some_fields(
+    StepSummary, "StepValues", "An engine call, without its tokens.",
+    "index row parent shared_length parent_length breaks prompt_length completion_length finish_reason stop_reason "
+    "logprobs_mode temperature top_p top_k engine policy_version",
+)
 
 
 @dataclass(frozen=True)
@@ -130,62 +95,6 @@ class TokenColumns(Page):
     """The step that read or sampled the token; null = not known."""
     columns: dict[str, list[float | None]]
     """Name of a trainer's column, or of one that an engine told -> its values; null where the column has none."""
-
-
-@dataclass(frozen=True)
-class FindingValues(Page):
-    """A finding of the diagnosis."""
-
-    trajectory: str
-    """Code of its trajectory."""
-    number: int | None
-    """Its number in its trajectory, from 1, in reading order; null in the list of a run."""
-    kind: str
-    """What it is."""
-    title: str
-    """The kind in words."""
-    axis: str
-    """Which part of the diagnosis found it."""
-    severity: str
-    """``error``, ``warning`` or ``info``."""
-    step: int | None
-    """The step that it is about."""
-    row: int | None
-    """The row that it is about."""
-    start: int
-    """Offset of its first token in the stream of the step, or in the row."""
-    stop: int
-    """Offset behind its last token."""
-    places: list[tuple[int, int]]
-    """Every stretch ``[start, stop)`` that it is about."""
-    expected_text: str
-    """What should stand there, as text."""
-    actual_text: str
-    """What stands there, as text."""
-    evidence: str
-    """What was seen, as a sentence."""
-    remedy: str
-    """What to do about it."""
-    missing: str
-    """The fields that the source lacks to decide it."""
-    trained_tokens_lost: int | None
-    """Sampled tokens that no row trains because of it; null = not known."""
-    trained_tokens_wrong: int | None
-    """Tokens that are trained and were not sampled; null = not known."""
-    version: int
-    """Of the diagnosis that made it."""
-    muted: bool
-    """The project knows findings of this kind in this run."""
-
-    @classmethod
-    def of(
-        cls, finding: StoredFinding, trajectory: str, number: int | None = None, muted: Collection[str] = ()
-    ) -> FindingValues:
-        """A finding of the trajectory with that code. ``muted``: the kinds that are muted in its run."""
-        return from_columns(
-            cls, finding, trajectory=trajectory, number=number, title=finding_title(finding.kind),
-            step=finding.step_index, row=finding.row_index, places=places_of(finding), muted=finding.kind in muted,
-        )
 
 
 @dataclass(frozen=True)

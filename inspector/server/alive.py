@@ -44,6 +44,8 @@ def _fault_of_web(port: str) -> str:
             return f"The web server answers {error.code} for the host {host}. Name it in ALLOWED_HOSTS."
     except (OSError, ValueError) as error:
         return f"The web server does not answer on port {port}: {error}"
+    if "error" in health:
+        return str(health["error"])
     lacks = [health.get(part, "It says nothing of itself.") for part in ("database", "redis")]
     return " ".join(sentence for sentence in lacks if sentence != "ok")
 

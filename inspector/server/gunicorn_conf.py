@@ -12,8 +12,24 @@ from typing import Any
 from django.conf import settings
 
 from inspector.server.metrics_folder import FOLDER, claim_folder
+from inspector.server.starting_page import StartingPage
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
+_bind = os.environ.get("BIND", "")
+_host, _, _port = _bind.rpartition(":")
+_listener = None  # gunicorn opens what `--bind` or BIND names
+if _bind.startswith("fd://"):
+    _listener = socket.socket(fileno=int(_bind.removeprefix("fd://")))
+elif _port.isdecimal():
+    _family = socket.AF_INET6 if ":" in _host else socket.AF_INET
+    _listener = socket.create_server((_host.strip("[]"), int(_port)), family=_family, backlog=2048)
+if _listener is not None:
+    _starting_page = StartingPage(_listener)
+    _starting_page.open()
+    bind = f"fd://{_listener.fileno()}"
+elif _bind:
+    bind = _bind
+forwarder_headers = ""  # no header of a client or a proxy moves the addresses of the pages
 worker_class = "inspector.server.web_worker.WebWorker"
 worker_connections = 2000  # waiting for a client costs no thread; a client that does not go on is closed after 10 s
 workers = min(2, multiprocessing.cpu_count())
@@ -41,14 +57,17 @@ def on_starting(server: Any) -> None:
     """Refuse to serve a team on a public address without the settings that this needs."""
     from inspector.server.team_checks import UnsafeTeamServer, refuse_unsafe_team
 
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
-    for address in server.cfg.address:
-        # A pair is an address of the network. A path and an inherited socket belong to who opened them.
-        if isinstance(address, tuple):
-            try:
-                refuse_unsafe_team(address[0])
-            except UnsafeTeamServer as unsafe:
-                sys.exit(str(unsafe))
+    # A pair is an address of the network. A path and an inherited socket belong to who opened them.
+    hosts = [address[0] for address in server.cfg.address if isinstance(address, tuple)]
+    if _listener is not None and not _bind.startswith("fd://"):
+        hosts.append(_host.strip("[]"))
+    for host in hosts:
+        try:
+            refuse_unsafe_team(host)
+        except UnsafeTeamServer as unsafe:
+            sys.exit(str(unsafe))
+    if _listener is not None:
+        _starting_page.close()
 
 
 def post_fork(server: Any, worker: Any) -> None:

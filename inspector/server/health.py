@@ -7,6 +7,8 @@ from django.conf import settings
 from django.core.cache import cache
 from django.db import connection
 
+from rollouts.jobs.broker import redis_fault
+
 MIN_FREE_BYTES = 100 << 20
 """With less room on the disk of the data folder something will soon fail."""
 PATIENCE_SECONDS = 5
@@ -32,12 +34,25 @@ def heartbeat_key(queue: str) -> str:
     return f"heartbeat:{queue}"
 
 
-def has_worker(queue: str) -> bool | None:
-    """Whether a worker of `queue` had a heartbeat lately; None when Redis does not answer. Never raises."""
+def redis_problem() -> str:
+    """Why Redis takes no write, as a sentence; empty = it takes one. Never raises.
+
+    A Redis without memory still answers a read, and no heartbeat of a worker is written there any more.
+    """
     try:
-        return cache.get(heartbeat_key(queue)) is not None
+        cache.set("health", 1, 60)
+    except Exception as error:
+        return redis_fault(error)
+    return ""
+
+
+def has_worker(queue: str) -> bool | None:
+    """Whether a worker of `queue` had a heartbeat lately; None when Redis takes none. Never raises."""
+    try:
+        lives = cache.get(heartbeat_key(queue)) is not None
     except Exception:  # the page that asks still has to be drawn
         return None
+    return lives or (None if redis_problem() else False)
 
 
 def served_queues() -> list[str]:
@@ -55,10 +70,9 @@ def check_health() -> Health:
         database = f"The database does not answer ({type(error).__name__}). Look at DATABASE_URL."
     try:
         alive = cache.get_many([heartbeat_key(queue) for queue in served_queues()])
-        redis = "ok"
+        redis = redis_problem() or "ok"
     except Exception as error:
-        alive = {}
-        redis = f"Redis does not answer ({type(error).__name__}). Start it with `make run`, or look at REDIS_URL."
+        alive, redis = {}, redis_fault(error)
     workers = {
         queue: "ok"
         if alive.get(heartbeat_key(queue)) is not None

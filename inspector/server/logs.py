@@ -25,7 +25,7 @@ _SECRETS = (
     # Share links, invitations, the recorder's address, login links, API keys, cookies.
     re.compile(
         r"(/s/|/join/|/token/|\btoken=|\bbearer\s+|\bri_"
-        r"|\b(?:inspector_session|csrftoken|csrfmiddlewaretoken|x-csrftoken|x-recorder-token)['\"]?\s*[=:]\s*['\"]?)"
+        r"|\b(?:inspector_session|inspector_shares|csrftoken|csrfmiddlewaretoken|x-csrftoken|x-recorder-token)['\"]?\s*[=:]\s*['\"]?)"
         r"[^\s'\"&;,/<>\\]+",
         re.IGNORECASE,
     ),
@@ -40,6 +40,15 @@ def without_secrets(text: str) -> str:
     for pattern in _SECRETS:
         text = pattern.sub(r"\1...", text)
     return text
+
+
+class AnsweredFilter(logging.Filter):
+    """Leaves out the traceback of a request that was answered with a sentence, such as a 403."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "status_code", 500) < 500:
+            record.exc_info = None
+        return True
 
 
 class RequestIdFilter(logging.Filter):

@@ -26,6 +26,7 @@ from django.conf import settings
 from django.db import connection as database
 
 from inspector.server.health import MIN_FREE_BYTES
+from rollouts.jobs.broker import redis_fault
 from rollouts.store import files, storage_mark
 from rollouts.store.database import clock_offset, database_identity
 
@@ -98,7 +99,7 @@ def tell(connection: redis.Redis, machine: Machine) -> None:
     try:
         connection.hset(KEY, machine.name, msgspec.json.encode(machine))
     except redis.RedisError as error:
-        log.warning("this process is not told to other machines: Redis does not answer (%s)", type(error).__name__)
+        log.warning("this process is not told to other machines: %s", redis_fault(error))
 
 
 def withdraw(connection: redis.Redis, name: str) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from django.http import HttpRequest, HttpResponse
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from inspector.server.metrics_folder import FOLDER
+from inspector.server.metrics_folder import FOLDER, allocate_counters
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds of the histogram, in seconds."""
 
+allocate_counters()
 _registry = CollectorRegistry()
 _requests = Counter("inspector_requests", "Requests answered.", ["view", "method", "status"], registry=_registry)
 _seconds = Histogram(
@@ -38,8 +40,9 @@ class RequestMetricsMiddleware:
         response = self.get_response(request)
         view = (request.resolver_match.view_name if request.resolver_match else "") or "none"
         method = request.method if request.method in METHODS else "other"
-        _requests.labels(view, method, str(response.status_code)).inc()
-        _seconds.labels(view).observe(time.perf_counter() - started)
+        with suppress(OSError):  # no room for another counter: the request is answered all the same
+            _requests.labels(view, method, str(response.status_code)).inc()
+            _seconds.labels(view).observe(time.perf_counter() - started)
         return response
 
 

@@ -39,6 +39,8 @@ class Child:
     grace_s: float = 8.0
     """Seconds that the child may take to end after SIGTERM."""
     before_start: Callable[[], object] | None = None
+    after_end: Callable[[], object] | None = None
+    """Called when it has ended unexpectedly."""
 
     process: subprocess.Popen[bytes] | None = None
     started_at: float = 0.0
@@ -121,6 +123,8 @@ class Supervisor:
                 pause = min(2.0 ** (child.failures - 1), MAX_BACKOFF_SECONDS)
                 child.start_at = now + pause
                 child.kill_group()
+                if child.after_end:
+                    child.after_end()
                 self.say(
                     f"{child.name} ended unexpectedly ({how_it_ended(child.process.returncode)}); "
                     f"it is started again in {pause:.0f} s. Its log: {child.log}"

@@ -30,6 +30,8 @@ LINE_SECONDS = 60.0
 """How long a request with a body waits for a thread."""
 TICK_SECONDS = 0.05
 """How often slow clients are looked for while requests wait for a thread."""
+NO_PLACE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of a machine or a process that has no descriptor or memory for another connection."""
 LENGTH = re.compile(rb"\r\ncontent-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r\n", re.I)
 CHUNKED = re.compile(rb"\r\ntransfer-encoding[ \t]*:", re.I)
 BUSY = b"Too many bodies are being received. Try again in some seconds.\n"
@@ -75,7 +77,9 @@ class WebWorker(gthread.ThreadWorker):  # type: ignore[misc]
         try:
             accepted, address = listener.accept()
         except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
+            if error.errno in NO_PLACE:
+                time.sleep(TICK_SECONDS)  # the client waits until another connection ends
+            elif error.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EWOULDBLOCK):
                 raise
             return
         client = ClientSocket(self.waits, accepted.detach())

@@ -51,7 +51,7 @@ class WorkerState:
 
     @property
     def is_alive(self) -> bool:
-        return time.time() - self.seen_at < LIVES_SECONDS
+        return abs(time.time() - self.seen_at) < LIVES_SECONDS
 
 
 def connect() -> redis.Redis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from django import forms
 from django.contrib import messages
@@ -13,7 +13,7 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from inspector.web.access import access, chosen_project, sees_several_projects
+from inspector.web.access import access, chosen_project, may_write, sees_several_projects
 from inspector.web.forms import PlainForm
 from inspector.web.twins import Page, error_page, from_columns, json_page, page, wants_json
 from rollouts.store.models import ApiToken, Role
@@ -45,6 +45,12 @@ class ApiKeyForm(PlainForm):
         choices=[("7", "7 days"), ("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("0", "until revoked")],
         coerce=int, required=False, empty_value=None, initial=str(DEFAULT_DAYS), label="Works for",
     )
+
+    def offer(self, scope: ApiToken.Scope) -> None:
+        """Offer this scope alone, chosen already."""
+        field = cast(forms.MultipleChoiceField, self.fields["scopes"])
+        field.choices = [(scope.value, f"{scope.value}: {SCOPES[scope]}")]
+        self.initial["scopes"] = [scope.value]
 
     def clean_name(self) -> str:
         return str(self.cleaned_data["name"]).replace("\0", "")
@@ -102,6 +108,8 @@ class ApiKeyLine(Page):
 def index(request: HttpRequest) -> HttpResponse:
     """The list of tokens, newest first; a POST makes one and shows it, once."""
     form = ApiKeyForm(request.POST) if request.method == "POST" else ApiKeyForm()
+    if request.method != "POST" and not may_write(request):
+        form.offer(ApiToken.Scope.READ)
     # A viewer's token may read; one that changes something takes a member.
     writes = request.method == "POST" and form.is_valid() and set(form.cleaned_data["scopes"]) != {"read"}
     choice = chosen_project(request, Role.MEMBER if writes else Role.VIEWER)

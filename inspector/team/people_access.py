@@ -30,6 +30,7 @@ def of_project(least: Role) -> Callable[[View], View]:
             project: Project = found_or_404(target if role is not None else None, "project", code)
             if not access(request).may(project.pk, least):
                 raise too_low(project, role or Role.VIEWER, least)
+            request.role = role  # type: ignore[attr-defined]  # what the page offers follows it
             return view(request, project, *args, **kwargs)
 
         return wrapped

@@ -16,7 +16,7 @@ from inspector.runs.training.alarm_values import LimitLine
 from inspector.team.people_access import of_project
 from inspector.web.twins import Page, page, wants_json
 from rollout_inspector.refusal import Refusal
-from rollouts.store.models import Project, Role
+from rollouts.store.models import Project, ProjectAlarms, Role
 from rollouts.store.runs.alarms import alarms_of_project, limits_of_project, set_webhook, webhook_key
 
 
@@ -60,14 +60,12 @@ def alarms(request: HttpRequest, project: Project) -> HttpResponse:
         if not errors and not wants_json(request):
             messages.success(request, "The webhook is set." if request.POST.get("webhook") else "Nobody is told.")
             return redirect("project-alarms", project.code)
-    delivery = alarms_of_project(project)
-    failing = delivery.error if delivery is not None and delivery.n_failures else ""
+    delivery = alarms_of_project(project) or ProjectAlarms()
+    failing = delivery.error if delivery.n_failures else ""
     data = ProjectAlarmsPage(
         project.code, project.name, [LimitLine.of(limit, True) for limit in limits_of_project(project)],
-        delivery.webhook if delivery is not None else "",
-        webhook_key(delivery) if delivery is not None and delivery.webhook else None,
-        delivery.delivered_at if delivery is not None else None, failing,
-        delivery.next_try_at if delivery is not None and failing else None, list(settings.WEBHOOK_HOSTS), errors,
+        delivery.webhook, webhook_key(delivery) if delivery.webhook else None, delivery.delivered_at, failing,
+        delivery.next_try_at if failing else None, list(settings.WEBHOOK_HOSTS), errors,
     )
     typed = request.POST.get("webhook", "") if errors else data.webhook
     return page(request, "team/alarms.html", data, 422 if errors else 200, typed=typed)

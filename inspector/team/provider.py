@@ -6,9 +6,11 @@ An account is found by issuer and subject alone, never by name or email address.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from authlib.integrations.base_client import OAuthError
 from authlib.integrations.django_client import OAuth
@@ -26,6 +28,7 @@ from joserfc.errors import JoseError
 from requests import RequestException
 
 from inspector.team.login import BACKEND, next_page
+from inspector.team.provider_session import ProviderClient, ProviderSession
 from inspector.web.access import is_logged_in
 from inspector.web.twins import error_page
 from rollouts.store.people import activity_log
@@ -36,7 +39,7 @@ NEXT = "provider next"
 """In the session: where somebody goes after the sign-in."""
 LINKS = "provider links"
 """In the session: the key of the account that asked for a link to an account of the provider."""
-TIMEOUT_SECONDS = 10
+ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 SIGNED_WITH = {"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519"}
 """Signatures with the provider's own key. A secret that the client knows as well proves nothing more."""
 
@@ -53,33 +56,45 @@ class _ProviderRefused(Exception):
 
 
 @lru_cache(maxsize=4)
-def _registered(issuer: str, client_id: str, client_secret: str) -> Any:
+def _registered(issuer: str, client_id: str, client_secret: str, hour: int) -> Any:
+    """The client of a provider as it describes itself in this hour, with what is used of the description alone."""
+    with ProviderSession() as session:
+        answer = session.request("GET", f"{issuer}/.well-known/openid-configuration", withhold_token=True)
+        answer.raise_for_status()
+        description = answer.json()
+    if not isinstance(description, dict) or str(description.get("issuer", "")).rstrip("/") != issuer:
+        raise _ProviderRefused(f"who answers at {issuer} does not call itself so")
+    schemes = {"https", urlsplit(issuer).scheme}
+    for name in ENDPOINTS:
+        address = urlsplit(str(description.get(name)))
+        if address.scheme not in schemes or not address.hostname:
+            raise _ProviderRefused(f"its {name} is no address of {' or '.join(sorted(schemes))}")
+    offered = description.get("id_token_signing_alg_values_supported", ["RS256"])
+    algorithms = [name for name in offered if isinstance(name, str) and name in SIGNED_WITH]
+    if not algorithms:
+        raise _ProviderRefused("it offers no signature with a key of its own")
     return OAuth().register(
         "provider",
-        server_metadata_url=f"{issuer}/.well-known/openid-configuration",
+        client_cls=ProviderClient,
         client_id=client_id,
         client_secret=client_secret or None,
         client_kwargs={
             "scope": "openid email profile",
             "code_challenge_method": "S256",
-            "default_timeout": TIMEOUT_SECONDS,
             # Without a secret the client is public, and PKCE alone binds the code to this browser.
             **({} if client_secret else {"token_endpoint_auth_method": "none"}),
         },
+        id_token_signing_alg_values_supported=algorithms,
+        **{name: description[name] for name in ("issuer", *ENDPOINTS)},
     )
 
 
 def _client() -> Any:
-    """The client of the provider, with its metadata loaded. Raises ``Http404`` where no provider is set."""
+    """The client of the provider. Raises ``Http404`` where no provider is set."""
     if not settings.OIDC_ISSUER:
         raise Http404("This server has no provider to sign in through. Log in with name and password.")
-    client = _registered(settings.OIDC_ISSUER, settings.OIDC_CLIENT_ID, settings.OIDC_CLIENT_SECRET)
-    metadata = client.load_server_metadata()
-    if str(metadata.get("issuer", "")).rstrip("/") != settings.OIDC_ISSUER:
-        raise _ProviderRefused(f"the provider calls itself {metadata.get('issuer')!r}, not {settings.OIDC_ISSUER!r}")
-    offered = metadata.get("id_token_signing_alg_values_supported") or ["RS256"]
-    metadata["id_token_signing_alg_values_supported"] = [name for name in offered if name in SIGNED_WITH]
-    return client
+    hour = int(time.time() // 3600)
+    return _registered(settings.OIDC_ISSUER, settings.OIDC_CLIENT_ID, settings.OIDC_CLIENT_SECRET, hour)
 
 
 def _unusable(request: HttpRequest, error: Exception) -> HttpResponse:
@@ -92,8 +107,9 @@ def _unusable(request: HttpRequest, error: Exception) -> HttpResponse:
     return error_page(request, 502 if isinstance(error, RequestException) else 403, "The sign-in failed", sentence)
 
 
-FAULTS = (OAuthError, JoseError, RequestException, _ProviderRefused, ValueError, KeyError, RuntimeError)
-"""What Authlib, its parser of tokens, and the network raise."""
+SHAPE = (ValueError, LookupError, RuntimeError, TypeError, AttributeError)
+FAULTS = (OAuthError, JoseError, RequestException, _ProviderRefused, *SHAPE)
+"""What Authlib, its parser of tokens, and the network raise; also where the JSON has another shape."""
 
 
 @login_not_required
@@ -127,11 +143,14 @@ def callback(request: HttpRequest) -> HttpResponse:
         issuer = request.GET.get("iss")
         if issuer is not None and issuer.rstrip("/") != settings.OIDC_ISSUER:
             raise _ProviderRefused("the answer names another issuer")
-        token = client.authorize_access_token(request)
+        names = {"iss": {"value": client.server_metadata["issuer"]}, "aud": {"value": client.client_id}}
+        token = client.authorize_access_token(request, claims_options=names)
         claims: Mapping[str, Any] | None = token.get("userinfo")
         if not claims or not isinstance(claims.get("sub"), str) or not claims["sub"]:
             raise _ProviderRefused("there is no ID token with a subject")
     except FAULTS as error:
+        if isinstance(error, JoseError):
+            _registered.cache_clear()  # the provider may have another key under the same name
         return _unusable(request, error)
     try:
         if links is not None:

@@ -203,12 +203,12 @@ def open_link(request: HttpRequest, token: str) -> HttpResponse:
     if link.row_index is not None:
         response = shared_tokens(request, link)
     else:
-        # Who has a role in the project needs no grant, and the page then offers what the role may do.
-        if access(request).role_in(link.project_id) is None:
-            remember_grant(request, link)
         if wanted_json:
             path, _, query = url.partition("?")
             url = f"{path}.json{'?' + query if query else ''}"
         response = HttpResponseRedirect(url)
+        # Who has a role in the project needs no grant, and the page then offers what the role may do.
+        if access(request).role_in(link.project_id) is None:
+            remember_grant(request, response, link)
     response["Referrer-Policy"] = "no-referrer"
     return response

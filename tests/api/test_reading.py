@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from django.core.management import call_command
 
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.store.jobs.jobs import ask_job
@@ -153,6 +155,12 @@ def test_findings_of_a_trajectory_and_of_a_run(run: Run, ask: Ask) -> None:
     (listed,) = ask(f"/trajectories/{trajectory.code}/findings").json()["items"]
     assert (listed["number"], listed["kind"], listed["step"]) == (1, "unclassified", 1)
     one = ask(f"/trajectories/{trajectory.code}/findings/1").json()
+    assert {name: listed["cost"][name] for name in ("trained_tokens_lost", "trained_tokens_wrong")} == {
+        name: listed[name] for name in ("trained_tokens_lost", "trained_tokens_wrong")
+    }
+    told = io.StringIO()
+    call_command("findings", trajectory.code, "--json", stdout=told)
+    assert json.loads(told.getvalue())[0]["cost"] == listed["cost"]
     assert one["finding"] == listed and len(one["expected_ids"]) == len(one["actual_ids"]) == 2
     (of_run,) = ask(f"/runs/{run.code}/findings?kind=unclassified").json()["items"]
     assert of_run == {**listed, "number": None}

@@ -82,9 +82,12 @@ def test_every_address_answers_privately_and_names_no_path(
 
 def test_a_stranger_learns_nothing_from_any_address(places: tuple[Run, dict[str, str]]) -> None:
     run, codes = places
-    # Metrics are open to this machine alone; the schema of the API says nothing of what is stored.
+    # Metrics are open to this machine alone; the schema of the API and the docs say nothing of what is stored.
     opened = {
         "/api/v1/openapi.json",
+        "/docs",
+        "/docs.json",
+        "/docs/",
         "/help",
         "/help/findings",
         "/help/findings.json",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +43,7 @@ class Pusher:
 
     def push(self, body: bytes) -> tuple[int, dict[str, Any], str | None]:
         """Status, body and Retry-After of the answer."""
-        connection = http.client.HTTPConnection(self.address.hostname or "", self.address.port, timeout=120)
+        connection = http.client.HTTPConnection(self.address.hostname or "", self.address.port, timeout=240)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/x-ndjson"}
         try:
             connection.request("POST", f"/api/runs/{self.run.code}/trajectories", body, headers)
@@ -89,11 +91,12 @@ def test_a_push_that_ends_its_process_is_answered_and_the_next_is_read(pusher: P
     child = pushes._process._child
     assert child is not None
     found: list[Any] = []
+    os.kill(child.process.pid, signal.SIGSTOP)  # it has the body, and is not done before it is killed
     slow = threading.Thread(target=lambda: found.append(pusher.push(BODIES["texts"]())))
     slow.start()
-    wait_until(lambda: pushes._process._lock.locked(), 30, "the body is read")
+    wait_until(pushes._process._lock.locked, 240, "the body is read")
     child.process.kill()
-    slow.join(60)
+    slow.join(240)
     status, said, wait = found[0]
     assert (status, wait) == (503, "10") and "Push again" in said["error"]
     assert pusher.push(GOOD)[1]["known"] == 1
@@ -115,7 +118,7 @@ def test_a_push_that_takes_too_long_is_ended(pusher: Pusher, monkeypatch: pytest
     monkeypatch.setattr(pushes, "ANSWER_SECONDS", 0.0)
     status, said, wait = pusher.push(BODIES["texts"]())
     assert (status, wait) == (503, "10") and "not stored within 0 s" in said["error"]
-    wait_until(lambda: not Path(f"/proc/{reader}").exists(), 30, "the process has ended")
+    wait_until(lambda: not Path(f"/proc/{reader}").exists(), 240, "the process has ended")
 
 
 def send(client: Client, token: str, run: Run, body: bytes = GOOD) -> Any:
@@ -154,7 +157,7 @@ def test_places_are_given_back_after_every_kind_of_answer(
     for body in (b"", b"\x80\x04\x95", b"x" * 100):
         assert 400 <= send(client, token, run, body).status_code < 500
 
-    def broken(asked: PushedBody) -> PushAnswer:
+    def broken(asked: PushedBody) -> PushAnswer:  # what is counted is the place; test_full_disk.py fills a disk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
@@ -167,7 +170,7 @@ def test_places_are_given_back_after_every_kind_of_answer(
 def test_a_push_without_memory_is_refused(
     client: Client, token: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any) -> None:  # in this process, whose memory is not to be filled; BODIES fill the other one's
         raise MemoryError
 
     monkeypatch.setattr(pushes, "take_push", full)

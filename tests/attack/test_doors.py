@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import logging
-import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,37 @@ import pytest
 from django.contrib.sessions.backends.base import UpdateError
 from django.contrib.sessions.backends.db import SessionStore
 from django.core.cache import cache
-from django.core.files.uploadedfile import SimpleUploadedFile, TemporaryUploadedFile
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
-from django.db import IntegrityError, OperationalError
+from django.db import IntegrityError, OperationalError, connection
+from django.db.backends.signals import connection_created
 from django.test import Client
 
 from inspector.server.logs import TextLineFormatter
 from inspector.web.uploads import LimitedUploadHandler
+from rollout_inspector.formats import FORMATS
 from rollouts.jobs import pushes
 from rollouts.jobs.exports.reproduce import script
 from rollouts.store.models import Run
 from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
+from tests.faults import SmallDisk
 from tests.people import make_member
+from tests.web.samples import trajectory
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db
 
 PLACES = ["/import", "/import.json", "/tokenizers", "/runs/new", "/login", "/health", "/runs/zzzz", "/s/unknown"]
-NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    disk = SmallDisk(tmp_path / "disk", 1)
+    disk.fill()
+    yield disk
+    disk.close()
 
 
 @pytest.fixture
@@ -69,41 +79,47 @@ def test_a_suffix_of_300_characters_is_cut(member: Client, kept: Path) -> None:
 
 @pytest.mark.parametrize("place", ["/import", "/tokenizers"])
 def test_an_upload_that_fills_the_disk_leaves_nothing_there(
-    place: str, member: Client, kept: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, member: Client, settings: Any, full_disk: SmallDisk
 ) -> None:
-    def write(self: TemporaryUploadedFile, data: bytes) -> None:
-        raise NO_ROOM
-
-    monkeypatch.setattr(TemporaryUploadedFile, "write", write, raising=False)
+    settings.FILE_UPLOAD_TEMP_DIR = str(full_disk.folder)
+    before = set(full_disk.folder.iterdir())
     answer = member.post(place, {"files": SimpleUploadedFile("a.jsonl", b"{}" * 9)})
     assert answer.status_code == 507 and b"The disk of the server is full" in answer.content
-    assert not any(kept.iterdir())
+    assert set(full_disk.folder.iterdir()) == before
 
 
-@pytest.mark.parametrize(
-    ("place", "error"),
-    [
-        ("write", NO_ROOM),
-        ("store", OperationalError("database or disk is full")),
-        ("store", OperationalError("could not extend file: No space left on device")),
-    ],
-)
-def test_a_push_on_a_full_disk_says_so(place: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(tempfile.SpooledTemporaryFile):  # type: ignore[type-arg]
-        name = "x"
-
-        def write(self, data: Any) -> int:
-            raise error
-
-    def refuse(*_: Any) -> None:
-        raise error
-
-    if place == "write":
-        monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: Full())
-    else:
-        monkeypatch.setattr(pushes, "add_new_trajectories", refuse)
+def test_a_push_on_a_full_disk_says_so(settings: Any, full_disk: SmallDisk) -> None:
+    settings.INSPECTOR_DATA = full_disk.folder
+    settings.FILE_UPLOAD_TEMP_DIR = str(full_disk.folder)
     answer = _push(create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE))
-    assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"]
+    assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"], answer.content
+
+
+@pytest.mark.sqlite_only
+@pytest.mark.django_db(transaction=True)
+def test_a_push_into_a_full_database_says_so() -> None:
+    run = create_run(Run.Kind.IMPORT, "grpo", status=Run.Status.DONE)
+    _, token = create_api_key(make_member("trainer"), "trainer")
+    write, lines = FORMATS["own_jsonl"].write, io.BytesIO()
+    assert write is not None
+    write((trajectory(f"t{n}") for n in range(300)), lines)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM")
+        cursor.execute("PRAGMA page_count")
+        n_pages = int(cursor.fetchone()[0])
+    connection.close()
+
+    def allow_no_page_more(**named: Any) -> None:
+        with named["connection"].cursor() as cursor:
+            cursor.execute(f"PRAGMA max_page_count = {n_pages + 8}")
+
+    connection_created.connect(allow_no_page_more)
+    try:
+        answer = _push(run, token, lines.getvalue())
+    finally:
+        connection_created.disconnect(allow_no_page_more)
+        connection.close()
+    assert answer.status_code == 507 and "disk of the server is full" in answer.json()["error"], answer.content
 
 
 def test_a_login_on_a_full_disk_says_so(django_user_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +128,7 @@ def test_a_login_on_a_full_disk_says_so(django_user_model: Any, monkeypatch: pyt
     client = Client()
     client.force_login(django_user_model.objects.get())
 
-    def save(*_: Any, **__: Any) -> None:
+    def save(*_: Any, **__: Any) -> None:  # a full SQLite still updates a row that does not grow
         try:
             raise OperationalError("database or disk is full")
         except OperationalError as error:
@@ -135,9 +151,10 @@ def test_a_push_to_a_run_that_is_deleted_meanwhile(monkeypatch: pytest.MonkeyPat
     assert answer.status_code == 410 and "was deleted while you pushed" in answer.json()["error"]
 
 
-def _push(run: Run) -> Any:
-    _, token = create_api_key(make_member("trainer"), "trainer")
-    line = b'{"id": "a", "steps": [{"prompt_ids": [1], "completion_ids": [2]}]}\n'
+def _push(
+    run: Run, token: str = "", line: bytes = b'{"id": "a", "steps": [{"prompt_ids": [1], "completion_ids": [2]}]}\n'
+) -> Any:
+    token = token or create_api_key(make_member("trainer"), "trainer")[1]
     return Client().post(
         f"/api/runs/{run.code}/trajectories?format=own_jsonl",
         line,

@@ -7,13 +7,15 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ITEMS = [f"{letter}{n}" for letter, last in (("H", 5), ("M", 12), ("L", 19), ("T", 8)) for n in range(1, last + 1)]
+LAST = {"H": 5, "M": 12, "L": 19, "T": 8, "N": 4, "F": 5}
+ITEMS = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
 
 
 def rows() -> dict[str, list[str]]:
     """Item -> attack, expectation and tests."""
     lines = (HERE / "README.md").read_text(encoding="utf-8").splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if re.match(r"\| [HMLT]\d", line)]
+    items = [line for line in lines if re.match(r"\| [HMLTNF]\d", line)]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in items]
     assert all(len(row) == 4 for row in cells)
     return {row[0]: row[1:] for row in cells}
 

@@ -31,7 +31,7 @@ def test_l11_output_and_errors_are_filtered(capsys: Any) -> None:
     command = Findings(stdout=io.StringIO(), stderr=io.StringIO())
     for out in (command.stdout, command.stderr):
         out.write(f"\r{HOSTILE}\tb\nc")
-        assert out.getvalue() == "\ra\\x1b]0;owned\\x07\\x9b2J\\u202eb\tb\nc\n"  # type: ignore[attr-defined]
+        assert out.getvalue() == "\\ra\\x1b]0;owned\\x07\\x9b2J\\u202eb\tb\nc\n"  # type: ignore[attr-defined]
     with pytest.raises(SystemExit):
         Findings().run_from_argv(["manage.py", "findings", HOSTILE])
     said = capsys.readouterr().err

@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +19,14 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from rollout_inspector.streams.trajectory import Request, Step, Trajectory
+from rollout_inspector.text.processes import Faults
 from rollout_inspector.text.tokenizers import TokenizerUnusable, check_folder, limited, load, unpack_zip
 from rollout_inspector.text.tokenizers.validate import examined
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.replays import run_replays
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from tests.attack.hostile_uploads import BOMBS, NESTED, bomb, changed
-from tests.conftest import ROOT
+from tests.conftest import ROOT, wait_until
 from tests.web.trajectory_samples import Maker
 
 WORDS = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
@@ -134,12 +134,12 @@ def test_a_tokenizer_that_is_often_too_slow_rests(
     """H3: a page or a diagnosis of a thousand trajectories does not pay for the same pattern a thousand times."""
     slow = {**NESTED, "pattern": {"Regex": "(?:z{0,30}){4}y|z"}}
     tokenizer = load(changed(tiny_tokenizer, tmp_path / "slow", {"pre_tokenizer": slow}))
-    for _ in range(limited.MAX_FAULTS):
+    for _ in range(Faults.MAX):
         with pytest.raises(TokenizerUnusable, match="computing time that a text may take"):
             tokenizer.encode("z" * 200)
     started: list[object] = []
     monkeypatch.setattr(limited, "LimitedProcess", lambda *of: started.append(of))
-    with pytest.raises(TokenizerUnusable, match="not asked again"):
+    with pytest.raises(TokenizerUnusable, match="not tried again"):
         tokenizer.encode("hello")
     assert not started
 
@@ -162,10 +162,7 @@ def test_a_process_that_rested_ends_and_is_started_again(tiny_tokenizer: Path, t
         patch.setattr(limited, "IDLE_SECONDS", 0.5)
         tokenizer = load(changed(tiny_tokenizer, tmp_path / "rests", {}))
     ids = tokenizer.encode("hello").tolist()
-    until = time.monotonic() + 30
-    while processes() and time.monotonic() < until:
-        time.sleep(0.1)
-    assert processes() == set()
+    wait_until(lambda: not processes(), 240, "the process has ended")
     assert tokenizer.encode("hello").tolist() == ids
 
 

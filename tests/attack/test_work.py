@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
@@ -16,7 +17,7 @@ from celery import current_app
 from django.core.cache import cache
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import CommandError, call_command
-from django.db import DataError, InterfaceError, OperationalError, connection
+from django.db import DataError, OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
@@ -40,7 +41,7 @@ from rollouts.store.trajectories.findings import replace_findings
 from rollouts.store.trajectories.pushed_trajectories import add_new_trajectories
 from rollouts.worker import jobs
 from tests import faults
-from tests.conftest import wait_until
+from tests.conftest import ModelGate, wait_until
 from tests.people import make_member
 from tests.samples.chat_templates import BROKEN
 from tests.samples.formats import GYM, changed, jsonl
@@ -50,6 +51,7 @@ from tests.web.trajectory_samples import Maker
 pytestmark = pytest.mark.django_db
 
 FULL = OperationalError("database or disk is full")
+"""For states that an outage leaves behind; a disk that is really full: `test_a_full_disk_is_waited_for`."""
 
 
 def lines(first: int, n: int) -> bytes:
@@ -153,23 +155,39 @@ def work_on_runs(run: Run) -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("error", [FULL, OperationalError("server closed the connection"), InterfaceError("closed")])
-def test_an_outage_is_waited_for(error: Exception, asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """H1, L17: a full disk or a lost connection in mid-import costs no import."""
-    break_off(monkeypatch, error)
-    jobs.do_job(asked.pk)
+@pytest.mark.sqlite_only  # of a PostgreSQL the disk is not ours to fill
+@pytest.mark.django_db(transaction=True)
+def test_a_full_disk_is_waited_for(sent: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """H1, L17: a full disk in mid-import costs no import."""
+    run = create_run("import", "files")
+    uploads = [SimpleUploadedFile("a.jsonl", lines(0, 3)), SimpleUploadedFile("b.jsonl", lines(10, 300))]
+    imports.send_import(run, imports.ask_for_uploads(run, uploads, "auto", True))
+    asked, real = run.jobs.get(), imports.diagnosis_for
+    with ExitStack() as full:
+
+        def fill(value: Any, of: Run) -> Any:
+            if value.external_id.startswith("11-"):
+                full.enter_context(faults.full_database())
+            return real(value, of)
+
+        monkeypatch.setattr(imports, "diagnosis_for", fill)
+        jobs.do_job(asked.pk)
+        monkeypatch.setattr(imports, "diagnosis_for", real)
     asked.refresh_from_db()
-    run = run_of(asked)
+    run.refresh_from_db()
     assert (asked.status, run.status, run.n_trajectories) == ("running", "running", 3)
-    assert ("disk of the server is full" if error is FULL else "database did not answer") in asked.error
+    assert "disk of the server is full" in asked.error
     assert (look_again(asked).status, asked.error, asked.attempt) == ("done", "", 2)
-    assert (run_of(asked).status, run_of(asked).n_trajectories) == ("done", 6)
+    assert (run_of(asked).status, run_of(asked).n_trajectories) == ("done", 303)
 
 
 if connection.vendor == "postgresql":  # SQLite has no connection that can be lost
 
     @pytest.mark.django_db(transaction=True)
-    def test_a_connection_that_is_lost_costs_no_import(asked: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("side", ["server", "client"])
+    def test_a_connection_that_is_lost_costs_no_import(
+        side: str, asked: Job, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """L17: the import failed when PostgreSQL was restarted."""
         real, ended = imports.diagnosis_for, False
 
@@ -177,6 +195,9 @@ if connection.vendor == "postgresql":  # SQLite has no connection that can be lo
             nonlocal ended
             if value.external_id.startswith("11-") and not ended:
                 ended = True
+                if side == "client":  # the next use raises another error than a server that has gone
+                    connection.connection.close()
+                    return real(value, run)
                 with connection.cursor() as cursor, pytest.raises(OperationalError):
                     cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
             return real(value, run)
@@ -184,6 +205,7 @@ if connection.vendor == "postgresql":  # SQLite has no connection that can be lo
         monkeypatch.setattr(imports, "diagnosis_for", lose_connection)
         jobs.do_job(asked.pk)
         assert (Job.objects.get().status, run_of(asked).n_trajectories) == ("running", 3)
+        assert "database did not answer" in Job.objects.get().error
         assert look_again(asked).status == "done" and run_of(asked).n_trajectories == 6
 
 
@@ -343,14 +365,17 @@ def test_a_run_whose_writer_is_lost_can_be_cancelled(kind: str, web: Client) -> 
 @pytest.mark.sqlite_only
 @pytest.mark.django_db(transaction=True)
 def test_a_launch_is_deleted_while_its_worker_samples(
-    celery_worker_process: Callable[..., subprocess.Popen[bytes]], slow_model: dict[str, str], web: Client
+    celery_worker_process: Callable[..., subprocess.Popen[bytes]], slow_model: dict[str, str], web: Client,
+    model_gate: ModelGate,
 ) -> None:
     worker = celery_worker_process("engine.demo", env=slow_model)
+    model_gate.hold(after=32)
     run, other = (launch(LaunchSettings(prompts=20, group=1, seed=seed)) for seed in (1, 2))
-    wait_until(lambda: run.trajectories.filter(status="done").exists(), 60, "a trajectory is done")
+    wait_until(lambda: run.trajectories.filter(status="done").exists(), 240, "a trajectory is done")
     web.post(f"/runs/{run.code}/delete", {"sure": "yes"})
     assert list(Run.objects.all()) == [other]
-    wait_until(lambda: Run.objects.get().status == "done", 60, "the other run has ended")
+    model_gate.open()
+    wait_until(lambda: Run.objects.get().status == "done", 240, "the other run has ended")
     assert worker.poll() is None and Run.objects.get().n_finished == 20
     assert StoredTrajectory.objects.count() == 20 and not Run.objects.get().n_failed
 
@@ -416,15 +441,22 @@ def test_the_files_of_exports_go_with_their_run(web: Client) -> None:
     assert not files.exists(exports.key_of(job))
 
 
-def test_an_upload_that_cannot_be_kept_leaves_nothing(monkeypatch: pytest.MonkeyPatch, web: Client) -> None:
+@pytest.fixture
+def small_storage(settings: Any, tmp_path: Path) -> Iterator[faults.SmallDisk]:
+    """The file storage on a small disk of its own."""
+    disk = faults.SmallDisk(tmp_path / "disk", 4)
+    backend = "rollouts.store.files.folder.FolderStorage"
+    entry = {"BACKEND": backend, "OPTIONS": {"location": str(disk.folder / "files")}}
+    settings.STORAGES = {**settings.STORAGES, "default": entry}
+    yield disk
+    disk.close()
+
+
+def test_an_upload_that_cannot_be_kept_leaves_nothing(small_storage: faults.SmallDisk, web: Client) -> None:
     """M7: a full disk."""
-
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(imports, "ask", full)
     web.raise_request_exception = False
     before = kept_codes()
+    small_storage.fill()
     answer = web.post("/import", {"files": SimpleUploadedFile("a.jsonl", lines(0, 1)), "format": "auto"})
     assert answer.status_code == 507 and "disk of the server is full" in answer.content.decode()
     assert not Run.objects.exists() and kept_codes() == before
@@ -570,15 +602,11 @@ def test_an_export_on_a_full_disk_leaves_nothing_and_is_tried_again(
 
 @pytest.mark.parametrize("address", ["/tokenizers", "/import"])
 def test_a_tokenizer_on_a_full_disk_is_no_damaged_file(
-    address: str, settings: Any, tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch, web: Client
+    address: str, settings: Any, tmp_path: Path, tiny_tokenizer: Path, small_storage: faults.SmallDisk, web: Client
 ) -> None:
     """The form said that the tokenizer cannot be read."""
     settings.INSPECTOR_DATA = tmp_path
-
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "put", full)
+    small_storage.fill()
     web.raise_request_exception = False
     named = "upload" if address == "/tokenizers" else "tokenizer_file"
     upload = SimpleUploadedFile("tokenizer.json", (tiny_tokenizer / "tokenizer.json").read_bytes())

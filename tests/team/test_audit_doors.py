@@ -97,10 +97,10 @@ def test_cancelling_and_resuming(bob: Any, events: Events) -> None:
 def test_exports_and_deletions(bob: Any, ours: Project, events: Events) -> None:
     user, _, press, call = bob
     one, other = (stored_run(1, project=ours, user=user) for _ in range(2))
-    assert press(f"/runs/{one.code}/exports.json", {"format": "sft"}) == 202 and events() == by("export asked")
+    assert press(f"/runs/{one.code}/exports.json", {"format": "sft"}) == 202 and events() == by("export started")
     assert call("post", f"v1/runs/{other.code}/exports", {"format": "sft"}) == 202
     assert AuditEvent.objects.get().project == ours and "format sft" in AuditEvent.objects.get().detail
-    assert events() == by("export asked")
+    assert events() == by("export started")
     first, second = Job.objects.filter(kind="export").order_by("pk")
     assert press(f"/runs/{one.code}/jobs/{first.code}/cancel") == 302 and events() == by("work cancelled")
     assert call("post", f"v1/jobs/{second.code}/cancel") == 200 and AuditEvent.objects.get().project == ours
@@ -115,7 +115,7 @@ def test_commands_act_as_nobody(ours: Project, events: Events, tmp_path: Path) -
     assert events() == [("run imported", "", "")]
     run = Run.objects.get()
     call_command("export_rollouts", run.code, "--output", str(tmp_path / "out.jsonl"))
-    assert AuditEvent.objects.get().detail.endswith("command") and events() == [("export asked", "", "")]
+    assert AuditEvent.objects.get().detail.endswith("command") and events() == [("export started", "", "")]
     call_command("move_tokens", run.code, "--to", "segments")
     assert AuditEvent.objects.get().code == run.code and events() == [("token arrays moved", "", "")]
     user, _ = person("bob", ours, Role.MEMBER)
@@ -126,7 +126,7 @@ def test_commands_act_as_nobody(ours: Project, events: Events, tmp_path: Path) -
     call_command("launch_rollouts", "--prompts", "1", "--group", "1", "--project", ours.name)
     assert events() == [("tokenizer registered", "", ""), ("run launched", "", "")]
     call_command("diagnose", run.code)
-    assert AuditEvent.objects.get().detail.endswith("command") and events() == [("diagnosis asked", "", "")]
+    assert AuditEvent.objects.get().detail.endswith("command") and events() == [("diagnosis started", "", "")]
 
 
 def test_accounts_made_by_commands(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from inspector.team import provider
 from rollouts.store.models import AuditEvent, ExternalIdentity, Membership, Project
 from rollouts.store.people.identities import account_of, is_allowed
 from tests.conftest import wait_until
+from tests.ports import HeldPort
 from tests.team.conftest import PASSWORD, person
 
 pytestmark = pytest.mark.django_db
@@ -36,23 +36,16 @@ PEOPLE = [
 @pytest.fixture(scope="session")
 def issuer() -> Iterator[str]:
     """The address of a provider that three people can sign in at. It runs in a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     people = [part for one in PEOPLE for part in ("--user-claims", json.dumps(one))]
-    command = [sys.executable, "-m", "oidc_provider_mock", "--port", str(port), *people]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        wait_until(lambda: _listens(port), 60, "the provider listens")
-        yield f"http://localhost:{port}"
-    finally:
-        server.terminate()
-        server.wait(30)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    with HeldPort() as port:
+        command = [sys.executable, "-m", "oidc_provider_mock", "--port", str(port.number), *people]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(port.is_served, 240, "the provider listens")
+            yield f"http://localhost:{port.number}"
+        finally:
+            server.terminate()
+            server.wait(60)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +65,7 @@ def begin(client: Client, query: str = "") -> str:
 
 def at_provider(address: str, sub: str) -> str:
     """The way back, after somebody signed in at the provider."""
-    answer = requests.post(address, data={"sub": sub}, allow_redirects=False, timeout=20)
+    answer = requests.post(address, data={"sub": sub}, allow_redirects=False, timeout=120)
     assert answer.status_code == 302, answer.text
     back = urlsplit(answer.headers["Location"])
     assert back.path == "/login/provider/callback"

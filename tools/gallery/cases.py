@@ -183,10 +183,11 @@ def whitespace_changed(t: FaultyTurn) -> Trajectory:
 
 @case
 def unclassified(t: FaultyTurn) -> Trajectory:
-    """A proxy before the server puts its own words before the call. The harness knows nothing of it."""
+    """A proxy before the server puts its own words before the call, and nobody kept what was asked of the server."""
     t = _with_words(t)
     again = t.decode(t.made.completion_ids).replace(t.reply["content"], "A tool is called.")
-    return t.then(t.joined(t.prompt, again + t.delta))
+    broken = t.then(t.joined(t.prompt, again + t.delta))
+    return replace(broken, steps=tuple(replace(step, request=None) for step in broken.steps))
 
 
 def _thought(t: FaultyTurn) -> FaultyTurn:
@@ -410,7 +411,7 @@ def appended_eos_trained(t: FaultyTurn, row: Row) -> Row:
 
 @row_case
 def mask_overrun(t: FaultyTurn, row: Row) -> Row:
-    return replace(row, loss_mask=np.arange(len(row.ids)) >= row.loss_mask.argmax(), logprobs=None, columns={})
+    return replace(row, loss_mask=np.ones_like(row.loss_mask), logprobs=None, columns={})
 
 
 @row_case
@@ -437,6 +438,13 @@ def advantage_misplaced(t: FaultyTurn, row: Row) -> Row:
     advantages = row.columns["advantages"].copy()
     advantages[len(t.prompt) : _end(t)] = 0
     return replace(row, columns={"advantages": advantages})
+
+
+@row_case
+def reward_misplaced(t: FaultyTurn, row: Row) -> Row:
+    """The reward stands at the first sampled token, as where a turn's length counted twice."""
+    rewards = np.where(np.arange(len(row.ids)) == len(t.prompt), 1, 0).astype(np.float32)
+    return replace(row, columns={**row.columns, "rewards": rewards})
 
 
 @row_case

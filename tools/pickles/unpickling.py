@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import io
 import pickle
+import re
+import tarfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -26,7 +27,13 @@ _ALLOWED = frozenset(
         *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
     }
 )
-_TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+MODULES = ("encodings.latin_1", "numpy.char", "numpy.dtypes", *sorted({module for module, _ in _ALLOWED}))
+"""What is imported before the process is confined, because no import works after it."""
+_OF_TORCH_SAVE = re.compile(
+    r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id"
+)
+"""The records of an archive of ``torch.save``. One of ``torch.jit`` or ``torch.export`` has others, its code."""
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 """The first bytes of files of torch.save before they were zip archives."""
 
 
@@ -75,34 +82,46 @@ def _is_dtype(module: str, name: str) -> bool:
     return isinstance(value, type) and issubclass(value, np.generic | np.dtype)
 
 
-def load(path: Path) -> Any:
+def load(file: IO[bytes]) -> Any:
     """The value of a pickle, or of a file of ``torch.save``. Raises :class:`Refusal`."""
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
+        is_archive = file.read(2) == b"PK"
+        file.seek(0)
+        if is_archive:
+            return _torch_load(file)
+        value = Restricted(file).load()
+        if value == TORCH_MAGIC:
             file.seek(0)
-            if head == b"PK\x03\x04":
-                return _torch_load(file)
-            value = Restricted(file).load()
-            if value == _TORCH_MAGIC:
-                file.seek(0)
-                return _torch_load(file)
-            return value
-    except (OSError, Refusal):
+            return _torch_load(file)
+        return value
+    except (Refusal, MemoryError):
         raise
     except Exception as error:
-        raise Refusal(f"{path} could not be opened: {type(error).__name__}: {str(error)[:300]}") from error
+        raise Refusal(f"It is no pickle that could be opened. {type(error).__name__}: {str(error)[:300]}") from error
 
 
 def load_tensor(data: bytes) -> Any:
     return _torch_load(io.BytesIO(data))
 
 
-def _torch_load(file: Any) -> Any:
+def _torch_load(file: IO[bytes]) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise Refusal("The file was written by torch.save. Install torch to open it.") from error
+        raise Refusal("It was written by torch.save. Install torch to open it.") from error
+    start = file.tell()
+    is_archive = file.read(2) == b"PK"
+    file.seek(start)
+    if is_archive:
+        # What torch.load asks itself, before it hands an archive of code to torch.jit.
+        names = torch._C.PyTorchFileReader(file).get_all_records()
+        if foreign := next((name for name in names if not _OF_TORCH_SAVE.fullmatch(name)), None):
+            raise Refusal(
+                f"It is an archive with {foreign[:100]!r}, which torch.save does not write. It may hold a program."
+            )
+    elif tarfile.is_tarfile(file):  # torch.load would unpack it into a folder
+        raise Refusal("It is a tar archive of an old torch. Open it there, and save it again with torch.save.")
+    file.seek(start)
 
     def load_restricted(stream: Any, **more: Any) -> Any:
         return Restricted(stream, **more).load()

@@ -4,24 +4,31 @@ It is a slime or miles debug dump of rollouts or of training data (torch.save, .
 what is written is this project's own JSONL.
 
 A pickle is a program: opening one runs what it says. So the server never opens one, and you run this command
-yourself, on the machine that wrote the file, and only on files that you trust. As a second line of defence, only the
-classes that arrays and tensors are made of are looked up; every other class becomes a plain record without behaviour.
+yourself, on the machine that wrote the file, and only on files that you trust. There are two more lines of defence. A
+process opens it that may only compute: no file, no socket, no other program, with limits of memory and time. And only
+the classes that arrays and tensors are made of are looked up: every other class becomes a plain record without
+behaviour, and an archive that can hold a program is refused.
 """
 
 from __future__ import annotations
 
-import os
+import json
+import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
-from typing import Any
+from stat import S_ISREG
+from typing import IO, Any
 
 from django.core.management.base import CommandError
 
-from rollout_inspector.formats.readers import inspector_jsonl
-from rollout_inspector.refusal import Refusal
+from rollout_inspector.outputs import whole_file
+from rollout_inspector.text.processes import Late, LimitedProcess, ProcessEnded
 from rollouts.management import TerminalCommand
-from tools.pickles.trainer_dumps import trajectories
-from tools.pickles.unpickling import load
+
+SECONDS = 600.0
+"""How long the process may take for the next million bytes."""
+_CHILD = Path(__file__).resolve().parents[2] / "pickles" / "confined.py"
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 
 
 class Command(TerminalCommand):
@@ -35,22 +42,29 @@ class Command(TerminalCommand):
         parser.add_argument("output", metavar="OUT", help="a .jsonl file to import")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        source, target = Path(options["input"]), Path(options["output"])
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        source, target = Path(options["input"]).absolute(), Path(options["output"])
         try:
-            records = trajectories(load(source), source.stem)
-            with draft.open("wb") as file:
-                n = inspector_jsonl.write(records, file)
-            if not n:
-                raise Refusal(f"{source} holds no samples.")
-            os.replace(draft, target)
-        except Refusal as error:
-            raise CommandError(str(error)) from error
-        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            what = f"{type(error).__name__}: {str(error)[:300]}"
-            raise CommandError(f"{source} holds arrays or numbers of an unknown shape ({what}).") from error
+            if not S_ISREG(source.stat().st_mode):
+                raise CommandError(f"{source} is no file.")
+            with whole_file(target) as file:
+                n = self._convert(source, file)
         except OSError as error:
             raise CommandError(f"{error.filename or source} cannot be opened: {error.strerror or error}.") from error
-        finally:
-            draft.unlink(missing_ok=True)
         self.stdout.write(f"{n:,} trajectories written to {target}.")
+
+    def _convert(self, source: Path, file: IO[bytes]) -> int:
+        """Write the trajectories of a pickle, which a confined process opens. Returns how many."""
+        child = LimitedProcess(f"The conversion of {source}", [str(_CHILD), str(source)], _ENVIRONMENT)
+        try:
+            while (frame := child.receive(time.monotonic() + SECONDS)).startswith(b"L"):
+                file.write(frame[1:])
+            result = json.loads(frame[1:])
+        except Late:
+            raise CommandError(f"{source} took longer to open than a conversion may.") from None
+        except ProcessEnded as error:
+            raise CommandError(str(error)) from error
+        finally:
+            child.close()
+        if sentence := result.get("refusal"):
+            raise CommandError(f"{source}: {sentence}")
+        return int(result["n"])
