@@ -51,6 +51,7 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
 
     from inspector.server import machines, workers
     from inspector.server.health import heartbeat_key
+    from rollouts.jobs.broker import redis_fault
     from rollouts.worker.heartbeat import queues_of, repeat
 
     queues = queues_of(sender)
@@ -64,8 +65,8 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
                 for queue in queues:
                     cache.set(heartbeat_key(queue), sender.hostname, workers.LIVES_SECONDS)
                 workers.announce(redis, describer.describe())
-            except Exception:
-                logging.getLogger(__name__).warning("heartbeat not written: Redis does not answer")
+            except Exception as error:
+                logging.getLogger(__name__).warning("heartbeat not written: %s", redis_fault(error))
             stop.wait(HEARTBEAT_SECONDS)
         for queue in queues:
             cache.delete(heartbeat_key(queue))

@@ -289,7 +289,10 @@ LOG_LEVEL = env.choice("INSPECTOR_LOG_LEVEL", "INFO", ["DEBUG", "INFO", "WARNING
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "filters": {"request_id": {"()": "inspector.server.logs.RequestIdFilter"}},
+    "filters": {
+        "request_id": {"()": "inspector.server.logs.RequestIdFilter"},
+        "answered": {"()": "inspector.server.logs.AnsweredFilter"},
+    },
     "formatters": {
         "text": {"()": "inspector.server.logs.TextLineFormatter"},
         "json": {"()": "inspector.server.logs.JsonLineFormatter"},
@@ -298,6 +301,7 @@ LOGGING = {
     "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         "django": {"level": "INFO", "handlers": [], "propagate": True},
+        "django.request": {"filters": ["answered"]},
         # RequestLogMiddleware writes one line for every request; Django's own would be a second one.
         "django.server": {"level": "ERROR", "handlers": [], "propagate": True},
         # The web server's own lines name addresses, so that they pass the formatter which hides tokens.

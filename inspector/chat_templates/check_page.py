@@ -14,6 +14,7 @@ from django.utils.safestring import SafeString, mark_safe
 from inspector.chat_templates.repair_page import marks, message_words, repairs, search
 from inspector.chat_templates.template_matrix import word_of
 from inspector.html.text import text_html
+from inspector.html.token_diff import marked
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.chat_templates.probes.report import Purpose
@@ -92,7 +93,7 @@ def headline(report: Mapping[str, Any]) -> dict[str, str]:
     if preserving and not str(report["verdicts"].get(Purpose.TOOLS, "")).startswith("safe"):
         means = (
             "Appending a tool result to a plain call leaves every token before it as it was. In other conversations "
-            f"it does not: see “{Purpose.TOOLS}”."
+            f"it does not, or no probe tells: see “{Purpose.TOOLS}”."
         )
         text = "Prefix-preserving for some tool messages, not for all."
         return {"tone": "warning", "glyph": "◆", "text": text, "means": means}
@@ -109,7 +110,7 @@ def headline(report: Mapping[str, Any]) -> dict[str, str]:
 def _verdict_glyph(text: str) -> str:
     if text.startswith(("safe", "yes", "exact")):
         return GLYPHS["ok"]
-    return GLYPHS["not rendered"] if text.startswith("not available") else GLYPHS["broken"]
+    return GLYPHS["not rendered"] if text.startswith(("not available", "cannot be told")) else GLYPHS["broken"]
 
 
 def _special_of(check: TemplateCheck) -> IsSpecial:
@@ -164,11 +165,14 @@ def _both_renders(window: Mapping[str, Any], is_special: IsSpecial) -> list[dict
     ``start`` and ``stop`` count the tokens of the left render.
     """
     left, right = window["expected"], window["actual"]
-    stretches = []
-    for group in _aligned(left, right):
+    stretches: list[dict[str, Any]] = []
+    groups = _aligned(left, right)
+    for group in groups:
         start, stop = (window["start"] + at for at in (group.left_start, group.left_stop))
         sides = left[group.left_start : group.left_stop], right[group.right_start : group.right_stop]
         html = [_tokens(side, is_special) for side in sides]
+        if not group.equal and (group is not groups[-1] or sides[0]):  # what is appended at the end is no difference
+            html = [marked(side_html, tag) for side_html, tag in zip(html, ("del", "ins"), strict=True)]
         stretches.append({"start": start, "stop": stop, "equal": group.equal, "left": html[0], "right": html[1]})
     return stretches
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from rollout_inspector.text.line_diffs import LineDiffs
 from rollouts.jobs import template_checks
 from rollouts.store.models import TemplateCheck
 
@@ -36,7 +36,7 @@ def named(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The verified repairs of a report, the smallest first."""
-    views = []
+    views, diffs = [], LineDiffs()
     titles = {check["name"]: check["title"] for check in report.get("checks", ())}
     for which, repair in named(report).items():
         changed = repair["changed"]
@@ -49,7 +49,7 @@ def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "fixes": [{"name": name, "title": titles.get(name, name)} for name in repair["fixes"]],
                 "still_broken": [{"name": name, "title": titles.get(name, name)} for name in repair["still_broken"]],
                 "n_changed": len(changed),
-                "changed": [_changed(conversation) for conversation in changed[:MAX_CHANGED]],
+                "changed": [_changed(conversation, diffs) for conversation in changed[:MAX_CHANGED]],
                 "rest": max(0, len(changed) - MAX_CHANGED),
             }
         )
@@ -84,19 +84,18 @@ def search(check: TemplateCheck) -> dict[str, Any]:
     return {"state": "failed" if broken else "none", "detail": report["repair_detail"], "broken": broken}
 
 
-def _changed(changed: Mapping[str, Any]) -> dict[str, Any]:
+def _changed(changed: Mapping[str, Any], diffs: LineDiffs) -> dict[str, Any]:
     """One conversation that renders differently with the repair."""
     return {
         "messages": [message_words(message) for message in changed["messages"]],
         "prompted": changed.get("add_generation_prompt", False),
-        "diff": text_diff(changed["before"], changed["after"]),
+        "diff": text_diff(changed["before"], changed["after"], diffs),
     }
 
 
-def text_diff(before: str, after: str, context: int = 2) -> list[dict[str, str]]:
-    """Two texts line by line as a unified diff without its heading."""
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=context)
-    return diff_lines("\n".join(list(lines)[2:]))
+def text_diff(before: str, after: str, diffs: LineDiffs) -> list[dict[str, str]]:
+    """Two texts line by line as a unified diff without its heading. The diffs of a page share their work."""
+    return diff_lines("\n".join(diffs.shown(before, after, context=2)))
 
 
 _CLASSES = {"+": "add", "-": "del", "@": "hunk", "\\": "hunk"}

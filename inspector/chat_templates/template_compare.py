@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from inspector.chat_templates.repair_page import diff_lines, text_diff
 from inspector.chat_templates.template_matrix import LETTERS, is_missing, word_of
 from inspector.web.twins import Page
+from rollout_inspector.text.line_diffs import LineDiffs
 from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.chat_templates import chat_template_labels, newest_chat_templates
 from rollouts.store.chat_templates.template_checks import find_checks
@@ -67,9 +67,8 @@ def compare(
     codes = {template.sha256: template_checks.code_of(project, tokenizer, template, {}) for template in (a, b)}
     checks = find_checks(codes.values(), report=True)
     checks_of_sides = [checks.get(codes[template.sha256]) for template in (a, b)]
-    lines = difflib.unified_diff(
-        a.text.splitlines(), b.text.splitlines(), names[a.sha256], names[b.sha256], lineterm=""
-    )
+    diffs = LineDiffs()
+    lines = diffs.shown(a.text, b.text, (names[a.sha256], names[b.sha256]))
     first, second = (
         template.report if template and template.status == TemplateCheck.Status.DONE else None
         for template in checks_of_sides
@@ -80,7 +79,7 @@ def compare(
         tokenizer=tokenizer.name if tokenizer else None,
         missing=[template.sha256 for template, check in zip((a, b), checks_of_sides, strict=True) if is_missing(check)],
         under_way=any(check is not None and is_active(check) for check in checks_of_sides),
-        ready=bool(first and second), probes=_probes(first, second) if first and second else [],
+        ready=bool(first and second), probes=_probes(first, second, diffs) if first and second else [],
     )
 
 
@@ -95,7 +94,7 @@ def _compared(template: ChatTemplate, label: str, check: TemplateCheck | None) -
     }
 
 
-def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _probes(a: Mapping[str, Any], b: Mapping[str, Any], diffs: LineDiffs) -> list[dict[str, Any]]:
     """Each probe with both outcomes, and the change of its longer render."""
     before = {check["name"]: check for check in a["checks"]}
     after = {check["name"]: check for check in b["checks"]}
@@ -116,7 +115,7 @@ def _probes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "b": words[1],
                 "turned": words[0] != words[1],
                 "render_differs": differs,
-                "render_diff": text_diff(texts[0] or "", texts[1] or "") if differs else [],
+                "render_diff": text_diff(texts[0] or "", texts[1] or "", diffs) if differs else [],
                 "same_conversation": (first or {}).get("conversations") == (other or {}).get("conversations"),
             }
         )

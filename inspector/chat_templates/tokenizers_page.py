@@ -20,7 +20,7 @@ from inspector.web.twins import json_page, page, wants_json
 from rollout_inspector.text import tokenizers
 from rollouts.store.chat_templates.tokenizers import list_tokenizers, register_tokenizer
 from rollouts.store.models import Project, Tokenizer
-from rollouts.store.outages import is_disk_full
+from rollouts.store.outages import disk_fault
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -65,7 +65,7 @@ def _register(form: TokenizerForm, project: Project) -> Tokenizer | None:
             revision = cleaned.get("revision") or ""
             return register_tokenizer(folder, tokenizer_name, source, revision, project)
     except (ValueError, OSError) as error:
-        if is_disk_full(error):
+        if disk_fault(error):
             raise
         form.add_error(None, unreadable(error))
         return None

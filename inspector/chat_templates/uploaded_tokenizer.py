@@ -14,10 +14,10 @@ from django.core.files.uploadedfile import UploadedFile
 
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers.files import copy_wanted
-from rollout_inspector.text.tokenizers.validate import check_file
+from rollout_inspector.text.tokenizers.validate import MAX_ZIP_BYTES, ZIP_TOO_LARGE, check_file
 from rollouts.store.chat_templates.tokenizers import register_tokenizer
 from rollouts.store.models import Project, Tokenizer
-from rollouts.store.outages import is_disk_full
+from rollouts.store.outages import disk_fault
 from rollouts.store.text import tidy_name, without_paths
 
 
@@ -27,6 +27,8 @@ def keep_upload(upload: UploadedFile, scratch: Path) -> Path:
     Raises `TokenizerUnusable` with a sentence for another kind of file, and for a zip without a usable tokenizer.
     What a tokenizer.json holds is checked when it is registered.
     """
+    if (upload.size or 0) > MAX_ZIP_BYTES:
+        raise tokenizers.TokenizerUnusable(ZIP_TOO_LARGE)
     arrived = scratch / ("upload.zip" if upload.read(4) == b"PK\x03\x04" else "upload.json")
     upload.seek(0)
     with arrived.open("wb") as file:
@@ -61,7 +63,7 @@ def register_upload(form: forms.Form, field: str, upload: UploadedFile, project:
             source = f"upload of {upload.name}"
             return register_tokenizer(keep_upload(upload, scratch), source=source, project=project)
     except (ValueError, OSError) as error:
-        if is_disk_full(error):
+        if disk_fault(error):
             raise
         form.add_error(field, unreadable(error))
         return None

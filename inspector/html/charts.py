@@ -144,9 +144,9 @@ def extent(start: int, stop: int, n_tokens: int) -> dict[str, str]:
 def drawn_map(turns: Sequence[Any], n_tokens: int, address: str) -> tuple[SafeString, str]:
     """The minimap of a row: its turns as links, and as one path the share of each that is trained, below them.
 
-    Turns that are too narrow to be visible are merged with their neighbours; the colour is that of the ``part`` with
-    most of the tokens. ``turns``: with ``number, role, part, start, stop, n_trained``. ``address``: what ``str.format``
-    turns into the address of the tokens ``[start, stop)``.
+    Turns that are too narrow to be visible are merged with their neighbours; the piece then shows the share of each
+    ``part``, one below the other. ``turns``: with ``number, role, part, start, stop, n_trained``. ``address``: what
+    ``str.format`` turns into the address of the tokens ``[start, stop)``.
     """
     pieces = tuple((t.start, t.stop, t.number, t.role, t.part, t.n_trained or 0) for t in turns if n_tokens)
     return _drawn_map(pieces, n_tokens, address)
@@ -172,12 +172,15 @@ def _drawn_map(
             continue
         label = f"turn {number} · {role}" if first == number else f"turns {first}-{number}"
         x, width = _text(a * scale), _text(max((stop - a) * scale, 0.8))
-        links.append(
-            f'<a href="{escape(address.format(a, max(stop, a + 1)))}" tabindex="-1"><title>{escape(label)}</title>'
-            f'<rect class="map-{escape(kinds.most_common(1)[0][0])}" x="{x}" y="6" width="{width}" height="10"/></a>'
-        )
+        rects, y = "", 6.0
+        for name, n in sorted(kinds.items()) if kinds.total() else [(part, 0)]:
+            tall = 10 * share(n, kinds.total()) if len(kinds) > 1 else 10
+            rects += f'<rect class="map-{escape(name)}" x="{x}" y="{y:g}" width="{width}" height="{round(tall, 2):g}"/>'
+            y = round(y + tall, 2)
+        url = escape(address.format(a, max(stop, a + 1)))
+        links.append(f'<a href="{url}" tabindex="-1"><title>{escape(label)}</title>{rects}</a>')
         if n_trained:
-            tall = max(4 * share(n_trained, stop - a), 1)
+            tall = max(4 * share(n_trained, stop - a), 0.3)
             trained_path.append(f"M{x} 17h{width}v{tall:.1f}h-{width}z")
         kinds = Counter()
     return mark_safe("".join(links)), "".join(trained_path)

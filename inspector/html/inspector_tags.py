@@ -16,12 +16,16 @@ from django.utils.encoding import escape_uri_path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.web.access import access, is_logged_in, may_write, project_name, project_of
+from inspector.web.access import access, is_logged_in, may_remove, may_write, project_name, project_of
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind, title_of
 from rollout_inspector.streams.figures import percent_of
 from rollouts.gallery import EXAMPLES, Example
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.runs.gallery import KEY
+from rollouts.store.runs.gap import RECENT, has_gap
+from rollouts.store.runs.policy_versions import has_versions
+from rollouts.store.runs.tags import tags_of
+from rollouts.store.runs.training_steps import has_training_steps
 
 register = template.Library()
 
@@ -104,6 +108,16 @@ def day(value: datetime | None) -> SafeString | str:
     moment = value.astimezone(UTC)
     exact = moment.isoformat(timespec="seconds")
     return format_html('<time datetime="{}" title="{}" data-exact>{}</time>', exact, exact, f"{moment:%Y-%m-%d}")
+
+
+@register.filter
+def setting_words(value: Any) -> str:
+    """The value of a setting of a run; None: the run does not record it."""
+    if value is None:
+        return "not recorded"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(", ".join(map(str, value)) if isinstance(value, list) else value) if value or value == 0 else "none"
 
 
 @register.filter
@@ -196,6 +210,13 @@ def can_write(context: Context) -> bool:
     return request is not None and may_write(request)
 
 
+@register.simple_tag(takes_context=True, name="may_remove")
+def offers_removal(context: Context, maker: str | None) -> bool:
+    """Whether the user may take back or delete what the account of this name made in the project of the page."""
+    request = context.get("request")
+    return request is not None and may_remove(request, maker)
+
+
 @register.simple_tag(takes_context=True)
 def logged_in(context: Context) -> bool:
     """True for a user, False for the visitor of a share link."""
@@ -208,6 +229,26 @@ def project_of_page(context: Context, target: Run | StoredTrajectory | TemplateC
     """The name of the project of an object, for a user who sees several; else empty."""
     request = context.get("request")
     return (request is not None and project_name(request, project_of(target))) or ""
+
+
+@register.inclusion_tag("runs/_run_head.html", takes_context=True)
+def run_head(context: Context, here: str) -> dict[str, Any]:
+    """Name, actions and tabs of the run that the page is about. A tab that could hold nothing is left out.
+
+    ``here``: the name of the page's address. At most four queries.
+    """
+    run, values = context["request"].target, context["run"]
+    tags = context["tags"] if "tags" in context else tags_of([run]).get(run.pk, [])
+    offered = {"run"}
+    if values.trajectories:
+        has_steps = has_training_steps(run)
+        may_hold = {
+            "run-training": has_steps or has_versions(run), "run-alarms": has_steps, "run-columns": run.n_tokens,
+            "run-gap": has_gap(run, RECENT), "run-cost": run.n_steps or values.findings,
+        }
+        offered |= {name for name, has in may_hold.items() if has}
+    parent: dict[str, Any] = context.flatten()  # type: ignore[assignment]
+    return parent | {"here": here, "target": run, "tabs": offered | {here}, "tags": tags}
 
 
 MAX_SHARED_QUERY = 500

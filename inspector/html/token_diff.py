@@ -19,6 +19,14 @@ MARGIN = 4
 """A character has at most four bytes, so it reaches over at most so many tokens."""
 
 
+def marked(html: str, tag: str) -> SafeString:
+    """Tokens that one side alone has: ``del`` where the other side lacks them, ``ins`` where it has them besides.
+
+    ``html`` is escaped already. Of no tokens nothing is drawn.
+    """
+    return mark_safe(f"<{tag}>{html}</{tag}>" if html else "")
+
+
 def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[SafeString, SafeString]:
     """Both sides of a difference. Tokens that the other side lacks stand in ``<del>`` and ``<ins>``."""
     if np.array_equal(left.ids, right.ids):  # another mask alone
@@ -38,7 +46,7 @@ def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tup
             margin = min(start, MARGIN), min(len(tokens) - stop, MARGIN)
             part = tokens.slice(tokens.start + start - margin[0], tokens.start + stop + margin[1])
             window = painter.window(part, margin=margin)
-            html.append(window if equal else f"<{tag}>{window}</{tag}>")
+            html.append(window if equal else marked(window, tag))
     return mark_safe("".join(html))
 
 
@@ -58,10 +66,10 @@ def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind
     ):
         html = [head]
         for start, stop, equal in spans:
-            if boxes := _boxes(painter, ids[start : min(stop, MAX_BOXES)]):
-                html.append(boxes if equal else f"<{tag}>{boxes}</{tag}>")
+            boxes = _boxes(painter, ids[start : min(stop, MAX_BOXES)])
+            html.append(boxes if equal else marked(boxes, tag))
         if not len(ids):
-            html.append(f"<{tag}><em>nothing</em></{tag}>")
+            html.append("<em>nothing</em>")
         n_more = len(ids) - MAX_BOXES
         html.append(f" <em>and {n_more:,} more</em>" if n_more > 0 else "")
         sides.append(mark_safe("".join([*html, tail])))

@@ -73,6 +73,8 @@ class Marks:
 
 
 NO_MARKS = Marks()
+MAX_LINE_BLOCKS = 8
+"""A line is at most so many times as long as a block before it is cut in its middle."""
 MAX_GAP_TEXT = 60
 
 
@@ -361,8 +363,10 @@ class _Text:
 
 
 def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
-    """The ends of the blocks of each part, except the last: after a nearby line end, because a block breaks the line,
-    and never in a character."""
+    """The ends of the blocks of each part, except the last: after a line end, because a block breaks the line.
+
+    Never in a character. Only a line of more than ``MAX_LINE_BLOCKS`` blocks is cut where it has no end.
+    """
     lengths = np.diff(text.ends)
     data = np.frombuffer(text.data + b"\0", np.uint8)
     ends_line = ((lengths > 0) & (data[text.ends[1:] - 1] == ord("\n"))).tobytes()
@@ -374,7 +378,11 @@ def _block_cuts(text: _Text, parts: Ranges, size: int) -> list[list[int]]:
         at, end = a - text.start + size, b - text.start
         while at < end:
             line = ends_line.rfind(1, max(at - size // 4, at - size + 1), at)
-            at = continues.find(0, at if line < 0 else line + 1, end)
+            if line < 0:
+                line = ends_line.find(1, at, min(at + MAX_LINE_BLOCKS * size, end))
+            if line < 0 and end - at <= MAX_LINE_BLOCKS * size:
+                break
+            at = continues.find(0, at + MAX_LINE_BLOCKS * size if line < 0 else line + 1, end)
             if at < 0:
                 break
             cuts.append(text.start + at)

@@ -50,10 +50,10 @@ def finding_choices(
         elif tokens:
             notes.append(f"{plural(tokens, 'token')} lost or wrong")
         if one_row:
-            notes.append(f"{plural(one_row, 'token')} would be lost in one row")
+            notes.append(f"{plural(one_row, 'token')} lost if trained as a single row")
         choices.append(
             Choice(
-                kind, count, most, wanted.query(finding="" if wanted.kind == kind else kind), wanted.kind == kind,
+                kind, count, most, wanted.list_query(finding="" if wanted.kind == kind else kind), wanted.kind == kind,
                 tuple(notes), next(iter(severities), ""), kind in muted,
             )
         )
@@ -78,7 +78,7 @@ def findings_sentences(summary: RunSummary) -> list[tuple[str, str]]:
     counts_by_words = [
         ("error", counts.get("error", 0), "with an error"),
         ("warning", counts.get("warning", 0), "with a warning and no error"),
-        ("info", counts.get("info", 0), "with only notes"),
+        ("info", counts.get("info", 0), "with notes only"),
         (
             "",
             clean,
@@ -107,7 +107,7 @@ def stop_choices(summary: RunSummary, wanted: ListQuery) -> list[Choice]:
     ends = sorted((end for end in ends if end[2]), key=lambda end: -end[2])
     return [
         Choice(
-            name, count, ends[0][2], wanted.query(**{parameter: "" if chosen == name else name}) if name else "",
+            name, count, ends[0][2], wanted.list_query(**{parameter: "" if chosen == name else name}) if name else "",
             bool(name) and chosen == name,
         )
         for parameter, name, count, chosen in ends

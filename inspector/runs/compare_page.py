@@ -238,12 +238,12 @@ def _questions(runs: Sequence[Run]) -> list[QuestionInRuns]:
 
 
 def _different(runs: Sequence[Run]) -> list[tuple[str, list[Any]]]:
-    """What was asked for differently."""
+    """What was asked for differently, among the runs that record settings: an import records none."""
     labels = setting_labels()
     names = list(dict.fromkeys(name for run in runs for name in run.settings if name not in BOOKKEEPING))
     values_by_name = {name: [run.settings.get(name) for run in runs] for name in names}
     return [
         (labels.get(name, name.replace("_", " ").capitalize()), values)
         for name, values in values_by_name.items()
-        if any(value != values[0] for value in values)
+        if len({repr(run.settings.get(name)) for run in runs if set(run.settings).difference(BOOKKEEPING)}) > 1
     ]

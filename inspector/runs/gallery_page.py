@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -15,16 +15,20 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
+from inspector.html.fault_strip import Strip, fault_strip
+from inspector.html.tokens import painter_of
 from inspector.web.access import access, chosen_project, form_project
 from inspector.web.twins import Page, json_page, page, wants_json
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind
-from rollouts.gallery import CLEAN, EXAMPLES, MISSING
+from rollout_inspector.streams.trajectory import Trajectory
+from rollouts.gallery import CLEAN, EXAMPLES, FIRST, MISSING
 from rollouts.gallery.training_runs import TRAINING_RUNS
 from rollouts.jobs import gallery
 from rollouts.jobs.imports.imports import send_import
-from rollouts.store.models import Run
-from rollouts.store.runs.gallery import find_gallery, gallery_evidence, gallery_trajectories
+from rollouts.store.chat_templates.tokenizers import byte_table_of
+from rollouts.store.models import Run, StoredFinding
+from rollouts.store.runs.gallery import find_gallery, gallery_findings, gallery_trajectories
 
 AXES = {
     Axis.STREAM: "What was sampled is not what the next prompt holds",
@@ -33,6 +37,7 @@ AXES = {
 }
 """Axis -> what its findings have in common, in the order of pages."""
 TREE = "tree"
+BEGIN, BEGIN_WORDS = "first", "Five to begin with"
 TREES = "The calls of the trajectory form a tree"
 
 
@@ -105,10 +110,15 @@ def index(request: HttpRequest) -> HttpResponse:
                 messages.error(request, f"The gallery was not loaded: {error}", extra_tags="error")
         if not wants_json(request):
             return redirect("gallery")
-    data = _page(run)
+    findings = gallery_findings(run, EXAMPLES) if run else {}
+    data = _page(run, findings)
+    strips = _strips(run, findings) if run else {}
+    groups = [
+        (axis, common, [(entry, strips.get(entry.kind)) for entry in entries])
+        for axis, common, entries in _first_and_by_axis(data.entries)
+    ]
     return page(
-        request, "gallery.html", data, groups=_by_axis(data.entries), where=form_project(request),
-        n_training=len(TRAINING_RUNS),
+        request, "gallery.html", data, groups=groups, where=form_project(request), n_training=len(TRAINING_RUNS)
     )
 
 
@@ -155,9 +165,17 @@ def findings(request: HttpRequest) -> HttpResponse:
 
 
 @cache
-def in_gallery() -> frozenset[str]:
-    """The names of the trajectories of the gallery."""
-    return frozenset(trajectory.external_id for trajectory in gallery.trajectories())
+def in_gallery() -> dict[str, Trajectory]:
+    """The trajectories of the gallery by their names."""
+    return {trajectory.external_id: trajectory for trajectory in gallery.trajectories()}
+
+
+def _strips(run: Run, findings: Mapping[str, StoredFinding]) -> dict[str, Strip]:
+    """Name of a trajectory that is called after a kind -> the picture of its fault."""
+    painter = painter_of(byte_table_of(run))
+    return {
+        name: fault_strip(painter, in_gallery()[name], finding) for name, finding in findings.items() if name in KINDS
+    }
 
 
 def _help_entry(kind: FindingKind) -> KindEntry:
@@ -168,7 +186,7 @@ def _help_entry(kind: FindingKind) -> KindEntry:
     )
 
 
-def _page(run: Run | None) -> GalleryPage:
+def _page(run: Run | None, findings: Mapping[str, StoredFinding]) -> GalleryPage:
     urls = (
         {
             trajectory.external_id: reverse("trajectory", args=[trajectory.code])
@@ -177,7 +195,7 @@ def _page(run: Run | None) -> GalleryPage:
         if run
         else {}
     )
-    evidence = gallery_evidence(run, EXAMPLES) if run else {}
+    evidence = {name: finding.evidence for name, finding in findings.items()}
     entries = [
         KindEntry.of(kind, evidence=evidence.get(slug, ""), url=urls.get(slug, ""))
         for slug, kind in KINDS.items()
@@ -193,6 +211,13 @@ def _page(run: Run | None) -> GalleryPage:
     ]
     missing = [(KINDS[slug].title, why) for slug, why in MISSING.items()]
     return GalleryPage(run.code if run else None, urls.get(CLEAN, ""), entries, missing)
+
+
+def _first_and_by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:
+    """The same of the gallery: before the axes stand the entries that a newcomer looks at first."""
+    by_kind = {entry.kind: entry for entry in entries}
+    first = [by_kind[kind] for kind in FIRST]
+    return [(BEGIN, BEGIN_WORDS, first), *_by_axis([entry for entry in entries if entry.kind not in FIRST])]
 
 
 def _by_axis(entries: Sequence[KindEntry]) -> list[tuple[str, str, list[KindEntry]]]:

@@ -15,6 +15,7 @@ from django.shortcuts import render
 from django.urls import reverse
 
 from inspector.html.charts import histogram
+from inspector.html.inspector_tags import any_has
 from inspector.runs.breakdowns import finding_choices, findings_sentences, stop_choices
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.filters import ListQuery
@@ -26,7 +27,7 @@ from inspector.runs.run_values import RunValues
 from inspector.runs.trajectory_values import TrajectoryValues
 from inspector.web.access import reader_of
 from inspector.web.twins import fields_of, whole_number
-from rollout_inspector.diagnose.checks import all_clear
+from rollout_inspector.diagnose.checks import all_clear, check_sentence
 from rollouts.jobs import run_actions
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run, StoredTrajectory
@@ -100,6 +101,7 @@ def figures_part(run: Run, wanted: ListQuery) -> dict[str, Any]:
         "failures": list(failure_reasons(run).items())[:MAX_REASONS],
         "by_severity": findings_sentences(summary),
         "all_clear": all_clear(summary.checks),
+        "check_sentence": check_sentence(summary.checks),
         "stops": stop_choices(summary, wanted),
     }
 
@@ -174,6 +176,16 @@ def list_part(run: Run, wanted: ListQuery, found: CursorPart[StoredTrajectory], 
     return {"trajectories": lines, "next": found.next or None}
 
 
+def list_frame(wanted: ListQuery, lines: list[TrajectoryValues]) -> dict[str, Any]:
+    """What the list needs beside its lines: the columns that have values, their heads, and the filters that are set."""
+    names = {"said": "prompt_line", "training": "training_step", "ended": "status", "calls": "steps", "index": "code"}
+    columns = [name for name in wanted.shown if any_has(lines, names.get(name, name))]
+    return {
+        "shown": columns, "heads": wanted.heads(columns), "chips": wanted.chips(), "page_size": TRAJECTORIES_PER_PAGE,
+        "most_counted": MAX_COUNTED,
+    }
+
+
 @dataclass(frozen=True)
 class Had:
     """The marks of the parts that a page shows, and the time at which figures and list were last read."""
@@ -208,7 +220,7 @@ def all_of(run: Run, part: dict[str, Any], found: CursorPart[StoredTrajectory]) 
 
 def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
     """The parts that changed since the page was drawn."""
-    if not is_active(run):
+    if not is_active(run) and "have" in request.GET:
         # The run has just ended: load the whole page again, because an ended run shows more.
         return HttpResponse(headers={"HX-Refresh": "true"})
     had = Had.read(request.GET.get("have", ""))
@@ -228,7 +240,7 @@ def answer(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpResponse:
         part |= {
             **list_part(run, wanted, part_of_list, reader_of(request)),
             **place_part(run, wanted, part_of_list, part["progress"].queued),
-            "heads": wanted.heads(), "new_list": True, "page_size": TRAJECTORIES_PER_PAGE,
-            "most_counted": MAX_COUNTED,
+            "new_list": True,
         }
+        part |= list_frame(wanted, part["trajectories"])
     return render(request, "runs/_changed.html", part)

@@ -42,7 +42,7 @@ def waiting_sentence(run: Run, now: datetime) -> str:
             "by itself as soon as one is there."
         )
         if lives is None:
-            return f"No worker has taken this run yet, and Redis does not answer. {way_out}"
+            return f"No worker has taken this run yet, and Redis does not answer, or has no memory left. {way_out}"
         return f"No worker has taken this run yet: none serves the queue {queue}. {way_out}"
     if run.status == Run.Status.RUNNING:
         if run.kind != Run.Kind.LAUNCH:
@@ -84,7 +84,8 @@ def _what_follows(run: Run) -> str:
         )
     if lives is None:
         return (
-            f"Redis does not answer: start it again, and a worker on the queue {queue}, or press Resume then. {stored}"
+            f"Redis does not answer, or has no memory left: mend it, and start a worker on the queue {queue}, or press "
+            f"Resume then. {stored}"
         )
     return (
         f"None serves the queue {queue} now. Start the product (make run) or a worker alone (celery -A inspector "

@@ -10,9 +10,9 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
-from inspector.html.inspector_tags import any_has, finding_title, kind_words
+from inspector.html.inspector_tags import finding_title
 from inspector.runs import live_parts as parts
-from inspector.runs.filters import PERSONAL, FilterControl, ListQuery, filter_form
+from inspector.runs.filters import COLUMNS, ORDERS, ListQuery, search_words
 from inspector.runs.jobs.job_values import JobValues, has_just_diagnosed, listed_kinds
 from inspector.runs.jobs.work_card import work_card
 from inspector.runs.launches.template_refusal import TemplateRefusal, refusal
@@ -29,12 +29,12 @@ from rollouts.store.chat_templates.chat_templates import chat_template_labels
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Run, template_name
+from rollouts.store.parameters import MAX_TEXT
 from rollouts.store.runs.gap import named_causes
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.rejections import list_rejections
 from rollouts.store.runs.run_summary import RunSummary
 from rollouts.store.runs.tags import tags_of
-from rollouts.store.trajectories.trajectory_list import MAX_COUNTED
 
 MAX_REJECTIONS = 100
 MAX_LINES = 6
@@ -108,35 +108,31 @@ def whole_page(request: HttpRequest, run: Run, wanted: ListQuery) -> HttpRespons
         **shell,
         "run": data.run,
         "filter": wanted,
-        "filter_form": _filter_form(wanted, data, reader_of(request) is not None),
+        "asked": request.GET.get("q", "")[:MAX_TEXT],
+        "search_words": search_words(reader_of(request) is not None),
+        "suggestions": _suggestions(data),
+        "all_columns": [(name, column.label) for name, column in COLUMNS.items() if name != "index"],
+        "orders": ORDERS,
         "rejected_groups": _rejected_groups(data.rejections),
-        "heads": wanted.heads(),
         "above": [alarm for alarm in data.alarms if alarm.holds],
         "muted_kinds": muted_in(run),
-        "most_counted": MAX_COUNTED,
+        **parts.list_frame(wanted, data.trajectories),
         "settings_words": settings_words(run.settings, setting_labels()),
         "target": run,
         **_template_names(run),
         "deletable": may_delete(request, run),
-        "page_size": parts.TRAJECTORIES_PER_PAGE,
         "live_url": parts.all_of(run, shell, list_part).url(run, wanted),
         **(work_card(run, may_write(request)) if run.n_trajectories and not shell["live"] else {}),
     }
     return page(request, "runs/detail.html", data, **only_html)
 
 
-def _filter_form(wanted: ListQuery, shown: RunPage, has_role: bool) -> list[list[FilterControl]]:
-    """The form above the list: findings and stop reasons are those of the run."""
-    counts = {wanted.kind: 0, **shown.run.findings} if wanted.kind else shown.run.findings
-    stops = dict.fromkeys([*shown.summary.stop_reasons, wanted.stop_reason])
-    options = {
-        "kind": [(kind, f"{finding_title(kind)} ({count:,})") for kind, count in counts.items()],
-        "stop_reason": [(reason, kind_words(reason)) for reason in stops if reason],
-    }
-    absent = [] if any_has(shown.trajectories, "training_step") else ["training_min", "training_max"]
-    absent += [] if shown.muted else ["muted"]
-    absent += [] if has_role else PERSONAL
-    return filter_form(wanted, options, absent)
+def _suggestions(shown: RunPage) -> list[tuple[str, str]]:
+    """(what one may type, its words) of the findings and ends that the run has."""
+    kinds = [(f"kind:{kind}", f"{finding_title(kind)} ({count:,})") for kind, count in shown.run.findings.items()]
+    reasons = shown.summary.stop_reasons.items()
+    stops = [(f'stop:"{reason}"', f"ended: {reason} ({n:,})") for reason, n in reasons if reason]
+    return kinds + stops
 
 
 def _rejected_groups(rejections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -109,5 +109,5 @@ class TrajectoryValues(Page):
 
 QuestionSide: Any = some_fields(
     TrajectoryValues, "QuestionSide", "What one run made of a question.",
-    "url status reward rows findings worst_severity",
+    "code url status reward rows findings worst_severity",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -91,13 +92,15 @@ def index(request: HttpRequest) -> HttpResponse:
 @never_cache
 def detail(request: HttpRequest, run: Run) -> HttpResponse:
     """One run, or one of its parts where htmx asks for that alone."""
-    query = ListQuery.read(request.GET, reader_of(request))
+    query = ListQuery.read(request.GET, reader_of(request), request.GET.get("q", ""))
     if is_fragment(request, "run-live"):
         return parts.answer(request, run, query)
     if is_fragment(request, "refusal"):
         return render(request, "runs/_refusal.html", {"run": RunValues.of(run), "refusal": refusal(run)})
     if is_fragment(request, "run-jobs"):
         return jobs_part(request, run)
+    if "q" in request.GET and not query.notices and not wants_json(request):
+        return redirect(reverse("run", args=[run.code]) + query.list_query())  # the address says what the words meant
     return whole_page(request, run, query)
 
 

@@ -10,11 +10,12 @@ import redis
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
-from inspector.server.health import served_queues
+from inspector.server.health import redis_problem, served_queues
 from inspector.server.machines import differences, list_machines
 from inspector.server.workers import WorkerState, connect, list_workers, queue_lengths
 from inspector.web.access import access
 from inspector.web.twins import Page, page
+from rollouts.jobs.broker import redis_fault
 from rollouts.store.jobs.jobs import waiting_jobs
 from rollouts.store.runs.runs import unfinished_launches
 
@@ -55,8 +56,11 @@ def index(request: HttpRequest) -> HttpResponse:
         ]
         names = sorted({*served_queues(), *(queue for worker in workers for queue in worker.queues)})
         lengths = queue_lengths(connection, names)
+        problem = redis_problem()
     except redis.RedisError as error:
-        problem = f"Redis does not answer ({type(error).__name__}), so nobody knows who works. Look at REDIS_URL."
+        problem = redis_fault(error)
+    if problem:
+        problem += " Until then nobody knows who works."
     launches = unfinished_launches(access(request), MAX_UNFINISHED)
     data = WorkersPage(
         problem, differences=differing, workers=[_worker(worker) for worker in workers],

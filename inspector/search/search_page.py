@@ -13,9 +13,8 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import text_html
-from inspector.runs.filters import ListQuery
 from inspector.runs.run_values import RunValues
-from inspector.web.access import access, reader_of
+from inspector.web.access import access
 from inspector.web.twins import Page
 from rollouts.jobs.search import INDEXES, SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.store.models import Run
@@ -151,16 +150,12 @@ class SearchPage(Page):
 
 
 def asked_of(params: Mapping[str, str], filters: TrajectoryFilters) -> SearchQuestion | None:
-    """The question of an address; None = nothing is asked yet. Raises ``Refusal`` with a sentence."""
+    """The question of an address; None = nothing is asked yet. Raises ``Refusal`` and :class:`SearchBusy`."""
     text = params.get("q", "").replace("\0", "")
     if not text and not filters.kind:
         return None
-    return SearchQuestion.read(params.get("by") or "text", text, filters)
-
-
-def filters_of(request: HttpRequest) -> ListQuery:
-    """The filters of a run's list in an address; its order is left out, because a search has its own."""
-    return ListQuery.read(request.GET, reader_of(request))
+    with search_turn():  # reading an expression takes a process and time
+        return SearchQuestion.read(params.get("by") or "text", text, filters)
 
 
 def search_page(

@@ -9,21 +9,21 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from inspector.runs.filters import ListQuery
 from inspector.search.search_page import (
     KINDS,
     SHOWN,
     SearchBusy,
     asked_of,
-    filters_of,
     nothing_asked,
     search_page,
     search_turn,
 )
-from inspector.web.access import found_or_404, projects_to_filter, reads_trajectory, visible
+from inspector.web.access import found_or_404, projects_to_filter, reader_of, reads_trajectory, visible
 from inspector.web.twins import is_fragment, json_page, page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS as FINDING_KINDS
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs.search import PatternTooSlow, SearchQuestion, find_in_row
+from rollouts.jobs.search import ONLY_IDS, PatternTooSlow, SearchQuestion, find_in_row
 from rollouts.store.chat_templates.tokenizers import byte_table_of
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.runs.runs import find_run
@@ -49,7 +49,7 @@ def in_run(request: HttpRequest, code: str) -> HttpResponse:
 
 
 def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
-    filters, cursor = filters_of(request), request.GET.get("cursor", "")
+    filters, cursor = ListQuery.read(request.GET, reader_of(request)), request.GET.get("cursor", "")
     project = request.GET.get("project", "")[:64] if run is None else ""
     answer_page, problem, status, busy = nothing_asked(run), "", 200, False
     stopped = bool(request.GET.get("stop"))
@@ -88,8 +88,9 @@ def _answer(request: HttpRequest, run: Run | None) -> HttpResponse:
     return page(
         request, "search/index.html", answer_page, status, run=run, filter=filters, kinds=KINDS,
         by=answer_page.by or request.GET.get("by") or "text", q=request.GET.get("q", "")[:2000],
-        finding_kinds=_finding_kinds(run), narrowed=_narrowed(filters), projects=projects_to_filter(request),
-        project=project, **more,
+        finding_kinds=sorted(FINDING_KINDS if run is None else run.finding_counts),
+        narrowed=[pair for pair in filters.pairs() if pair[0] not in ("finding", "sort")],
+        projects=projects_to_filter(request), project=project, **more,
     )
 
 
@@ -99,23 +100,19 @@ def _busy() -> HttpResponse:
     return answer
 
 
-def _finding_kinds(run: Run | None) -> list[str]:
-    return sorted(FINDING_KINDS if run is None else run.finding_counts)
-
-
-def _narrowed(filters: Any) -> list[tuple[str, str]]:
-    """The filters of the list that the form does not show."""
-    return [pair for pair in filters.pairs() if pair[0] not in ("finding", "sort")]
 
 
 @reads_trajectory
 def in_row(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """The places of one row, as JSON: ``?row=`` (default 0), ``?q=`` and ``?by=`` (text, ids or regex)."""
     try:
-        question = SearchQuestion.read(request.GET.get("by") or "text", request.GET.get("q", "").replace("\0", ""))
         row = get_row(trajectory, whole_number(request.GET.get("row") or "0") or 0)
+        table, by = byte_table_of(trajectory.run), request.GET.get("by") or "text"
+        if table is None and by == "regex":
+            raise Refusal(ONLY_IDS)
         with search_turn():
-            places, complete = find_in_row(trajectory, row, question, byte_table_of(trajectory.run), MAX_PLACES)
+            question = SearchQuestion.read(by, request.GET.get("q", "").replace("\0", ""))
+            places, complete = find_in_row(trajectory, row, question, table, MAX_PLACES)
     except StoredRow.DoesNotExist:
         return json_page({"error": "There is no such row."}, 404)
     except Refusal as refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,10 +12,12 @@ import numpy as np
 from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
+from inspector.html.markdown import hostile_markdown
 from inspector.html.text import text_html
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
-from inspector.trajectories.tokens.turns import FindingItem
+from inspector.trajectories.tokens.findings import DrawnFinding, read_findings
+from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.dropped_text import unheld_tokens
 from rollout_inspector.streams.figures import trained_words
@@ -36,6 +38,10 @@ MAX_READ_TOKENS = 200_000
 MAX_ALIGNED_TOKENS = 20_000
 """The most tokens of a trajectory whose messages are looked for in a row that does not follow from its steps."""
 MAX_UNHELD = 5
+MARKDOWN_CHARACTERS = 100_000
+"""The most characters of a page that are drawn as Markdown; a further text stays text, and says so."""
+PICTURE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+MAX_PICTURE_BYTES = 2_000_000
 TEXT_NOTE = "the text of the completion"
 """The note at a reply that is a text; the check of texts compares it with the ids."""
 CUT = "shown"
@@ -51,10 +57,15 @@ class MessagePlace:
     trained: str
     url: str
     """Empty where no row holds them."""
-    findings: list[tuple[FindingItem, str]]
+    findings: list[tuple[DrawnFinding, str]]
     """Each with its address."""
     is_here: bool
     """The reader came from here."""
+    row: int
+    start: int
+    """Where its tokens begin."""
+    is_near: bool = False
+    """It is the nearest message: none holds the token that the reader came from."""
 
 
 @dataclass
@@ -68,6 +79,16 @@ class Text:
     media: Media | None = None
     media_url: str = ""
     media_tokens: str = ""
+    is_markdown: bool = False
+    too_long: bool = False
+    """Markdown was asked for, and it stays text."""
+
+    @property
+    def is_picture(self) -> bool:
+        """Whether a browser draws it, where pictures are asked for."""
+        media = self.media
+        is_small = media is not None and media.n_bytes is not None and media.n_bytes <= MAX_PICTURE_BYTES
+        return bool(self.media_url) and is_small and media is not None and media.type in PICTURE_TYPES
 
 
 @dataclass
@@ -110,6 +131,8 @@ class DrawnStep:
     """Of all that it read, where the messages cannot be told apart in the ids."""
     reply: DrawnMessage | None = None
     is_empty: bool = False
+    findings: list[tuple[DrawnFinding, str]] = field(default_factory=list)
+    """Its errors and warnings, and notes that no message shows; each with the address of its tokens, or nothing."""
     others: list[tuple[str, SafeString, str]] = field(default_factory=list)
     """Name and text of each field that is no message, and how much of it is shown."""
     facts: list[tuple[str, Any]] = field(default_factory=list)
@@ -148,8 +171,13 @@ class ChatPainter:
         steps: Sequence[StepSummary],
         shown: Sequence[int],
         at: tuple[int, int] | None,
+        as_markdown: bool = False,
     ) -> None:
         self.trajectory, self.at = trajectory, at
+        self.markdown_left = MARKDOWN_CHARACTERS if as_markdown else None
+        """Characters that may still be drawn as Markdown; None: all is shown as text."""
+        self.places: list[tuple[int, DrawnMessage]] = []
+        """First token and message of each place in the row of ``at``."""
         self.steps = {step.index: step for step in steps}
         self.follows = {row.index: row for row in rows if row.follows_steps}
         self.trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
@@ -158,7 +186,11 @@ class ChatPainter:
         self.whole: Trajectory | None = None
         self.compared: TrainedTokens | None = None
         """The trajectory with all its arrays, read when a message is looked for in a row of its own."""
-        self.findings = reads.read_findings(trajectory, steps, rows) if trajectory.n_findings else []
+        self.findings = read_findings(trajectory, steps, rows)
+        self.findings_at: dict[int | None, list[DrawnFinding]] = {}
+        """Step -> the findings that are told at it."""
+        for item in self.findings:
+            self.findings_at.setdefault(self.step_of(item), []).append(item)
         self.table, _ = reads.table_of(trajectory.run.tokenizer)
         here = [self.steps[index] for index in shown if index in self.steps]
         n = sum(max(s.prompt_length - s.shared_length, 0) + s.completion_length for s in here)
@@ -166,6 +198,8 @@ class ChatPainter:
         self.arrays = parts.steps_with_tokens(trajectory, [s.index for s in here]) if readable else {}
         self.calls: dict[int, list[DrawnCall]] = {}
         """Step -> the calls of its reply."""
+        self.in_messages: set[int] = set()
+        """Numbers of the findings that a message shows."""
 
     def step(self, index: int, said: Sequence[Said], reply: Said | None, note: str, numbers: Mapping[int, int],
              echo: Said | None) -> DrawnStep:
@@ -185,7 +219,7 @@ class ChatPainter:
         for number, fresh_message in enumerate(fresh):
             message = self._message(index, fresh_message, numbers, media)
             if ranges:
-                message.place = self._place(index, *ranges[number], sampled=False)
+                self._put(message, index, *ranges[number], sampled=False)
             call = _answered(fresh_message, pending) if fresh_message.is_result else None
             if call is not None:
                 message.note = f"read by step {index}"
@@ -200,8 +234,21 @@ class ChatPainter:
             start = summary.shared_length if summary.parent is not None else 0
             drawn_step.place = self._place(index, start, summary.prompt_length, sampled=False)
         self._reply(drawn_step, summary, reply, note, numbers)
+        drawn_step.findings = [
+            (item, "" if item.drawn_row is None else self._url(item.drawn_row, *item.drawn_places[0]))
+            for item in self.findings_at.get(index, ())
+            if item.weight != Severity.INFO or item.number not in self.in_messages
+        ]
         drawn_step.is_empty = not (drawn_step.messages or drawn_step.notes or drawn_step.reply)
         return drawn_step
+
+    def step_of(self, item: DrawnFinding) -> int | None:
+        """The step at which a finding is told; None: no step holds its place."""
+        if item.step is not None or item.drawn_row is None:
+            return item.step
+        if item.drawn_row in self.follows:
+            return step_of_place(list(self.steps.values()), (item.drawn_row, item.drawn_places[0][0]))
+        return next((step for step, row in self.trained_in.items() if row.index == item.drawn_row), None)
 
     def _reply(
         self, drawn: DrawnStep, summary: StepSummary | None, reply: Said | None, note: str, numbers: Mapping[int, int]
@@ -225,7 +272,7 @@ class ChatPainter:
             drawn.reply.parsers_url = (
                 reverse("trajectory-parsers", args=[self.trajectory.code]) + f"?step={drawn.index}"
             )
-            drawn.reply.place = self._place(drawn.index, start, start + summary.completion_length, sampled=True)
+            self._put(drawn.reply, drawn.index, start, start + summary.completion_length, sampled=True)
             if is_told and ids is not None and self.table is not None:
                 lost = unheld_tokens(ids, special_tokens(self.table, ids), self.table.joined, reply.held)
                 linked = drawn.reply.place is not None and bool(drawn.reply.place.url)
@@ -240,7 +287,7 @@ class ChatPainter:
             medium = media_of(text)
             if medium is None:
                 fold = said.is_result or said.role in ("system", "developer")
-                texts.append(_text(text, said.role, fold))
+                texts.append(self._as_markdown(text, said.is_result) or _text(text, said.role, fold))
                 continue
             number = numbers.get(id(text))
             at = [self.trajectory.code, step, number]
@@ -250,11 +297,40 @@ class ChatPainter:
             said.role,
             f"result of {said.name}" if said.is_result and said.name else said.name,
             texts,
-            [_text(text, "reasoning", True, 0) for text in said.reasoning],
+            [self._as_markdown(t, False, "reasoning") or _text(t, "reasoning", True, 0) for t in said.reasoning],
             [DrawnCall(call.id, html_of(call.name), _arguments(call.arguments)) for call in said.calls],
             [(name, html_of(_json(value))) for name, value in said.others.items()],
             said.is_error,
         )
+
+    def _as_markdown(self, value: Any, is_result: bool, fold: str = "") -> Text | None:
+        """A text as Markdown; None where that is not asked for, or it is what a tool wrote."""
+        if self.markdown_left is None or is_result or not isinstance(value, str):
+            return None
+        html = hostile_markdown(value) if len(value) <= self.markdown_left else None
+        if html is None:
+            return Text(html_of(value), too_long=True)
+        self.markdown_left -= len(value)
+        return Text(html, f"{fold} · {len(value):,} characters" if fold else "", is_markdown=True)
+
+    def mark_nearest(self) -> str:
+        """Mark the message nearest to the place that one came from where none holds it; a sentence if there is none."""
+        if self.at is None or any(message.place and message.place.is_here for _, message in self.places):
+            return ""
+        row, token = self.at
+        if not self.places:
+            return f"No message on this page holds token {token:,} of row {row}."
+        before = [(start, message) for start, message in self.places if start <= token]
+        _, nearest = max(before, key=_first_of) if before else min(self.places, key=_first_of)
+        if nearest.place is not None:
+            nearest.place = replace(nearest.place, is_here=True, is_near=True)
+        return ""
+
+    def _put(self, message: DrawnMessage, index: int, start: int, stop: int, sampled: bool) -> None:
+        """Give a message its place."""
+        message.place = self._place(index, start, stop, sampled)
+        if message.place and message.place.url and self.at is not None and message.place.row == self.at[0]:
+            self.places.append((message.place.start, message))
 
     def _ranges(self, index: int, said: Sequence[Said]) -> list[tuple[int, int]]:
         """The tokens of each message that a step read, by the role headers in its ids; empty when they do not fit."""
@@ -291,10 +367,11 @@ class ChatPainter:
         row = self.follows.get(summary.row)
         trained = "" if row is None else trained_words(n if sampled and index in row.steps else 0, n)
         places_in_row = [
-            (item, self._url(item.row if item.row is not None else summary.row, *item.places[0]))
+            (item, self._url(item.drawn_row if item.drawn_row is not None else summary.row, *item.drawn_places[0]))
             for item in self.findings
-            if item.places and self._is_of(item, index, row, start, stop)
+            if self._is_of(item, index, row, start, stop)
         ]
+        self.in_messages.update(item.number for item, _ in places_in_row)
         words = f"{n:,} token{'s' * (n != 1)}"
         url, row_shown = (self._url(summary.row, start, stop) if row else ""), summary.row
         if row is None and (trained_place := self._in_trained_row(index, start, stop)):
@@ -303,7 +380,7 @@ class ChatPainter:
             url = self._url(row_shown, start, stop)
         at = self.at
         is_here = bool(url) and at is not None and at[0] == row_shown and start <= at[1] < stop
-        return MessagePlace(words, trained, url, places_in_row, is_here)
+        return MessagePlace(words, trained, url, places_in_row, is_here, row_shown, start)
 
     def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:
         """Row, start and stop of the tokens that stand in a trained row for those of a step, and how many are trained.
@@ -329,15 +406,19 @@ class ChatPainter:
         return row.index, *place, trained_words(n, of)
 
     @staticmethod
-    def _is_of(item: FindingItem, index: int, row: RowSummary | None, start: int, stop: int) -> bool:
+    def _is_of(item: DrawnFinding, index: int, row: RowSummary | None, start: int, stop: int) -> bool:
         """Whether a finding begins in tokens of a step, or in the same tokens of its row."""
         if item.step is not None:
             return item.step == index and start <= item.start < stop
-        return row is not None and item.row == row.index and start <= item.places[0][0] < stop
+        return row is not None and item.drawn_row == row.index and start <= item.drawn_places[0][0] < stop
 
     def _url(self, row: int, start: int, stop: int) -> str:
         place = PagePlace(row=row, view=View.TOKENS)
         return reverse("trajectory", args=[self.trajectory.code]) + place.marked(start, stop)
+
+
+def _first_of(place: tuple[int, DrawnMessage]) -> int:
+    return place[0]
 
 
 def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:

@@ -111,6 +111,8 @@ class HeaderField:
     tone: str = ""
     """``good``, ``bad`` or neither."""
     url: str = ""
+    is_more: bool = False
+    """It stands in the menu of the head, and not beside the tabs."""
 
 
 def base_url(trajectory: StoredTrajectory) -> str:
@@ -228,9 +230,9 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     else:
         facts.append(HeaderField("status", trajectory.status))
     if trajectory.group:
-        facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=group_url))
+        facts.append(HeaderField("group", trajectory.group, *_group_note(trajectory), url=group_url, is_more=True))
     if trajectory.training_step is not None:
-        facts.append(HeaderField("training step", f"{trajectory.training_step:,}"))
+        facts.append(HeaderField("training step", f"{trajectory.training_step:,}", is_more=True))
     facts.append(HeaderField("steps", f"{trajectory.n_steps:,}"))
     broken = trajectory.n_rows > 1 and trajectory.n_tokens  # without token ids, nobody knows whether they are
     facts.append(HeaderField("rows", f"{trajectory.n_rows:,}", tone="bad" if broken else ""))
@@ -239,8 +241,8 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))
     facts.append(HeaderField("trained", f"{trajectory.n_trained:,}", *_trained_note(trajectory)))
     if run.model:
-        facts.append(HeaderField("model", run.model, run.engine))
-    facts.append(HeaderField("tokenizer", run.tokenizer.name if run.tokenizer else "none"))
+        facts.append(HeaderField("model", run.model, run.engine, is_more=True))
+    facts.append(HeaderField("tokenizer", run.tokenizer.name if run.tokenizer else "none", is_more=True))
     return facts
 
 

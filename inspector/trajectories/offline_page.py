@@ -22,10 +22,11 @@ from inspector.trajectories.discussion import CommentValues, Discussion, discuss
 from inspector.trajectories.frame import HeaderField, header_fields
 from inspector.trajectories.place import TOKEN_KINDS, View, read_place
 from inspector.trajectories.tokens import lenses
+from inspector.trajectories.tokens.finding_groups import FindingGroup
+from inspector.trajectories.tokens.findings import DrawnFinding, worst_finding
 from inspector.trajectories.tokens.lane_tree import drawn_lanes
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, TokenView, at_place, read_view_parts
-from inspector.trajectories.tokens.turns import FindingItem, worst_finding
 from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
@@ -115,9 +116,11 @@ def offline_file(
         "notices": list(dict.fromkeys(notice for reader in readers for notice in reader.place.notices)),
         "overview": overview,
         "findings": entries,
+        "groups": [FindingGroup([entry]) for entry in entries],
         "n_findings": len(view.findings),
         "no_findings": overview.no_findings,
         "checks": overview.checks,
+        "check_sentence": overview.check_sentence,
         "rows": readers,
         "discussion": Discussion(_comments(readers, comments), False),
         "lanes": {} if finding is not None or row is not None else _lanes(view, readers),
@@ -130,13 +133,13 @@ def offline_file(
     return OfflineFile(f"{name}.html", html, file_rows, [entry["item"].number for entry in entries], is_whole)
 
 
-def _view(asked: Mapping[str, str], finding: FindingItem | None) -> View:
+def _view(asked: Mapping[str, str], finding: DrawnFinding | None) -> View:
     """The view that was asked for, else the one in which the finding can be seen."""
     view = asked.get("view") or (View.TOKENS if finding is not None and finding.kind in TOKEN_KINDS else "")
     return View.TOKENS if view == View.TOKENS else View.RUNS
 
 
-def _finding(view: TokenView, number: str | None) -> FindingItem | None:
+def _finding(view: TokenView, number: str | None) -> DrawnFinding | None:
     if number is None:
         return None
     item = next((item for item in view.findings if str(item.number) == number), None)
@@ -158,36 +161,38 @@ def _row(view: TokenView, asked: str | None) -> int | None:
     return row
 
 
-def _rows_wanted(view: TokenView, row: int | None, finding: FindingItem | None) -> list[int]:
+def _rows_wanted(view: TokenView, row: int | None, finding: DrawnFinding | None) -> list[int]:
     """The row that was asked for, or all: the one with the worst finding first, because the others may not fit."""
-    if finding is not None and (finding.row is not None or row is None):
-        return [finding.row or 0] if view.rows else []
+    if finding is not None and (finding.drawn_row is not None or row is None):
+        return [finding.drawn_row or 0] if view.rows else []
     if row is not None:
         return [row]
     worst = worst_finding(view.findings)
-    first = worst.row if worst is not None and worst.row is not None else 0
+    first = (worst.drawn_row if worst is not None else None) or 0
     others = [index for index in range(len(view.rows)) if index != first]
     return [first, *others][:MAX_ROWS] if view.rows else []
 
 
-def _drawn_row(view: TokenView, index: int, asked: Mapping[str, str], most: int, finding: FindingItem | None) -> Reader:
+def _drawn_row(
+    view: TokenView, index: int, asked: Mapping[str, str], most: int, finding: DrawnFinding | None
+) -> Reader:
     """The whole row where it fits, else the part around what is looked at."""
     lengths = [row.n_tokens for row in view.rows]
     params = {"lens": LENS, **asked, "row": str(index), "view": _view(asked, finding)}
     if asked.get("row") != str(index):
         params.pop("t", None)  # it speaks of another row
-    if finding is not None and finding.places and finding.row == index:
-        params["t"] = "{}-{}".format(*finding.places[0])
+    if finding is not None and finding.drawn_places and finding.drawn_row == index:
+        params["t"] = "{}-{}".format(*finding.drawn_places[0])
         lens = lenses.lens_of(finding.kind, view.lenses.get(index, ()))
         params["lens"] = asked.get("lens") or (LENS if lens == lenses.DEFAULT else lens)
     place = read_place(params, lengths, columns=view.lenses)
     worst = worst_finding(view.findings, index)
-    at = place.mark[0] if place.mark else worst.places[0][0] if worst else 0
+    at = place.mark[0] if place.mark else worst.drawn_places[0][0] if worst else 0
     start = max(min(at - most // 2, lengths[index] - most), 0)
     return Reader(at_place(view, replace(place, window=start, most=most)))
 
 
-def _cards(overview: Reader, readers: Sequence[Reader], finding: FindingItem | None) -> list[dict[str, Any]]:
+def _cards(overview: Reader, readers: Sequence[Reader], finding: DrawnFinding | None) -> list[dict[str, Any]]:
     """The cards of the findings, each drawn with its row, and their links to places of the file."""
     by_row = {reader.place.row: reader for reader in readers}
     cards = []
@@ -195,8 +200,8 @@ def _cards(overview: Reader, readers: Sequence[Reader], finding: FindingItem | N
         item = entry["item"]
         if finding is not None and item.number != finding.number:
             continue
-        reader = by_row.get(item.row)
-        offset = min(item.places[0][0], reader.n_tokens) if reader else 0
+        reader = by_row.get(item.drawn_row)
+        offset = min(item.drawn_places[0][0], reader.n_tokens) if reader else 0
         is_here = reader is not None and (
             reader.start <= offset < reader.stop or offset == reader.stop == reader.n_tokens
         )
@@ -204,7 +209,7 @@ def _cards(overview: Reader, readers: Sequence[Reader], finding: FindingItem | N
             "compare_url": "", "delta_url": "", "script_url": "", "current": False,
         }
         card["url"] = f"#place-{item.number}" if is_here else f"#finding-{item.number}"
-        card["place"] += "" if is_here or item.row is None else ", not in this file"
+        card["place"] += "" if is_here or item.drawn_row is None else ", not in this file"
         cards.append(card)
     return cards
 

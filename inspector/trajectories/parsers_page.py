@@ -95,7 +95,7 @@ def audit_state(trajectory: models.StoredTrajectory, step: int) -> tuple[str, mo
     return work_state(
         trajectory, parser_comparison.missing, lambda: parser_comparison.current(trajectory, step),
         live="A reply is read when the trajectory has ended.",
-        unasked="Nobody has had this reply read by every parser yet; it takes a login.",
+        unasked="This reply has not been read by every parser yet. Log in to read it.",
     )
 
 

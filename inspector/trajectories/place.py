@@ -9,7 +9,7 @@ from enum import StrEnum
 from urllib.parse import urlencode
 
 from inspector.trajectories.tokens import lenses
-from inspector.trajectories.tokens.turns import FindingItem
+from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.web.twins import whole_number
 
 WINDOW = 4096
@@ -109,7 +109,7 @@ def read_place(
     row_lengths: Sequence[int],
     keep: Iterable[str] = (),
     columns: Mapping[int, Sequence[str]] | None = None,
-    fault: FindingItem | None = None,
+    fault: DrawnFinding | None = None,
 ) -> PagePlace:
     """The place that query parameters name. Never raises: a wrong value is corrected, and ``notices`` says so.
 
@@ -117,11 +117,11 @@ def read_place(
     ``fault``: the worst finding, which is shown when the address names no place, in a view and a lens that show it.
     """
     notices: list[str] = []
-    if fault is not None and fault.row is not None and not any(params.get(name) for name in ("row", "t", "w")):
+    if fault is not None and fault.drawn_row is not None and not any(params.get(name) for name in ("row", "t", "w")):
         fields = {name: params[name] for name in params}  # a QueryDict holds lists
-        lens = lenses.lens_of(fault.kind, (columns or {}).get(fault.row, ()))
+        lens = lenses.lens_of(fault.kind, (columns or {}).get(fault.drawn_row, ()))
         view = View.TOKENS if fault.kind in TOKEN_KINDS else View.RUNS
-        place = {"row": str(fault.row), "t": "{}-{}".format(*fault.places[0])}
+        place = {"row": str(fault.drawn_row), "t": "{}-{}".format(*fault.drawn_places[0])}
         params = {"lens": lens, "view": view.value} | {k: v for k, v in fields.items() if v} | place
     row = _whole(params.get("row"), 0)
     if row is None or not 0 <= row < max(len(row_lengths), 1):

@@ -25,6 +25,7 @@ from inspector.trajectories.conversation import (
     step_of_place,
 )
 from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
+from inspector.trajectories.step_time import time_words
 from inspector.web.twins import wants_json, whole_number
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.message_view import Said, messages_in, reply_in, without_data
@@ -82,6 +83,8 @@ class RecordPage(TrajectoryHead):
 def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[RecordPage, dict[str, Any]]:
     """The page: a few steps, from the step that the address names, or with the place that one came from."""
     params = request.GET
+    as_markdown = params.get("as") == "markdown"
+    kept_query = "&as=markdown" * as_markdown
     at = place_asked(params.get("place", "")[:MAX_PLACE])
     rows_of, summaries = trajectory_parts.rows_and_steps(trajectory)
     step_text = params.get("step")
@@ -109,13 +112,24 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
         steps=_plain(recorded_steps[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
+    # A script asks for the values alone.
+    chat = None if wants_json(request) else ChatPainter(
+        trajectory, rows_of, summaries, [step["index"] for step in recorded_steps[:STEPS]], at,
+        as_markdown,
+    )
+    drawn_steps = _drawn(chat, summaries, recorded_steps) if chat else []
+    if chat and (sentence := chat.mark_nearest()):
+        notices.append(sentence)
     return page, {
         "fields": _fields(fields),
         "rows": [{"index": index, "fields": _fields(value)} for index, value in row_fields],
-        # A script asks for the values alone.
-        "steps": [] if wants_json(request) else _drawn(trajectory, rows_of, summaries, recorded_steps, at),
-        "previous_url": f"{here}?step={max(first - STEPS, 0)}" if first else "",
-        "rest_url": f"{here}?step={first + STEPS}" if first + STEPS < trajectory.n_steps else "",
+        "steps": drawn_steps,
+        "as_markdown": as_markdown,
+        "findings": [
+            (item, _step_url(chat.step_of(item), first, kept_query)) for item in chat.findings
+        ] if chat else [],
+        "previous_url": f"{here}?step={max(first - STEPS, 0)}{kept_query}" if first else "",
+        "rest_url": f"{here}?step={first + STEPS}{kept_query}" if first + STEPS < trajectory.n_steps else "",
         "rest": first + STEPS,
     }
 
@@ -165,17 +179,21 @@ def _without_data(bodies: dict[str | None, Any]) -> dict[str | None, Any]:
     return cleaned
 
 
+def _step_url(step: int | None, first: int, query: str) -> str:
+    """The address of a step on the page that shows it; empty where a finding has none."""
+    if step is None:
+        return ""
+    page = "" if first <= step < first + STEPS else f"?step={step // STEPS * STEPS}{query}"
+    return f"{page}#step-{step}"
+
+
 def _drawn(
-    trajectory: models.StoredTrajectory,
-    rows: Sequence[trajectory_parts.RowSummary],
-    summaries: Sequence[trajectory_parts.StepSummary],
-    steps: Sequence[Mapping[str, Any]],
-    at: tuple[int, int] | None,
+    chat: ChatPainter, summaries: Sequence[trajectory_parts.StepSummary], steps: Sequence[Mapping[str, Any]]
 ) -> list[DrawnStep]:
     """At most 20 steps for the template. A further step tells only what the last of them said."""
-    chat = ChatPainter(trajectory, rows, summaries, [step["index"] for step in steps[:STEPS]], at)
     read = {step["index"]: _messages(step) for step in steps}
     parents = {summary.index: summary.parent for summary in summaries}
+    n_sampled_of = {summary.index: summary.completion_length for summary in summaries}
     # What a reply was, as the first request after it holds it.
     sent_back: dict[int, Said] = {}
     for step in reversed(steps):
@@ -200,6 +218,10 @@ def _drawn(
         if "reply" in step and "text" in step:
             chat_step.others.insert(0, _part("text", step["text"]))
         chat_step.facts = [(name.replace("_", " "), step[name]) for name in STEP_FIELDS if name in step]
+        n_sampled = n_sampled_of.get(index, 0)
+        if n_sampled:
+            chat_step.facts.append(("", f"{n_sampled:,} token{'s' * (n_sampled != 1)} sampled"))
+        chat_step.facts += [("", words) for words in time_words(step.get("fields"), n_sampled)]
         chat_steps.append(chat_step)
     return chat_steps
 

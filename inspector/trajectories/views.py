@@ -21,8 +21,9 @@ from inspector.trajectories import tabs
 from inspector.trajectories.alternatives_page import alternatives_page
 from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import find_page
-from inspector.trajectories.frame import Tab, fingerprint, frame_of
+from inspector.trajectories.frame import Tab, fingerprint, frame_of, shows_one
 from inspector.trajectories.place import read_place
+from inspector.trajectories.tokens.finding_groups import kinds_in_run
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, read_token_view
 from inspector.trajectories.tokens.token_window import card_columns
@@ -140,7 +141,9 @@ def trajectory(request: HttpRequest, trajectory: StoredTrajectory) -> HttpRespon
     if tabs.is_text_only(trajectory) and not request.headers.get("HX-Request"):
         query = request.GET.urlencode()
         return redirect(reverse("trajectory-record", args=[trajectory.code]) + (f"?{query}" if query else ""))
-    reader = Reader(read_token_view(trajectory, request.GET, part, discussion))
+    view = read_token_view(trajectory, request.GET, part, discussion)
+    kinds = sorted({item.kind for item in view.findings})
+    reader = Reader(view, {} if shows_one(request) else kinds_in_run(trajectory, kinds))
     html = _frame(request, trajectory, tabs.TOKENS) | {"reader": reader, "place": reader.place}
     if reader.stop - reader.start < IN_PARTS:
         return page(request, "trajectories/detail.html", html)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
@@ -25,13 +26,24 @@ from django_ratelimit.core import is_ratelimited
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
 from rollouts.store.chat_templates.template_checks import find_check
-from rollouts.store.models import AlarmRule, MutedKind, Project, Role, Run, ShareLink, StoredTrajectory, TemplateCheck
+from rollouts.store.models import (
+    AlarmRule,
+    MutedKind,
+    Project,
+    Role,
+    Run,
+    ScoredColumn,
+    ShareLink,
+    StoredTrajectory,
+    TemplateCheck,
+)
 from rollouts.store.people.access import RANK, Access, access_of, admin_names
 from rollouts.store.people.shares import Shared, maker_left, shares_of
 from rollouts.store.runs.runs import find_run
 from rollouts.store.trajectories.trajectories import find_trajectory
 
-SESSION_KEY = "shares"
+GRANTS_COOKIE = "inspector_shares"
+"""Signed: the keys of the share links that this browser has opened."""
 PROJECT_KEY = "project"
 """In the session: the code of the project in which this browser made something last."""
 MAX_GRANTS = 50
@@ -42,6 +54,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 R = TypeVar("R", AlarmRule, MutedKind)
+Made = Run | TemplateCheck | ScoredColumn | AlarmRule | MutedKind
+"""What members make and delete."""
 Found = TypeVar("Found")
 View = Callable[..., HttpResponse]
 
@@ -71,9 +85,9 @@ def reader_of(request: HttpRequest) -> int | None:
     return int(request.user.pk)  # type: ignore[arg-type]
 
 
-def project_of(target: Shared | AlarmRule | MutedKind) -> int | None:
+def project_of(target: Shared | Made) -> int | None:
     """The key of the project of an object."""
-    return (target.run if isinstance(target, StoredTrajectory) else target).project_id
+    return (target.run if isinstance(target, StoredTrajectory | ScoredColumn) else target).project_id
 
 
 def role_of(request: HttpRequest) -> Role | None:
@@ -90,11 +104,23 @@ def may_write(request: HttpRequest) -> bool:
     return role is not None and RANK[role] >= RANK[Role.MEMBER]
 
 
-def may_delete(request: HttpRequest, target: Run | TemplateCheck) -> bool:
+def may_delete(request: HttpRequest, target: Made) -> bool:
     """Whether the user may delete an object: an admin of its project, or a member who made it."""
-    reader = access(request)
-    is_maker = is_logged_in(request) and target.created_by_id == request.user.pk
-    return reader.may(target.project_id, Role.MEMBER if is_maker else Role.ADMIN)
+    maker = target.author_id if isinstance(target, AlarmRule | MutedKind) else target.created_by_id
+    is_maker = is_logged_in(request) and maker == request.user.pk
+    return access(request).may(project_of(target), Role.MEMBER if is_maker else Role.ADMIN)
+
+
+def may_remove(request: HttpRequest, maker: str | None) -> bool:
+    """:func:`may_delete` for what the account of this name made in the project of the page's object."""
+    return may_write(request) and (role_of(request) == Role.ADMIN or maker == request.user.get_username())
+
+
+def require_maker(request: HttpRequest, target: Made) -> None:
+    """Raises ``PermissionDenied`` with a sentence unless the user :func:`may_delete` an object."""
+    require(request, target, Role.MEMBER)
+    if not may_delete(request, target):
+        raise PermissionDenied("Somebody else made this. They or an admin of the project can remove it.")
 
 
 def too_low(project: Project, role: Role, least: Role) -> PermissionDenied:
@@ -105,11 +131,11 @@ def too_low(project: Project, role: Role, least: Role) -> PermissionDenied:
     )
 
 
-def require(request: HttpRequest, target: Shared | AlarmRule | MutedKind, least: Role) -> None:
+def require(request: HttpRequest, target: Shared | Made, least: Role) -> None:
     """Raises ``PermissionDenied`` with a sentence unless the role in the project of an object is at least ``least``."""
     reader, key = access(request), project_of(target)
     if not reader.may(key, least):
-        project = (target.run if isinstance(target, StoredTrajectory) else target).project
+        project = (target.run if isinstance(target, StoredTrajectory | ScoredColumn) else target).project
         raise too_low(project, reader.role_in(key) or Role.VIEWER, least)
 
 
@@ -117,7 +143,7 @@ def require_rule(request: HttpRequest, rule: R | None, noun: str) -> R:
     """A rule that the user may take back. Raises ``Http404`` for a hidden one too, and as :func:`require`."""
     if rule is None or access(request).role_in(rule.project_id) is None:
         raise Http404(f"There is no such {noun}. Somebody may have taken it back already.")
-    require(request, rule, Role.MEMBER)
+    require_maker(request, rule)
     return rule
 
 
@@ -204,10 +230,19 @@ def form_project(request: HttpRequest, preferred: Project | None = None) -> Proj
     return chosen_project(request, preferred=preferred)
 
 
-def remember_grant(request: HttpRequest, link: ShareLink) -> None:
-    """Keep a link in the session of this browser. The session keeps the newest ``MAX_GRANTS`` links."""
-    keys = [pk for pk in request.session.get(SESSION_KEY, []) if pk != link.pk]
-    request.session[SESSION_KEY] = [*keys, link.pk][-MAX_GRANTS:]
+def remember_grant(request: HttpRequest, response: HttpResponse, link: ShareLink) -> None:
+    """Keep a link in a signed cookie of this browser, of the newest ``MAX_GRANTS``. A visitor needs no session."""
+    keys = [*(pk for pk in _grants(request) if pk != link.pk), link.pk][-MAX_GRANTS:]
+    response.set_signed_cookie(
+        GRANTS_COOKIE, ".".join(map(str, keys)), max_age=settings.SESSION_COOKIE_AGE, httponly=True, samesite="Lax",
+        secure=settings.SESSION_COOKIE_SECURE,
+    )
+
+
+def _grants(request: HttpRequest) -> list[int]:
+    """The keys of the links that this browser has opened."""
+    value = request.get_signed_cookie(GRANTS_COOKIE, "", max_age=settings.SESSION_COOKIE_AGE)
+    return [int(key) for key in (value or "").split(".") if key]
 
 
 def is_live(link: ShareLink) -> bool:
@@ -217,7 +252,7 @@ def is_live(link: ShareLink) -> bool:
 
 def _grant(request: HttpRequest, target: Shared) -> tuple[ShareLink | None, bool]:
     """The live link of this browser that opens the target, and whether the browser has any link to it. One query."""
-    keys = request.session.get(SESSION_KEY, [])
+    keys = _grants(request)
     links = shares_of(target, keys) if keys else []
     return next((link for link in links if is_live(link)), None), bool(links)
 
@@ -243,7 +278,8 @@ def found_or_404(target: Found | None, noun: str, code: str) -> Found:
 
 
 def visible(request: HttpRequest, target: T | None) -> T | None:
-    """The target, or None when its project is hidden from the user. Keeps the role for the templates."""
+    """The target, or None when its project is hidden from the user. Keeps target and role for the templates."""
+    request.target = target  # type: ignore[attr-defined]
     role = access(request).role_in(project_of(target)) if target is not None else None
     request.role = role  # type: ignore[attr-defined]
     return target if role is not None else None

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 from inspector.web.twins import error_page
 from inspector.web.uploads import DiskFull
 from rollouts.store.files import StorageDown
-from rollouts.store.outages import DISK_FULL, is_disk_full
+from rollouts.store.outages import disk_fault, is_busy, lacks_memory, said_of
 
 
 @login_not_required
@@ -31,17 +31,32 @@ def help_page(request: HttpRequest) -> HttpResponse:
     return render(request, "help.html")
 
 
-def _for_want_of_room(error: BaseException | None) -> bool:
-    """Whether a full disk is among the errors that led to this one."""
-    while error is not None and not is_disk_full(error):
+def _outage(request: HttpRequest, error: BaseException | None) -> HttpResponse | None:
+    """507 for a disk that takes no more, 503 for what is away or busy, among the errors that led here."""
+    while error is not None:
+        if sentence := disk_fault(error):
+            return error_page(request, 507, "No room on the server", f"{sentence} Try again when there is room.")
+        if title := _title(error):
+            away = error_page(request, 503, title, f"{said_of(error)} Try again in a minute.")
+            away["Retry-After"] = "30"
+            return away
         error = error.__cause__ or error.__context__
-    return error is not None
+    return None
+
+
+def _title(error: BaseException) -> str:
+    """What is away or busy; empty = nothing is."""
+    if isinstance(error, StorageDown):
+        return "The file storage is away"
+    if lacks_memory(error):
+        return "The server has no memory left"
+    return "The database is busy" if is_busy(error) else ""
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """400; 413 for an upload beyond the limit; 507 when the disk is full."""
-    if isinstance(exception, SessionInterrupted) and _for_want_of_room(exception):
-        return error_page(request, 507, "No room on the server", f"{DISK_FULL} Try again when there is room.")
+    """400; 413 for an upload beyond the limit; 507 and 503 for an outage."""
+    if isinstance(exception, SessionInterrupted) and (outage := _outage(request, exception)) is not None:
+        return outage
     if isinstance(exception, DiskFull):
         return error_page(request, 507, "No room on the server", str(exception))
     if isinstance(exception, RequestDataTooBig):
@@ -71,15 +86,8 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """507 when the disk is full, 503 when the file storage is down; else 500: says where the cause is written."""
-    error = sys.exception()
-    if isinstance(error, StorageDown):
-        away = error_page(request, 503, "The file storage is away", f"{error} Try again in a minute.")
-        away["Retry-After"] = "30"
-        return away
-    if error is not None and is_disk_full(error):
-        return error_page(request, 507, "No room on the server", f"{DISK_FULL} Try again when there is room.")
-    return error_page(
+    """507 and 503 for an outage; else 500: says where the cause is written."""
+    return _outage(request, sys.exception()) or error_page(
         request,
         500,
         "Something broke here",

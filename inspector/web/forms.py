@@ -140,7 +140,7 @@ class ImportForm(PlainForm):
     )
     training_step = forms.IntegerField(
         required=False, min_value=0, max_value=MAX_STEP, label="Training step",
-        help_text="Optional: of all these files. Else a field of each record tells it, or the name of its file.",
+        help_text="Optional: one step for all files. Otherwise it is read from each record or from the file name.",
     )
     training_step_from = forms.CharField(
         max_length=MAX_PATTERN, required=False, strip=False, label="Training step in the file names",
@@ -158,7 +158,7 @@ class ImportForm(PlainForm):
             (NO_TOKENIZER, "None: show ids"),
             *((key, item.name) for key, item in self.registered.items()),
         ]
-        chosen.choices = [("auto", "Recognise it"), *((item.name, item.title) for item in FORMATS.values())]
+        chosen.choices = [("auto", "Detect automatically"), *((item.name, item.title) for item in FORMATS.values())]
 
     def clean(self) -> dict[str, Any]:
         cleaned: dict[str, Any] = super().clean() or {}

@@ -111,11 +111,13 @@ def field_docs(page: type) -> dict[str, str]:
 
 
 def some_fields(cls: type, name: str, about: str, fields: str) -> Any:
-    """A dataclass of some fields of another one, with their types and docstrings; ``.of(value)`` makes it.
+    """A dataclass of some fields and properties of another, with their types and docstrings; ``.of(value)`` makes it.
 
     So the API declares in one line what it shows of a value that pages have too. ``a=b``: the field ``b`` as ``a``.
     """
     hints, texts = get_type_hints(cls), field_docs(cls)
+    for field, value in inspect.getmembers(cls, lambda value: isinstance(value, property)):
+        hints[field], texts[field] = get_type_hints(value.fget).get("return", Any), inspect.getdoc(value) or ""
     sources = {field.partition("=")[0]: field.rpartition("=")[2] for field in fields.split()}
 
     def of(value: Any) -> Any:

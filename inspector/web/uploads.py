@@ -1,5 +1,7 @@
 """Uploads go to the disk as they arrive. They stop at the limit, and without a login no byte of a file is kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +9,17 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
 from django.core.files.uploadhandler import TemporaryFileUploadHandler
 
-from rollouts.store.outages import DISK_FULL, is_disk_full
+from rollouts.store.outages import disk_fault
 
 MAX_SUFFIX = 20
 """How many characters of a file name's suffix are kept. The name of the temporary file holds them."""
 
 
 class DiskFull(SuspiciousOperation):
-    """The server has no room for a file. The page of the error has status 507."""
+    """The disk takes no file, for a reason that is a sentence. The page of the error has status 507."""
 
-    def __init__(self) -> None:
-        super().__init__(f"{DISK_FULL} Nothing of the file was kept; try again when there is room.")
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason} Nothing of the file was kept; try again when there is room.")
 
 
 class LimitedUploadHandler(TemporaryFileUploadHandler):
@@ -39,10 +41,20 @@ class LimitedUploadHandler(TemporaryFileUploadHandler):
                 f"The upload is larger than {settings.UPLOAD_MAX_BYTES >> 20} MB. Import it from the command line with "
                 "`manage.py import_rollouts`, or raise INSPECTOR_UPLOAD_MAX_MB."
             )
-        try:
+        with self._writing():
             return super().receive_data_chunk(raw_data, start)
+
+    def file_complete(self, file_size: int) -> Any:
+        with self._writing():  # the last bytes of the file are written here
+            return super().file_complete(file_size)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self.upload_interrupted()  # the part of the file would keep the disk full
-            if is_disk_full(error):
-                raise DiskFull from None
+            with suppress(OSError):  # what is still in memory cannot be written either
+                self.upload_interrupted()  # the part of the file would keep the disk full
+            if sentence := disk_fault(error):
+                raise DiskFull(sentence) from None
             raise

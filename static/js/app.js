@@ -32,6 +32,19 @@ function announce(sentence) {
   if (announcer) announcer.textContent = sentence;
 }
 
+// What happened, in words where the page shows them: seen for some seconds, and read aloud.
+let statusTimer = 0;
+
+function say(sentence) {
+  const status = document.getElementById("pane-status");
+  if (!status) return;
+  status.textContent = sentence;
+  status.classList.add("fresh");
+  clearTimeout(statusTimer);
+  statusTimer = setTimeout(() => status.classList.remove("fresh"), 4000);
+}
+
+/** Put text on the clipboard; also where the page is not served from localhost or over HTTPS. */
 async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -103,6 +116,45 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   const now = Date.now();
   if (document.hidden && now - (asked.get(part.id) ?? 0) < HIDDEN_MS) event.preventDefault();
   else asked.set(part.id, now);
+});
+
+// --- a server that is away for a moment: the page stays, says so, and goes on by itself ----------------------------------
+const LONGEST_AWAY_MS = 30000;
+let awayPause = 1000;
+let awayUntil = 0;
+
+function serverAway(isAway) {
+  const shown = document.getElementById("away");
+  if (!isAway) shown?.remove();
+  if (!isAway || shown) return;
+  const line = document.createElement("p");
+  line.id = "away";
+  line.className = "away";
+  line.setAttribute("role", "status");
+  (document.querySelector(".workbench") ?? document.getElementById("content")).prepend(line);
+  line.textContent = "The server is not reachable. Trying again.";
+}
+
+const isPoll = (event) => event.detail.elt?.getAttribute?.("hx-trigger")?.startsWith("every");
+
+for (const name of ["htmx:sendError", "htmx:responseError"]) {
+  document.addEventListener(name, (event) => {
+    const { status } = event.detail.xhr;
+    if (!isPoll(event) || ![0, 502, 503, 504].includes(status)) return;
+    const asked = status ? 1000 * Number(event.detail.xhr.getResponseHeader("Retry-After")) || 0 : 0;
+    awayPause = Math.min(2 * awayPause, LONGEST_AWAY_MS);
+    awayUntil = Date.now() + Math.min(Math.max(awayPause, asked), LONGEST_AWAY_MS);
+    serverAway(true);
+  });
+}
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (isPoll(event) && Date.now() < awayUntil) event.preventDefault();
+});
+document.addEventListener("htmx:beforeOnLoad", (event) => {
+  if (!isPoll(event) || event.detail.xhr.status >= 500) return;
+  awayPause = 1000;
+  awayUntil = 0;
+  serverAway(false);
 });
 
 // --- a page that the server has loaded again, as when a run ends: what had the focus has it again ----------------------

@@ -1,8 +1,6 @@
 // Keys of the pages beside the token pane: differences, messages and siblings. Where a comparison is all of the page, its first
 // difference is in view on arrival.
 
-import { say } from "./status.js";
-
 const sites = () => [...document.querySelectorAll("tr.site")];
 let at = -1;
 let lastG = -Infinity;

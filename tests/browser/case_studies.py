@@ -35,7 +35,7 @@ def main() -> None:
             browser.close()
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        server.wait(60)
         shutil.rmtree(data, ignore_errors=True)
 
 

@@ -59,7 +59,10 @@ def open_page(contexts: Any, live_server: Any, django_user_model: Any, settings:
     opened: list[Any] = []
     complaints: list[str] = []
 
-    def start(path: str, javascript: bool = True, width: int = 1400, height: int = 900, **options: Any) -> Any:
+    def start(
+        path: str, javascript: bool = True, width: int = 1400, height: int = 900, is_away: bool = False, **options: Any
+    ) -> Any:
+        """``is_away``: the test takes the server away for a moment, which the browser's console then says."""
         context = contexts(java_script_enabled=javascript, viewport={"width": width, "height": height}, **options)
         context.grant_permissions(["clipboard-read", "clipboard-write"], origin=live_server.url)
         context.add_cookies(
@@ -67,7 +70,7 @@ def open_page(contexts: Any, live_server: Any, django_user_model: Any, settings:
         )
         page = context.new_page()
         opened.append(page)
-        page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" and not is_away else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.set_default_timeout(PATIENCE_MS)
         page.goto(live_server.url + path)

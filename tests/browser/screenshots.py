@@ -1,11 +1,12 @@
-"""`make screenshots`: start everything on a fresh data folder, make a run, and photograph each page.
+"""`make screenshots`: start everything on a fresh data folder, make runs, make the pictures of README and docs.
 
-Without arguments docs/screenshot.png alone; `python -m tests.browser.screenshots FOLDER` writes every page, light and
-dark, 1400 and 700 pixels wide.
+`python -m tests.browser.screenshots FOLDER` writes every page besides, light and dark, 1400 and 700 pixels wide.
+Beside the pictures lies `made.json`, a sample of the lines of the templates and styles that drew them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -20,7 +21,32 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-README_IMAGE = ROOT / "docs" / "screenshot.png"
+MADE = ROOT / "docs" / "pictures" / "made.json"
+SHELL = ("templates/base.html", "static/css/base.css", "static/css/pages.css")
+TRAJECTORY = (*SHELL, "templates/trajectories/*.html", "static/css/trajectory.css", "static/css/tokens.css",
+              "static/css/diff.css")
+PICTURES = {
+    "docs/screenshot.png": ("/trajectories/{shown}?view=tokens&lens=logprob", 860, TRAJECTORY),
+    "docs/pictures/gallery.png": ("/gallery", 620, (*SHELL, "templates/gallery.html", "static/css/tokens.css")),
+    "docs/pictures/run.png": ("/runs/{broken}", 700, (*SHELL, "templates/runs/detail.html", "templates/runs/_*.html")),
+    "docs/pictures/trajectory.png": ("/trajectories/{worst}", 800, TRAJECTORY),
+}
+"""Picture -> the page, the height of the window, and the files that draw the page."""
+ONE_IN = 16
+"""How many lines stand for one in a sample."""
+
+
+def sample_of(files: tuple[str, ...]) -> list[str]:
+    """About one in :data:`ONE_IN` of the different lines of files, as hashes: the same lines are chosen each time."""
+    paths = [path for pattern in files for path in ROOT.glob(pattern)]
+    lines = {line.strip() for path in paths for line in path.read_text("utf-8").splitlines()}
+    hashes = (hashlib.blake2s(line.encode(), digest_size=4).hexdigest() for line in lines)
+    return sorted(found for found in hashes if int(found, 16) % ONE_IN == 0)
+
+
+def share_kept(before: list[str], now: list[str]) -> float:
+    """The share of lines that two samples have in common, 0 to 1."""
+    return len({*before} & {*now}) / len({*before} | {*now})
 
 
 def manage(data: Path, *arguments: str) -> str:
@@ -54,17 +80,20 @@ def main() -> None:
         worst = next(one for one in findings if one["axis"] == "stream" and one["severity"] == "error")
         kept = json.loads(manage(data, "launch_rollouts", "--strategy", "tool_delta", *options))["run"]
         shown = max(json.loads(manage(data, "findings", kept, "--json")), key=lambda one: one["step"])
+        manage(data, "load_gallery")
+        names = {"shown": shown["trajectory"], "broken": broken, "worst": worst["trajectory"]}
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             address = link.split("/login")[0]
             state = log_in(browser, link)
+            for picture, (path, height, _) in PICTURES.items():
+                shoot(browser, state, address + path.format(**names), ROOT / picture, "light", 1400, height)
+            MADE.write_text(json.dumps({name: sample_of(files) for name, (*_, files) in PICTURES.items()}) + "\n")
             place = f"/trajectories/{worst['trajectory']}"
-            readme = f"{address}/trajectories/{shown['trajectory']}?view=tokens&lens=logprob"
-            shoot(browser, state, readme, README_IMAGE, "light", 1400)
             pages = {"runs": "/", "new": "/runs/new", "run": f"/runs/{broken}", "import": "/import", "help": "/help",
                      "tokens": place, "window": f"{place}?view=tokens&lens=logprob", "compare": f"{place}/compare",
                      "deltas": f"{place}/deltas", "mask": f"{place}/mask", "templates": "/templates",
-                     "tokenizers": "/tokenizers", "workers": "/workers", "shares": "/shares"}
+                     "tokenizers": "/tokenizers", "workers": "/workers", "shares": "/shares", "docs": "/docs/guard"}
             for name, path in pages.items() if folder else ():
                 for scheme in ("light", "dark"):
                     for width in (1400, 700):
@@ -74,7 +103,7 @@ def main() -> None:
             browser.close()
     finally:
         server.send_signal(signal.SIGTERM)
-        server.wait(30)
+        server.wait(60)
         shutil.rmtree(data, ignore_errors=True)
 
 
@@ -87,10 +116,11 @@ def log_in(browser: Browser, link: str) -> Any:
 
 
 def shoot(
-    browser: Browser, state: Any, url: str, target: Path, color_scheme: Any, width: int, whole: bool = False
+    browser: Browser, state: Any, url: str, target: Path, color_scheme: Any, width: int, height: int = 860,
+    whole: bool = False,
 ) -> None:
     context = browser.new_context(
-        viewport={"width": width, "height": 860}, color_scheme=color_scheme, storage_state=state
+        viewport={"width": width, "height": height}, color_scheme=color_scheme, storage_state=state
     )
     page = context.new_page()
     page.goto(url)

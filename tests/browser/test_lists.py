@@ -28,11 +28,50 @@ def test_a_line_opens_its_trajectory_and_two_of_a_group_are_aligned(open_page: O
     cell.click(position={"x": 3, "y": 3}, force=True)
     page.wait_for_url("**/trajectories/**")
     expect(page.locator(".move-at")).to_have_text("2 of 4")
-    page.click(".traj-head .properties >> text=g1")
+    page.click(".traj-moves summary >> text=More")
+    page.click(".more-facts >> text=g1")
     page.wait_for_url("**/groups/g1**")
     page.locator("input[name=right]").last.check()
     page.click("text=Align the two chosen")
     page.wait_for_url("**/compare?with=**")
+
+
+def top_of(page: Any, selector: str) -> float:
+    box = page.locator(selector).first.bounding_box()
+    assert box is not None, selector
+    return float(box["y"])
+
+
+@pytest.mark.parametrize(("width", "most"), [(1400, 460), (1000, 520), (400, 760)])
+def test_the_list_of_a_run_stands_high_and_before_its_figures(open_page: Open, width: int, most: int) -> None:
+    """In the order of reading, too, so that the tab key meets the list first."""
+    run = stored_run(30)
+    page = open_page(f"/runs/{run.code}", width=width)
+    assert top_of(page, "#run-list tbody tr") <= most
+    parts = page.evaluate("[...document.querySelectorAll('#run-list, #run-figures')].map(part => part.id)")
+    assert parts == ["run-list", "run-figures"]
+    if width == 1400:
+        assert abs(top_of(page, "#run-figures") - top_of(page, "#trajectories")) < 20
+    else:
+        page.click("text=Findings, rewards, ends")
+        assert top_of(page, "#run-figures") < 400
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_line_of_the_runs_is_about_40_pixels_high(open_page: Open) -> None:
+    for n in range(6):
+        stored_run(6, f"training run with a longer name {n}", model="demo")
+    page = open_page("/")
+    heights = page.evaluate("[...document.querySelectorAll('.runs-table tbody tr')].map(row => row.offsetHeight)")
+    assert len(heights) == 6 and all(36 <= height <= 44 for height in heights), heights
+
+
+@pytest.mark.parametrize("width", [1400, 1160, 1000, 400])
+def test_the_head_shows_every_page_or_lets_it_be_scrolled_to(open_page: Open, width: int) -> None:
+    page = open_page("/help", width=width)
+    cut = page.evaluate("(nav => nav.scrollWidth - nav.clientWidth)(document.querySelector('.main-nav'))")
+    assert cut <= (0 if width > 960 else 400)
+    assert page.locator(".top-inner").bounding_box()["height"] <= (60 if width > 960 else 100)
 
 
 def test_what_is_chosen_stays_chosen_while_a_run_works(open_page: Open) -> None:
@@ -98,7 +137,7 @@ def test_charts_over_training_are_drawn_narrowed_together_and_lead_to_a_step(ope
     page.mouse.up()
     page.wait_for_url(re.compile(r"training_min=2&training_max=4"))
     page.reload()
-    expect(page.locator("h1 + .sub")).to_contain_text("3 training steps of those chosen")
+    expect(page.locator(".tab-head .sub")).to_contain_text("3 training steps of those chosen")
     page.locator("#plot-gap .u-over").click(position={"x": 3, "y": 40})
     page.wait_for_url(re.compile(rf"/runs/{run.code}\?training_min=2&training_max=2"))
     expect(page.locator("#run-list tbody tr")).to_have_count(4)
@@ -109,9 +148,9 @@ def test_pressing_twice_shows_all_steps_again_also_where_the_address_names_some(
     save(run, world(6))
     take_training_steps(run)
     page = open_page(f"/runs/{run.code}/training?training_min=2&training_max=4")
-    expect(page.locator("h1 + .sub")).to_contain_text("3 training steps of those chosen")
+    expect(page.locator(".tab-head .sub")).to_contain_text("3 training steps of those chosen")
     page.locator("#plot-gap .u-over").dblclick(position={"x": 40, "y": 40})
-    expect(page.locator("h1 + .sub")).to_contain_text("6 training steps")
+    expect(page.locator(".tab-head .sub")).to_contain_text("6 training steps")
     assert page.url.endswith(f"/runs/{run.code}/training")
     expect(page.locator("#plot-gap canvas")).to_be_visible()
     page.locator("#plot-gap .u-over").dblclick(position={"x": 40, "y": 40})
@@ -142,6 +181,7 @@ def test_versions_are_named_on_the_axis(open_page: Open) -> None:
     page = open_page(f"/runs/{run.code}/training?by=version")
     expect(page.locator(".plot canvas")).to_have_count(page.locator(".plot").count())
     over = page.locator("#plot-gap .u-over")
+    over.scroll_into_view_if_needed()
     box = over.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.34, box["y"] + 40)

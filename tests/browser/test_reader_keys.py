@@ -181,6 +181,7 @@ def test_windows_and_the_end_of_the_row_keep_the_focus(open_page, make, monkeypa
     page.keyboard.press("Escape")
     assert page.evaluate(FOCUS) == "I"
     # The list of turns was drawn with the first window: its links lead there from every other one.
+    page.click("#tab-turns")
     page.locator(".outline a >> nth=0").click()
     page.wait_for_selector("#pane[data-a='0'] #turn-1")
     assert stayed(page)
@@ -214,7 +215,7 @@ def test_n_lights_the_range_and_keeps_the_card_in_view(open_page, make):
         assert lit.count() == 1 and int(lit.get_attribute("data-a")) == at
         assert lit.evaluate("(run) => getComputedStyle(run).outlineStyle") == "solid"
         expect(lit).to_be_in_viewport()
-        expect(page.locator(".finding-jump[aria-current] strong")).to_be_in_viewport(ratio=1)
+        expect(page.locator(".finding-jump[aria-current]")).to_be_in_viewport(ratio=1)
 
 
 def test_few_stops_lie_before_the_first_token(open_page, long):
@@ -229,7 +230,7 @@ def test_few_stops_lie_before_the_first_token(open_page, long):
     while page.evaluate("!document.activeElement.closest('#pane')"):
         page.keyboard.press("Tab")
         stops += 1
-        assert stops < 30, page.evaluate("document.activeElement.outerHTML")
+        assert stops <= 25, page.evaluate("document.activeElement.outerHTML")
 
 
 def test_the_bar_is_one_line_and_covers_no_head(open_page, long):
@@ -350,7 +351,7 @@ def test_a_comments_on_the_selection_and_it_stands_at_its_range_until_it_is_reso
 def test_tabs_and_back_lead_to_the_place(open_page, long):
     page = open_page(path(long, "?lens=origin"))
     page.mouse.move(900, 600)
-    page.mouse.wheel(0, 1400)
+    page.mouse.wheel(0, 1300)
     page.wait_for_timeout(100)
     page.wait_for_function("() => history.state?.place")
     before = page.evaluate(TOP)
@@ -363,13 +364,13 @@ def test_tabs_and_back_lead_to_the_place(open_page, long):
     page.wait_for_url("**lens=origin**")
     page.wait_for_load_state()
     page.wait_for_function("() => history.state?.place")
-    assert page.evaluate(TOP) == before
+    assert abs(page.evaluate(TOP) - before) <= 2  # where a run ends just there, a part of a pixel decides
     page.evaluate(OPEN_TAB, "Conversation")
     page.wait_for_url("**/record**")
     page.go_back()
     page.wait_for_load_state()
     page.wait_for_timeout(100)
-    assert page.evaluate(TOP) == before
+    assert abs(page.evaluate(TOP) - before) <= 2
     # `c` leads to the message at the place, and from a message back to its tokens.
     page.keyboard.press("c")
     page.wait_for_url("**/record?**#here")

@@ -21,7 +21,8 @@ Open = Callable[..., Any]
 def test_no_page_is_wider_than_its_window(open_page: Open, width: int, scheme: str) -> None:
     run = stored_run(12, f"{HOSTILE} {'long' * 30}", model="a-very-long-model-name-" * 4)
     page = open_page("/", width=width, color_scheme=scheme)
-    for path in ("/", "/runs/new", "/import", "/tokenizers", "/shares", "/help", f"/runs/{run.code}"):
+    for path in ("/", "/runs/new", "/import", "/tokenizers", "/shares", "/help", f"/runs/{run.code}", "/gallery",
+                 "/go?q=long", "/docs/", "/docs/pages", "/docs/formats", "/docs/api", "/docs/benchmarks"):
         page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/")[2] + path)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
 
@@ -55,6 +56,46 @@ def test_the_list_of_keys_opens_with_a_key_and_not_while_typing(open_page: Open)
     page.keyboard.press("g")
     page.keyboard.press("i")
     page.wait_for_url("**/import")
+
+
+def test_a_place_is_reached_by_its_name_with_keys_alone(open_page: Open) -> None:
+    run = stored_run(4, "calculator, warm")
+    stored_run(2, "calculator, cold")
+    page = open_page("/help")
+    field, options = page.locator("#go-field"), page.locator("#go-list a[role=option]")
+    page.keyboard.press("Control+k")
+    expect(field).to_be_focused()
+    page.keyboard.type("calculator")
+    expect(options).to_have_count(2)
+    expect(page.locator("#announcer")).to_have_text("2 places")
+    assert field.get_attribute("aria-activedescendant") == options.first.get_attribute("id")
+    page.keyboard.press("ArrowDown")
+    assert [option.get_attribute("aria-selected") for option in options.all()] == ["false", "true"]
+    page.keyboard.press("ArrowDown")
+    assert options.first.get_attribute("aria-selected") == "true"
+    page.keyboard.press("ArrowUp")
+    assert field.get_attribute("aria-activedescendant") == options.last.get_attribute("id")
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/runs/{run.code}")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("t00")
+    page.keyboard.press("Escape")
+    expect(field).to_be_hidden()
+    # Enter, pressed before the answer has come, goes to the first place of what is typed, and to no earlier one.
+    page.keyboard.press("Control+k")
+    page.keyboard.type("gap")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/docs/gap")
+
+
+def test_a_place_is_reached_by_its_name_without_javascript(open_page: Open) -> None:
+    run = stored_run(4, "calculator, warm")
+    page = open_page("/help", javascript=False)
+    page.click("text=Go to")
+    page.fill("#go-q", "warm")
+    page.click("main button:has-text('Find')")
+    page.click("main >> text=calculator, warm")
+    page.wait_for_url(f"**/runs/{run.code}")
 
 
 def test_a_run_is_followed_to_its_end_without_reloading_by_hand(open_page: Open) -> None:

@@ -41,8 +41,11 @@ def at(page: Any, end: str) -> None:
 
 def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
     page = open_page(path(stored, "?view=tokens"))
-    page.hover("#pane i.o1 >> nth=3")
     card = page.locator("#token-card")
+    page.hover("#pane i.o1 >> nth=2")
+    page.click("#tab-token")  # without it open, a token under the pointer changes nothing
+    assert card.is_hidden()
+    page.hover("#pane i.o1 >> nth=3")
     card.wait_for()
     step = make.conversation("a", turns=6, hostile=True).steps[0]
     offset = len(step.prompt_ids) + 3
@@ -52,18 +55,21 @@ def test_a_token_shows_its_card_and_a_click_pins_it(open_page, stored, make):
     assert make.table.token_bytes(step.completion_ids[3:4])[0].hex(" ") in words
     for field in ("sampled", "under the gradient", f"{step.logprobs[3]:.4f}", "step 0, completion 3 of", "turn 2"):
         assert field in words, field
-    page.mouse.move(5, 400)
-    card.wait_for(state="hidden")
     page.click("#pane i.o1 >> nth=3")
-    card.wait_for()
-    page.mouse.move(5, 400)  # the page has seen it when this returns
-    assert card.is_visible()
+    page.hover("#pane i.o1 >> nth=4")
+    expect(card.locator(".card-title")).to_have_text(f"token {offset}")
+    # The next token is free to be pressed: nothing floats over it.
+    page.click("#pane i.o1 >> nth=4", modifiers=["Shift"])
+    at(page, f"t={offset}-{offset + 2}")
+    page.click("#tab-findings")
+    page.click("#pane i.o1 >> nth=6")
+    expect(card.locator(".card-title")).to_have_text(f"token {offset + 3}")
     page.keyboard.press("Escape")
     card.wait_for(state="hidden")
 
 
 def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
-    """Of hostile tokens too, on a low window, where the card must stay in view."""
+    """Of hostile tokens too."""
     value = make.conversation("a")
     step = value.steps[0]
     n, hostile = len(step.completion_ids), make.ids("<script>alert(1)</script>\u202e")
@@ -74,7 +80,8 @@ def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
     at = next(i for i, one in enumerate(step.completion_ids) if one not in hostile)
     value = replace(value, steps=(told, *value.steps[1:]))
     asked = []
-    page = open_page(path(make.run([value]).trajectories.get(), "?view=tokens"), height=420)
+    page = open_page(path(make.run([value]).trajectories.get(), "?view=tokens"))
+    page.click("#tab-token")
     page.on("request", lambda request: asked.append(request.url) if "alternatives.json" in request.url else None)
     page.hover(f"#pane i.o1 >> nth={at}")
     card = page.locator("#token-card")
@@ -90,8 +97,6 @@ def test_a_pinned_card_shows_the_alternatives_as_text(open_page, make):
     expect(last).to_contain_text(str(int(step.completion_ids[at])))
     expect(page.locator("#announcer")).to_contain_text("the sampled token is not among them")
     expect(page.locator("#selection output")).to_contain_text("mean entropy")
-    box = card.bounding_box()
-    assert box["y"] >= 0 and box["y"] + box["height"] <= 420
     page.keyboard.press("Escape")
     page.hover(".turn.prompt i >> nth=2")
     expect(card.locator(".card-title")).to_have_text("token 2")
@@ -154,10 +159,11 @@ def test_a_gap_leads_to_both_sides_and_belongs_to_no_token_and_no_copy(open_page
     page.click("#pane .k")
     expect(page.locator("#token-card .card-title")).to_have_text(f"token {finding.start}")
     page.keyboard.press("Escape")
-    page.evaluate("getSelection().selectAllChildren(document.querySelector('#pane .toks'))")
+    page.evaluate("getSelection().selectAllChildren(document.querySelectorAll('#pane .toks')[1])")
     page.keyboard.press("Control+c")
-    prompt = broken.steps[1].prompt_ids
-    assert page.evaluate("navigator.clipboard.readText()") == make.tokenizer.decode(prompt)
+    prompt = make.tokenizer.decode(broken.steps[1].prompt_ids)
+    reply = prompt[prompt.index("<|im_start|>assistant") : prompt.index("<|im_start|>tool")]
+    assert page.evaluate("navigator.clipboard.readText()") == reply
     # A key or a press leads to the card, and chooses no token.
     page.evaluate("getSelection().removeAllRanges()")
     page.mouse.move(0, 0)  # the page scrolls, and a token below the pointer would open its card
@@ -268,19 +274,22 @@ def test_t_goes_to_a_token(open_page, stored):
 def test_a_lens_is_chosen_without_a_request(open_page, stored):
     page = open_page(path(stored, "?view=tokens"))
     # The cards' data, which the page fetches when it is idle, is there when a card says what it says.
-    page.hover("#pane i.o1 >> nth=3")
+    page.click("#pane i.o1 >> nth=3")
     expect(page.locator("#token-card")).to_contain_text("under the gradient")
     requests: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
     before = page.evaluate(
         "getComputedStyle(document.querySelector('#pane i.q6, #pane i.q5, #pane i.q4')).backgroundColor"
     )
+    page.click(".lens-menu summary")
     page.click("a[data-lens-choice=logprob]")
     after = page.evaluate(
         "getComputedStyle(document.querySelector('#pane i.q6, #pane i.q5, #pane i.q4')).backgroundColor"
     )
     assert before != after
     assert [name for name in requests if "favicon" not in name] == []
+    expect(page.locator(".lens-menu summary b")).to_have_text("logprob")
+    page.click(".legend-menu summary")
     assert page.locator(".legend [data-for=logprob]").is_visible()
     assert not page.locator(".legend [data-for=mask]").is_visible()
 
@@ -293,7 +302,7 @@ def test_the_next_window_is_swapped_in_and_has_cards(open_page, make):
     page.wait_for_selector("#pane[data-a='4096'] i[tabindex='0']")  # swapped in, and read by the page's script
     assert page.evaluate("window.kept") is True
     page.wait_for_url("**w=4096**")
-    page.hover("#pane i >> nth=0")
+    page.click("#pane i >> nth=0")
     expect(page.locator("#token-card .card-title")).to_have_text("token 4,096")
     page.keyboard.press("[")
     page.wait_for_selector("#pane[data-a='0']")
@@ -333,7 +342,7 @@ def test_a_live_page_grows_and_keeps_a_pinned_card(open_page, stored):
     assert page.locator("#live[hx-trigger]").count() == 0
     page.locator("#pane i[tabindex='0']").wait_for()  # the new tokens have been read by the page's script
     page.mouse.move(5, 400)
-    page.hover("#pane i.o1 >> nth=3")
+    page.click("#pane i.o1 >> nth=3")
     page.locator("#token-card:not([hidden])").wait_for()
 
 
@@ -358,10 +367,14 @@ def test_an_answer_that_comes_while_a_card_is_pinned_changes_nothing(open_page, 
 def test_everything_reads_without_scripts(open_page, stored):
     page = open_page(path(stored, "?view=tokens&t=40-44"), javascript=False)
     assert page.locator("#pane .k").count() == 4
+    page.click(".legend-menu summary")
     assert page.locator(".legend [data-for=mask]").is_visible()
+    for section in ("findings", "turns"):  # one behind the other
+        assert page.locator(f"#{section}").is_visible()
     # What only JavaScript does is not offered.
-    for dead in ("#find", "[data-copy-link]", "[data-theme-toggle]"):
+    for dead in ("#find", "[data-copy-link]", "[data-theme-toggle]", "#token", ".panel-tabs"):
         assert page.locator(dead).is_hidden()
+    page.click(".lens-menu summary")
     page.click("a[data-lens-choice=origin]")
     assert page.locator("#pane").get_attribute("data-lens") == "origin"
     page.click("text=Side by side")

@@ -115,7 +115,7 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/cost": [get(READ)],
     "runs/<code:code>/training": [get(READ)],
     "runs/<code:code>/columns": [get(READ)],
-    "runs/<code:code>/columns/<code:column>/delete": [post(member_gets(302), json=200)],
+    "runs/<code:code>/columns/<code:column>/delete": [post(OWN.format(302), json=200)],
     "runs/<code:code>/rescore": [post(member_gets(302), form={"model": "demo"}, json=202)],
     "runs/<code:code>/weights": [get(READ.replace("200", "301"))],
     "runs/<code:code>/weigh": [post(member_gets(302), json=202)],
@@ -125,12 +125,12 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/mute": [
         post(member_gets(302), form={"kind": "boundary_merge", "scope": "project", "reason": "x"}, json=201)
     ],
-    "muted/<int:pk>/unmute": [post(member_gets(302), json=200)],
+    "muted/<int:pk>/unmute": [post(OWN.format(302), json=200)],
     "runs/<code:code>/alarms": [get(READ)],
     "runs/<code:code>/alarms/set": [
         post(member_gets(302), form={"figure": "gap", "limit": "5", "scope": "project"}, json=201)
     ],
-    "alarms/<int:pk>/drop": [post(member_gets(302), json=200)],
+    "alarms/<int:pk>/drop": [post(OWN.format(302), json=200)],
     "runs/<code:code>/replay": [post(member_gets(302), json=202)],
     "runs/<code:code>/diagnose": [post(member_gets(302), json=202)],
     "runs/<code:code>/export": [get(READ)],
@@ -204,6 +204,10 @@ ROWS: dict[str, list[Row]] = {
     "robots.txt": [get(all_of(200))],
     "help": [get(all_of(200))],
     "help/findings": [get(all_of(200))],
+    "docs": [get(all_of(200))],
+    "docs/": [get(all_of(200))],
+    "docs/<path:name>": [get(all_of(200))],
+    "go": [get(LIST), get(LIST, query="q=kestrel"), get(LIST, query="q={trajectory}")],
     "health": [get(all_of(503))],
     "metrics": [get(all_of(200))],
     # Pushes.
@@ -285,7 +289,7 @@ ROWS: dict[str, list[Row]] = {
         get(API_ONE, tokens=API_READ),
         post(member_gets(201), tokens=api_member(201), form={"kind": "boundary_merge", "reason": "x"}),
     ],
-    "api/v1/muted/<id>": [Row("DELETE", member_gets(204), tokens=api_member(204))],
+    "api/v1/muted/<id>": [Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
     "api/v1/runs/<code>/trajectories": [
         get(API_ONE, tokens=API_READ),
         post(all_of(401), tokens="403 415 403 403 404 401", form={"a": "b"}),

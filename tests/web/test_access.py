@@ -6,6 +6,7 @@ One dataset serves the whole module; what a request changes is rolled back.
 from __future__ import annotations
 
 import copy
+import html
 import itertools
 import json
 import re
@@ -272,3 +273,33 @@ def test_pages_name_projects_only_to_who_sees_several(places: Places) -> None:
         assert name not in ask(places, "member", "GET", page).content.decode()
     trajectory = StoredTrajectory.objects.get(code=places.values["trajectory"])
     assert name in ask(places, "server", "GET", f"/trajectories/{trajectory.code}").content.decode()
+
+
+FORM = re.compile(r'<form\b[^>]*method="post"[^>]*>.*?</form>', re.DOTALL)
+INPUT = re.compile(r"<input\b[^>]*>")
+
+
+@pytest.mark.parametrize("caller", [name for name in PEOPLE if name not in ("visitor", "foreign", "server")])
+def test_what_a_page_offers_may_be_pressed(places: Places, caller: str) -> None:
+    """Members saw buttons at what others had made, which answered 403."""
+    refused, pressed = [], set()
+    for route in routes():
+        if page_of(route) != route or not any(row.verb == "GET" for row in ROWS.get(route, [])):
+            continue
+        page = ask(places, caller, "GET", places.url(route))
+        assert page.status_code != 500, route
+        if page.status_code != 200 or page.streaming or not page["Content-Type"].startswith("text/html"):
+            continue
+        for form in FORM.findall(page.content.decode()):
+            action = re.search(r'action="([^"]+)"', form)
+            target = html.unescape(action[1]) if action else places.url(route)
+            if target in pressed or target == "/logout":
+                continue
+            pressed.add(target)
+            boxes = [box for box in INPUT.findall(form) if 'type="hidden"' in box or " checked" in box]
+            named = [(re.search(r'name="(\w+)"', box), re.search(r'value="([^"]*)"', box)) for box in boxes]
+            values = {name[1]: html.unescape(value[1]) for name, value in named if name and value}
+            if ask(places, caller, "POST", target, values).status_code == 403:
+                refused.append(f"{places.url(route)} offers {target}")
+    assert not refused, "\n".join(refused)
+    assert pressed or caller in ("link", "viewer")

@@ -48,6 +48,11 @@ def test_a_minimap_covers_the_row_and_merges_what_is_too_narrow_to_be_seen() -> 
     assert len(ranges) == 500 and (ranges[0][0], ranges[-1][1]) == (0, 6000)
     assert all(one[1] == other[0] for one, other in pairwise(ranges))
     assert "<title>turns 1-4</title>" in html
+    # Half of each piece is what was sampled, so half of its height is.
+    piece = html[: html.index("</a>")]
+    assert re.findall(r'class="map-(\w+)" x="0.00" y="([\d.]+)" width="[\d.]+" height="([\d.]+)"', piece) == [
+        ("completion", "6", "5"), ("delta", "11", "5"),
+    ]
     html, _ = drawn_map([turn(0, 9, 1, "user", "prompt")], 9, "?t={}-{}")
     assert '<title>turn 1 · user</title><rect class="map-prompt" x="0.00" y="6" width="1000.00" height="10"/>' in html
     assert drawn_map([], 0, "") == ("", "")

@@ -12,6 +12,8 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.trajectories.frame import PLACE_FIELDS
+from inspector.trajectories.step_time import time_words
+from rollout_inspector.diagnose.finding import Axis, Finding, Severity
 from rollout_inspector.streams.message_view import LEFT_OUT, media_of, read_message, without_data
 from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
 from rollouts.store import models
@@ -110,6 +112,20 @@ def test_a_message_leads_to_the_row_that_trains_other_tokens_in_its_place(make, 
     assert back.count('id="here"') == 1
 
 
+def test_every_finding_is_told_at_its_step_and_leads_to_its_tokens(make, reader):
+    value, findings = make.broken("b")
+    row_finding = Finding(Axis.ROW, "sampled_masked", Severity.WARNING, row=1, start=3, stop=4, evidence="Masked.")
+    trajectory = make.run([value], [[*findings, row_finding]]).trajectories.get()
+    html = one_line(reader.get(address(trajectory)))
+    summary, _, steps = html.partition('id="step-0"')
+    assert 'href="#step-1">Break of unknown cause</a>' in summary and "Sampled tokens masked" in summary
+    start = findings[0].start
+    for words in ("The prompt leaves the stream.", "Masked.", f"view=tokens&amp;t={start}-{start + 2}"):
+        assert words in steps.partition('id="step-1"')[2], words
+    healthy = stored(make, make.conversation("a", 2))
+    assert 'aria-label="Findings"' not in one_line(reader.get(address(healthy)))
+
+
 def test_sampled_text_that_no_message_holds_is_said(make, reader):
     value = make.conversation("a", 1)
     reply = {"role": "assistant", "content": "I compute 12 * 7"}
@@ -184,3 +200,73 @@ def test_messages_of_other_sources():
     assert (
         left[LEFT_OUT]["bytes"] == len(PNG) and media_of(left).n_bytes == len(PNG) and "base64" not in json.dumps(left)
     )
+
+
+def with_markdown(make) -> Trajectory:
+    """A user who writes Markdown with a picture, a tool that answers with some, and a long reply."""
+    first, second = make.conversation("a", 2).steps
+    png = {**IMAGE, "image_url": {"url": "data:image/png;base64," + base64.b64encode(PNG).decode()}}
+    content = [{"type": "text", "text": "# Plan\n\n[a](javascript:alert(1)) <b onclick=x>"}, png, SCRIPT, ELSEWHERE]
+    told = {"role": "tool", "content": "# not a heading"}
+    request = replace(first.request, messages=({"role": "user", "content": content},))
+    after = replace(second.request, messages=(*request.messages, called(("c1", "add")), told))
+    reply = {"role": "assistant", "content": "x" * 30_000}
+    return Trajectory("a", (replace(first, request=request), replace(second, request=after, reply=reply)), reward=1.0)
+
+
+def test_texts_are_markdown_where_that_is_asked_for(make, reader):
+    trajectory = stored(make, with_markdown(make))
+    plain = one_line(reader.get(address(trajectory)))
+    assert '<a href="?as=markdown">as Markdown</a>' in plain and "# Plan" in plain and "<img" not in plain
+    html = one_line(reader.get(address(trajectory) + "?as=markdown&place=t%3D1-2"))
+    assert "<h4>Plan</h4>" in html and "# not a heading" in html and "<b onclick" not in html
+    assert "javascript:alert" in html and 'href="javascript' not in html
+    # Not the address elsewhere. The HTML that says to be a picture comes as a download, which no browser draws.
+    assert html.count("<img") == 2 and 'alt="image of 48' in html and "elsewhere.example" in html
+    assert reader.get(address(trajectory, "trajectory-media", 0, 1))["Content-Type"] == "application/octet-stream"
+    assert f'<img src="{address(trajectory, "trajectory-media", 0, 0)}"' in html
+    assert "for Markdown: shown as text" in html and "x" * 30_000 in html
+    assert 'href="?place=t%3D1-2">as text</a>' in html
+
+
+def test_only_so_much_of_a_page_is_drawn_as_markdown(make, reader, monkeypatch):
+    trajectory = stored(make, with_markdown(make))
+    monkeypatch.setattr("inspector.trajectories.conversation.MARKDOWN_CHARACTERS", 20)
+    html = one_line(reader.get(address(trajectory) + "?as=markdown"))
+    assert "<h4>Plan" not in html and "# Plan" in html and html.count("for Markdown: shown as text") >= 2
+
+
+def test_a_token_that_no_message_holds_marks_the_nearest_one(make, reader):
+    value = make.conversation("a", 3)
+    trajectory = stored(make, value)
+    between = len(value.steps[0].stream)  # the template's own words before the next reply
+    html = one_line(reader.get(address(trajectory) + f"?place=view%3Dtokens%26t%3D{between}-{between + 1}"))
+    assert html.count('id="here"') == 1
+    assert html.count("none holds the token you came from") + html.count("the place you came from") == 1
+    beyond = one_line(reader.get(address(trajectory) + "?place=row%3D7%26t%3D5-6"))
+    assert 'id="here"' not in beyond and "No message on this page holds token 5 of row 7." in beyond
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"meta_info": {"e2e_latency": 2.0}}, ["2.0 s", "20.0 tokens per second"]),
+    ({"timings": {"predicted_ms": 500}}, ["0.5 s", "80.0 tokens per second"]),
+    ({"line": {"created_at": "2026-11-29T05:00:01+01:00"}}, ["2026-11-29 04:00:01 UTC"]),
+    ({"created": 1_700_000_000}, ["2023-11-14 22:13:20 UTC"]),
+    ({"start_time": 1_700_000_000.0, "end_time": 1_700_000_004.0},
+     ["4.0 s", "10.0 tokens per second", "2023-11-14 22:13:20 UTC"]),
+    ({"latency": 12, "duration": 3, "created": 1_700_000_000_000}, []),  # of which unit?
+    ({"latency_s": "2", "timestamp": "yesterday", "created_at": "2026-11-29T05:00:01"}, []),
+    ({"latency_s": float("nan"), "duration_ms": -1, "elapsed_s": True}, []),
+    ({"latency_s": {"latency_s": {"latency_s": {"latency_s": 1}}}}, []),
+    ("text", []), (None, []),
+])  # fmt: skip
+def test_the_time_of_a_step_is_told_where_its_unit_is_known(fields, words):
+    assert time_words(fields, 40) == words
+
+
+def test_a_step_says_what_it_sampled_and_how_fast(make, reader):
+    whole = make.conversation("a", 1)
+    step = replace(whole.steps[0], extra={"meta_info": {"e2e_latency": 2.0}})
+    html = one_line(reader.get(address(stored(make, replace(whole, steps=(step,))))))
+    n = len(step.completion_ids)
+    assert f"· {n} tokens sampled" in html and "· 2.0 s" in html and f"· {n / 2:,.1f} tokens per second" in html

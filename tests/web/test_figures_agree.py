@@ -156,8 +156,9 @@ def test_every_page_says_the_same_number(
                 sums.setdefault(one["kind"], Counter()).update(cost)
             card = next(item for item in body["findings"] if item["number"] == number)
             cost = next(f for f in mine if _same(f, card))["cost"]
+            assert card["cost"] == cost
             would_be = severe and cost["lost_in_one_row"] and cost["rows"] > 1
-            assert card["kind"] in KINDS and ("would be lost" in card["cost"]) == bool(would_be)
+            assert card["kind"] in KINDS and ("would be lost" in card["cost_text"]) == bool(would_be)
     cost_page = client.get(f"/runs/{run.code}/cost.json").json()
     summary = client.get(f"/runs/{run.code}.json").json()["summary"]
     for line in cost_page["kinds"]:

@@ -91,7 +91,9 @@ def test_the_gallery_is_loaded_once_in_a_project_and_each_trajectory_has_its_fin
     for name in by_name.keys() - EXAMPLES.keys():
         severities = set(by_name[name].findings.filter(kind=name).values_list("severity", flat=True))
         assert KINDS[name].severity in severities or "error" in severities, name
-        others = by_name[name].findings.exclude(kind__in=(name, "noncanonical_sampling", "row_not_sampled"))
+        # A break has no known cause where nobody kept the request, and then its delta cannot be checked either.
+        also = ["not_decidable"] if name == "unclassified" else []
+        others = by_name[name].findings.exclude(kind__in=[name, "noncanonical_sampling", "row_not_sampled", *also])
         assert not others.exists(), name
     assert Retokenized.objects.filter(trajectory__run=run).exists()
     errors = {one.kind for one in run.findings.filter(severity="error")}
@@ -127,7 +129,7 @@ def test_a_newcomer_presses_once_and_sees_each_fault_with_what_it_does(
     assert page.index('id="boundary_merge"') < page.index('id="duplicate_call"'), "errors stand before warnings"
     for name in ("branch", "sub_agent", "compaction", "mixed_policy_versions"):  # a note too is opened at
         found = web.get(web.get(f"/gallery/{name}").url + ".json").json()
-        assert found["mark"] and found["row"]["index"] == found["findings"][0]["row"], name
+        assert found["mark"] and found["row"]["index"] == found["findings"][0]["drawn_row"], name
     shown = web.get("/gallery/boundary_merge", follow=True)
     kind = KINDS["boundary_merge"]
     text = shown.content.decode()
@@ -181,6 +183,11 @@ def test_the_same_seed_under_two_strategies_is_started_by_one_button_and_compare
         ("boundary_merge", [1, 0])
     ]
     assert [question["sides"][0]["findings"] for question in found["questions"]] == [1, 0]
+    codes = [run.trajectories.order_by("index").first().code for run in (one, other)]
+    diff = f"/trajectories/{codes[0]}/compare?with={codes[1]}"
+    assert page.count(f'href="{diff}"') == 1 and "Settings that differ" in page
+    assert web.get(diff.replace("compare", "compare.json")).json()["with"] == codes[1]
+    assert "of another run:" in web.get(diff).content.decode()
     assert web.get("/runs/compare").status_code == 200
     assert web.get(f"/runs/compare?run={one.code}&run=nothing").status_code == 404
     made = web.post("/runs/demo", {"compare": "1"})

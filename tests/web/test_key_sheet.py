@@ -51,7 +51,7 @@ def test_every_script_leaves_the_keys_after_g_that_all_pages_have() -> None:
     places = re.search(r"const place = \{(.+?)\}\[event\.key\]", (scripts / "app.js").read_text())
     assert places is not None
     letters = set(re.findall(r"(\w): \"/", places[1]))
-    assert keys_listed("partials/common_keys.html") - {"?", "g", "Esc"} == letters
+    assert keys_listed("partials/common_keys.html") - {"?", "g", "Esc", "Ctrl", "K"} == letters
     for name in ("tokens.js", "trajectory_frame.js"):
         left = re.search(r'"(\w+)"\.includes\(event\.key\)', (scripts / name).read_text())
         assert left is not None and set(left[1]) == letters, name

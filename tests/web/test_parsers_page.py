@@ -73,7 +73,7 @@ def test_a_reply_is_read_once_and_what_was_lost_is_said_first(
     web: Client, trajectory: models.StoredTrajectory, django_assert_max_num_queries: Any
 ) -> None:
     before = one_line(web.get(address(trajectory)))
-    assert "Not yet." in before and "Replies whose message lost text" in before
+    assert "Not computed yet." in before and "Replies whose message lost text" in before
     assert web.post(address(trajectory, "/again?step=0")).status_code == 302
     assert web.get(address(trajectory, ".json")).json()["state"] == "queued"
     web.post(address(trajectory, "/again?step=0"))
@@ -105,7 +105,7 @@ def test_the_run_counts_such_replies_and_lists_their_trajectories(
     totals = {one["name"]: one for one in web.get(f"/runs/{run.code}.json").json()["summary"]["checks"]}
     assert (totals["reply"]["checked"], totals["reply"]["failed"]) == (1, 1)
     listed = one_line(web.get(f"/runs/{run.code}?finding=reply_text_lost"))
-    assert trajectory.code in listed and "Sampled text in no message" in listed
+    assert trajectory.code in listed and "Message lost sampled text" in listed
     conversation = one_line(web.get(f"/trajectories/{trajectory.code}/record"))
     assert "No message holds this sampled text" in conversation and address(trajectory, "?step=0") in conversation
 
@@ -129,7 +129,7 @@ def test_work_is_cancelled_and_what_failed_is_told_and_tried_again(
 def test_a_viewer_reads_and_does_not_ask(client: Client, trajectory: models.StoredTrajectory) -> None:
     client.force_login(make_member("someone", models.Role.VIEWER))
     assert client.post(address(trajectory, "/again?step=0")).status_code == 403
-    assert "takes a login" in one_line(client.get(address(trajectory)))
+    assert "Log in to read it" in one_line(client.get(address(trajectory)))
 
 
 def test_without_vllm_tokenizer_or_steps_the_page_says_so(

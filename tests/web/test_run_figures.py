@@ -93,12 +93,12 @@ def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     # alarms, causes of the gap, comments, seen, tokenizers; what
     # passes a filter is counted; the cost asks for the replays too
     [
-        ("", 16),
+        ("", 19),
         (".json", 15),
-        ("/cost", 7),
-        ("/cost?finding=branch", 7),
-        ("?finding=branch&at=0", 17),
-        ("?flawed=1", 17),
+        ("/cost", 11),
+        ("/cost?finding=branch", 11),
+        ("?finding=branch&at=0", 20),
+        ("?flawed=1", 20),
     ],
 )
 def test_a_large_run_asks_a_handful(web: Client, address: str, most: int, django_assert_num_queries: Any) -> None:

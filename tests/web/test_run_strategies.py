@@ -141,7 +141,7 @@ def test_a_visitor_sees_the_figures_and_no_button(
 ) -> None:
     _, token = create_share(member, run)
     visitor.get(f"/s/{token}")
-    assert "needs a login" in visitor.get(f"/runs/{run.code}/cost").content.decode()
+    assert "Log in to replay one" in visitor.get(f"/runs/{run.code}/cost").content.decode()
     web.post(f"/runs/{run.code}/replay")
     jobs.do_job(sent[0])
     page = visitor.get(f"/runs/{run.code}/cost").content.decode()

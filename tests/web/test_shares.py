@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.test import Client
 from django.utils import timezone
 from django.utils.html import escape
 
-from inspector.web.access import MAX_GRANTS, SESSION_KEY
-from rollouts.store.models import Run, ShareLink, StoredTrajectory
+from inspector.web.access import GRANTS_COOKIE, MAX_GRANTS
+from rollouts.store.models import AuditEvent, Run, ShareLink, StoredTrajectory
 from rollouts.store.runs.runs import delete_run, start_run
 from tests.samples.pages import share
 from tests.web.samples import stored_run
@@ -80,8 +81,12 @@ def test_the_note_of_a_link_stands_on_every_page_it_opens(web: Client, visitor: 
     visitor.get(share(web, "trajectory", trajectory.code, note=note))
     for page in ("", "/compare", "/mask"):
         html = visitor.get(f"/trajectories/{trajectory.code}{page}").content.decode()
-        assert html.count("look at &lt;the&gt; colon") == 3  # the bar on top, its title, and the page's head
+        assert html.count("look at &lt;the&gt; colon") == 2  # the bar on top, and its title
     assert "colon" not in web.get(f"/trajectories/{trajectory.code}").content.decode()
+    # The bar cuts a long one, so the head has it.
+    stranger = Client()
+    stranger.get(share(web, "trajectory", trajectory.code, note="long " * 30 + "end"))
+    assert stranger.get(f"/trajectories/{trajectory.code}").content.decode().count("long end") == 2
 
 
 def test_a_link_to_a_trajectory_does_not_open_its_run(web: Client, visitor: Client) -> None:
@@ -122,9 +127,8 @@ def test_no_way_back_of_a_shared_trajectory_leads_to_the_login(web: Client, visi
         page = client.get(f"/trajectories/{inside.code}").content.decode()
         return re.findall(r'href="([^"]*)"', page.split('<nav class="crumbs"')[1].split("</nav>")[0])
 
-    assert crumbs(visitor) == [f"/runs/{run.code}"]
+    assert crumbs(visitor) == [f"/runs/{run.code}"] == crumbs(web)
     assert all(visitor.get(href).status_code == 200 for href in crumbs(visitor))
-    assert crumbs(web)[0] == "/"
 
 
 @pytest.mark.parametrize(
@@ -232,13 +236,32 @@ def test_a_browser_keeps_its_latest_grants_only(web: Client, visitor: Client) ->
     run = stored_run(1)
     for _ in range(MAX_GRANTS + 2):
         visitor.get(share(web, "run", run.code))
-    assert len(visitor.session[SESSION_KEY]) == MAX_GRANTS
+    grants = visitor.cookies[GRANTS_COOKIE]
+    assert len(grants.value.partition(":")[0].split(".")) == MAX_GRANTS
+    assert grants["httponly"] and grants["samesite"] == "Lax"
+
+
+def test_an_opened_link_stores_one_row_and_a_forged_cookie_opens_nothing(web: Client, visitor: Client) -> None:
+    """Whoever opens a link without a cookie makes no session: the one row is that of the audit log."""
+    run = stored_run(1)
+    link = share(web, "run", run.code)
+    sessions, events = Session.objects.count(), AuditEvent.objects.count()
+    for _ in range(5):
+        answer = Client().get(link, follow=True)
+        assert answer.status_code == 200 and run.name in answer.content.decode()
+    assert Session.objects.count() == sessions and AuditEvent.objects.count() == events + 5
+    visitor.get(link)
+    value = visitor.cookies[GRANTS_COOKIE].value
+    for forged in (value.partition(":")[0], value[:-1] + ("A" if value[-1] != "A" else "B"), "1.2:x:y", ""):
+        stranger = Client()
+        stranger.cookies[GRANTS_COOKIE] = forged
+        assert stranger.get(f"/runs/{run.code}").status_code == 302
 
 
 def test_someone_logged_in_needs_no_grant(web: Client) -> None:
     run = stored_run(1)
     web.get(share(web, "run", run.code))
-    assert SESSION_KEY not in web.session
+    assert GRANTS_COOKIE not in web.cookies
 
 
 def test_a_grant_costs_two_queries_more_than_a_target_no_more(
@@ -246,7 +269,7 @@ def test_a_grant_costs_two_queries_more_than_a_target_no_more(
 ) -> None:
     run = stored_run(3)
     visitor.get(share(web, "run", run.code))
-    with django_assert_max_num_queries(17):
+    with django_assert_max_num_queries(19):
         assert visitor.get(f"/runs/{run.code}").status_code == 200
 
 

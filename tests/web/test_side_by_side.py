@@ -55,9 +55,10 @@ def test_an_equal_token_by_chance_splits_no_difference(make: Maker, web: Client)
         found = [(site["left_start"], site["left_stop"], site["right_stop"]) for site in report["comparison"]["sites"]]
         assert found == [(42, 47, 47)], query
         # The token that is equal is not marked; those around it are.
-        assert html.count("<del>") == 2 and html.count("<ins>") == 2
+        assert html.count("<del><i") == 2 and html.count("<ins><i") == 2
     verdict = compared(web, one, "?row=0&side=trained")[0]["verdict"]
-    assert verdict.startswith("This row trains 4 tokens that the model did not sample there")
+    assert verdict.startswith("5 sampled tokens at token 42 are replaced by 5; ")
+    assert "So the row trains 4 tokens that the model did not sample there" in verdict
 
 
 def test_equal_tokens_by_chance_are_part_of_a_difference() -> None:

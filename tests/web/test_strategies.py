@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from inspector.trajectories.frame import waiting_words
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory
 from rollouts.jobs.replays import replay_context, trajectory_replays
 from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import register_chat_template
@@ -99,6 +99,16 @@ def test_figures_and_rows_are_those_of_the_replay(make, web, sent) -> None:
         assert np.array_equal(row.ids[row.loss_mask], completion)
 
 
+def test_the_recorded_rows_have_the_figures_that_strategies_are_compared_with(make, web, sent) -> None:
+    value = make.conversation("a", turns=1, size=20)
+    (step,) = value.steps
+    mask = np.arange(len(step.stream)) >= len(step.prompt_ids) + 4  # four sampled tokens are masked
+    trajectory, _ = made_page(make, web, sent, replace(value, rows=(Row(step.stream, mask, step_indices=(0,)),)))
+    n = len(step.completion_ids)
+    line = one_line(web.get(url(trajectory))).split("as recorded</span>")[1].split("</tr>")[0]
+    assert ">4</td>" in "".join(line.split()) and f"{100 * (n - 4) / n:.1f} %" in line
+
+
 def test_two_strategies_are_aligned_and_inserted_ids_are_marked(make, web, sent) -> None:
     whole = make.conversation("a")
     # Cut by a limit: one end-of-sequence token is put behind it by the strategy alone.
@@ -111,7 +121,7 @@ def test_two_strategies_are_aligned_and_inserted_ids_are_marked(make, web, sent)
     page = web.get(url(trajectory, query)).content.decode()
     assert page.count('class="site"') == report["n_sites"]
     assert '<i class="o4' in page or "<i class=o4" in page
-    assert 'data-lens="origin"' in page
+    assert 'class="by-writer"' in page
     # An equal token by chance between two others splits no difference.
     rows = trajectory.replay.rows.get(strategy="tool_delta")
     changed = rows.ids.copy()

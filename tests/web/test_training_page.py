@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from inspector.html.inspector_tags import decimal
+from inspector.html.inspector_tags import decimal, setting_words
 from inspector.runs.training.training_charts import charts_of, value_at
 from rollout_inspector.streams.trajectory import Trajectory
 from rollouts.store.models import Run, StoredFinding
@@ -31,7 +31,7 @@ def run() -> Run:
 
 
 def test_page_and_twin_tell_the_stored_figures(web: Client, run: Run, django_assert_max_num_queries: Any) -> None:
-    with django_assert_max_num_queries(11):
+    with django_assert_max_num_queries(14):
         body = web.get(f"/runs/{run.code}/training").content.decode()
     found = over_training(run)
     said = web.get(f"/runs/{run.code}/training.json").json()
@@ -128,7 +128,7 @@ def test_the_same_by_policy_version(web: Client, django_assert_max_num_queries: 
         assert {name: line[name] for name in vars(by_step[step]) if name != "training_step"} == {
             name: value for name, value in vars(by_step[step]).items() if name != "training_step"
         }
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(13):
         body = web.get(f"/runs/{run.code}/training?by=version").content.decode()
     assert "4 policy versions" in body
     links = re.findall(r'href="(/runs/[^"]+)">policy version (v\d+)</a>,\s+in (\d+) traj', body)
@@ -152,3 +152,9 @@ def test_the_pages_of_a_run_lead_to_each_other(web: Client, run: Run) -> None:
         assert len(nav) == 1 and re.findall(r'href="([^"]*)"', nav[0]) == pages
         (current,) = re.findall(r'href="([^"]*)"[^>]*aria-current="page"', nav[0])
         assert current == page
+
+
+def test_the_value_of_a_setting_is_a_word() -> None:
+    values = (None, True, False, 0, 0.0, 1.5, "", [], {}, ["a", "b"], "text")
+    words = ["not recorded", "yes", "no", "0", "0.0", "1.5", "none", "none", "none", "a, b", "text"]
+    assert [setting_words(value) for value in values] == words

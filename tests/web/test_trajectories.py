@@ -16,16 +16,20 @@ from django.urls import reverse
 
 from inspector.html.text import bytes_text
 from inspector.trajectories.compare import compare_page, side_by_side
-from inspector.trajectories.compare.deltas_page import CONTEXT_LINES, _marked
-from inspector.trajectories.compare.side_by_side import first_places
+from inspector.trajectories.compare.deltas_page import HEAD, TAIL
+from inspector.trajectories.tokens.mask_page import OBSERVATIONS
+from inspector.trajectories.tokens.page_queries import read_tokens
 from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
+from rollout_inspector.streams.prefix import n_new_tokens
 from rollout_inspector.streams.trajectory import NO_IDS, Origin, Row, Step, Trajectory
 from rollouts.store import models
+from rollouts.store.models import Project
 from rollouts.store.people.shares import create_share
 from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.launched_trajectories import save_steps
+from rollouts.store.trajectories.trajectory_parts import rows_and_steps
 from tests.people import make_member
 from tests.web.samples import one_line
 from tests.web.trajectory_samples import HOSTILE, Maker, own_row
@@ -203,10 +207,10 @@ def test_findings_are_listed_with_their_sentences_and_places(make, reader):
         "error",
     ):
         assert words in html
-    tabs = html[html.index("row-tabs") : html.index("reader-bar")].split("</a>")
+    tabs = html[html.index("row-tabs") : html.index('aria-label="View"')].split("</a>")
     assert "has findings" not in tabs[0] and 'aria-label="has findings: error"' in tabs[1]
     report = reader.get(reverse("trajectory-json", args=[stored.code]) + "?row=1").json()
-    assert report["findings"][0]["row"] == 1
+    assert report["findings"][0]["drawn_row"] == 1
     assert report["window"]["tokens"][found[0].start]["findings"] == [f"1: {report['findings'][0]['title']} (error)"]
     assert report["window"]["tokens"][found[0].start - 1]["findings"] == []
     marked = page_text(reader.get(url(stored, "?row=1&view=tokens")))
@@ -335,7 +339,7 @@ def test_a_finding_in_no_row_is_shown_where_the_row_trains_something_else(make, 
     row = Row(ids.astype(np.int32), mask, step_indices=(0, 1))
     stored = only(make.run([replace(value, rows=(row,))], [found]))
     report = reader.get(reverse("trajectory-json", args=[stored.code])).json()
-    places = [(one["row"], one["is_held"], one["places"]) for one in report["findings"]]
+    places = [(one["drawn_row"], one["is_held"], one["drawn_places"]) for one in report["findings"]]
     assert places == [(0, False, [[n_prompt + 4, n_prompt + 5]]), (0, False, [[start - 1, start]])]
     html = page_text(reader.get(url(stored, "?row=0")))
     assert f"In their place: row 0, token {n_prompt + 4}." in html
@@ -461,7 +465,7 @@ def test_the_strip_and_the_legend_of_a_column_state_thresholds_that_no_row_chang
         html = page_text(reader.get(url(only(make.run([own_row(entropy=values)])), "?lens=entropy")))
         assert "entropy in nats, steps at 0.01, 0.1, 0.3, 0.7, 1.4, 2.1, 3, 5 · mean in this row" in html
         assert "≥0.7</span>" in html and "the same thresholds in every row" in html
-        assert html.count('class="lens-strip"') == 4 and 'data-for="entropy">' in html
+        assert html.count('class="lens-strip"') == 1 and 'data-for="entropy">' in html
     assert 'data-for="mask" hidden' in html
 
 
@@ -511,7 +515,7 @@ def test_a_broken_step_is_compared_with_its_parents_stream(make, reader):
     assert sites[0]["left_start"] == found[0].start
     assert sites[0]["left_ids"] == found[0].expected_ids.tolist()
     assert report["comparison"]["n_sites"] == 1
-    assert f"it lacks {report['comparison']['left_changed']} of " in report["verdict"]
+    assert report["verdict"].startswith(f"{report['comparison']['left_changed']} sampled tokens are missing at token ")
 
 
 def test_a_sampled_stream_stands_beside_its_re_tokenization(make, reader):
@@ -584,7 +588,7 @@ def test_a_row_that_was_not_sampled_opens_beside_what_was_sampled(make, reader):
         (at, at + 2, [7]), (told, told + 1, [told_id]), (last, last + 1, [int(whole.steps[-1].stream[last])]),
     ]
     assert report["comparison"]["causes"]["another mask"] == 2
-    assert report["verdict"].startswith("This row trains 2 tokens that the model did not sample there")
+    assert "So the row trains 2 tokens that the model did not sample there" in report["verdict"]
     assert report["verdict"].endswith("does not train 3 that it sampled.")
     html = page_text(reader.get(url(stored, page="trajectory-compare")))
     assert (
@@ -625,7 +629,7 @@ def test_a_row_that_is_too_long_is_encoded_again_in_windows(make, reader, monkey
 # --- deltas, mask -----------------------------------------------------------------------------------------------------
 
 
-def test_deltas_are_the_ids_between_completions_with_both_renders(make, reader):
+def test_deltas_are_the_ids_between_completions_beside_what_the_template_writes(make, reader):
     whole = make.conversation("a", turns=3)
     stored = only(make.run([whole]))
     report = reader.get(url(stored, page="trajectory-deltas") + ".json").json()
@@ -637,8 +641,8 @@ def test_deltas_are_the_ids_between_completions_with_both_renders(make, reader):
     assert not first["render_problem"]
     assert "84" in first["full_render"] and "84" not in first["prefix_render"]
     html = page_text(reader.get(url(stored, page="trajectory-deltas")))
-    assert "render without the new messages" in html and "class=added" in html
-    assert first["same_ids"] is False and "tokens of the template" in html and "<ins>" in html
+    assert first["same_ids"] is False and "what the chat template writes" in html and "<ins><i" in html
+    assert len(re.findall(r'id="(\S+site-\d+)"', html)) == len(set(re.findall(r'id="(\S+site-\d+)"', html))) > 0
     assert first["full_render"].endswith(make.tokenizer.decode(np.array(first["template_ids"], dtype=np.int32)))
 
 
@@ -655,7 +659,8 @@ def test_a_delta_of_the_templates_ids_says_so(make, reader):
         assert told["same_ids"] is same
         html = page_text(reader.get(url(stored, page="trajectory-deltas")))
         assert ("They are the ids of that text too." in html) is same
-        assert ("tokens of the template" in html) is not same
+        assert ("what the chat template writes<" in html) is not same
+        assert ("<ins><i" in html or "<del><i" in html) is not same
 
 
 def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
@@ -674,10 +679,9 @@ def test_two_rollouts_of_a_prompt_stand_side_by_side(make, reader, monkeypatch):
     assert (report["with"], report["against"], report["row"]) == (b.code, "group", 0)
     assert (site["left_start"], site["right_ids"]) == (place, [int(ids[3])])
     words = page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
-    assert f"share their first {place:,} tokens and differ in 1 place" in words
-    for stranger in (c.code, "nothing"):
-        said = page_text(reader.get(url(a, f"?with={stranger}", "trajectory-compare")))
-        assert "no ended trajectory" in said
+    assert f"The first {place:,} tokens are the same. 1 token at token {place:,} is replaced by 1" in words
+    assert reader.get(url(a, f".json?with={c.code}", "trajectory-compare")).json()["with"] == c.code
+    assert "no ended trajectory" in page_text(reader.get(url(a, "?with=nothing", "trajectory-compare")))
     same = page_text(reader.get(url(b, f"?with={a.code}&row=7", "trajectory-compare")))
     assert "b against a" in same  # a row that is not there is the last one
     monkeypatch.setattr(side_by_side, "MAX_TOKENS", 10)
@@ -705,6 +709,20 @@ def test_the_longest_rows_of_two_rollouts_are_compared_and_others_can_be_chosen(
     assert report["row"] == 0 and report["comparison"]["sites"]
 
 
+def test_a_trajectory_of_another_run_is_compared_with_where_it_may_be_seen(make, reader):
+    a, b = (only(make.run([make.conversation(name, turns=2)])) for name in "ab")
+    report = reader.get(url(a, f".json?with={b.code}", "trajectory-compare")).json()
+    assert (report["with"], report["comparison"]["n_sites"]) == (b.code, 0)
+    html = page_text(reader.get(url(a, f"?with={b.code}", "trajectory-compare")))
+    assert "against one of another run" in html and f", of {b.run.name}" in html
+    hidden = Project.objects.create(name="hidden")
+    models.Run.objects.filter(pk=b.run_id).update(project=hidden)
+    report = reader.get(url(a, f".json?with={b.code}", "trajectory-compare")).json()
+    assert report["with"] is None and "no ended trajectory" in report["notices"][0]
+    for odd in ("%00", "x" * 300):
+        assert reader.get(url(a, f".json?with={odd}", "trajectory-compare")).json()["with"] is None
+
+
 def test_the_visitor_of_a_link_to_one_rollout_is_offered_no_other(make, client, django_user_model):
     run = make.run([make.conversation("a"), make.conversation("b")])
     a, b = run.trajectories.order_by("index")
@@ -714,18 +732,29 @@ def test_the_visitor_of_a_link_to_one_rollout_is_offered_no_other(make, client, 
     assert "no ended trajectory" in page_text(client.get(url(a, f"?with={b.code}", "trajectory-compare")))
 
 
-def test_places_are_a_sentence():
-    assert first_places([7]) == "At token 7."
-    assert first_places([1, 1200]) == "At tokens 1, 1,200."
-    assert first_places(list(range(9))) == "At tokens 0, 1, 2, 3, 4 and 4 more."
+def test_a_broken_step_stands_beside_the_stream_that_it_should_continue(make, reader):
+    broken, found = make.broken("b")
+    stored = only(make.run([broken], [found]))
+    html = page_text(reader.get(url(stored, page="trajectory-deltas")))
+    assert "more than a delta" in html and "<strong>2 sampled tokens are missing at token " in html
+    assert html.count("<del><i") == 1 and "expected: the stream of step 0" in html
+    assert "/compare?step=1&amp;side=prompt" in html
 
 
-def test_of_what_both_renders_share_a_few_lines_are_drawn():
-    drawn = _marked("".join(f"line {n}\n" for n in range(40)) + "end", "new", "added")
-    assert drawn.count("line ") == CONTEXT_LINES - 1 and "end" in drawn and "line 39" in drawn
-    hidden = len("".join(f"line {n}\n" for n in range(40 - CONTEXT_LINES + 1)))
-    assert f"{hidden} equal characters" in drawn
-    assert "equal characters" not in _marked("short\n", "new", "added")
+def test_of_a_long_delta_both_ends_are_drawn_and_twenty_fill_a_page(make, reader, django_assert_max_num_queries):
+    whole = make.conversation("a", turns=23)
+    bare = [replace(step, request=None) for step in whole.steps]
+    words = np.resize(make.ids("a long answer of a tool with many words. "), 5000).astype(np.int32)
+    bare[-1] = replace(bare[-1], prompt_ids=np.concatenate([bare[-1].prompt_ids, words]))
+    stored = only(make.run([replace(whole, steps=tuple(bare))]))
+    with django_assert_max_num_queries(12):
+        html = page_text(reader.get(url(stored, page="trajectory-deltas")))
+    assert html.count('class="delta-card"') == 20 and "Go on from step 21" in html
+    html = page_text(reader.get(url(stored, "?step=21", "trajectory-deltas")))
+    assert html.count('class="delta-card"') == 2
+    n = len(bare[-1].prompt_ids) - len(bare[-2].stream)
+    assert f"{n - HEAD - TAIL:,} tokens are not drawn here." in html
+    assert html.count("<i") < 2 * (HEAD + TAIL) and len(html) < 80_000
 
 
 def test_a_delta_without_messages_says_what_is_missing(make, reader):
@@ -739,18 +768,50 @@ def test_a_delta_without_messages_says_what_is_missing(make, reader):
 def test_the_mask_is_explained_and_oddities_are_said(make, reader):
     good = only(make.run([make.conversation("a")]))
     report = reader.get(url(good, page="trajectory-mask") + ".json").json()
-    assert report["verdicts"]["Are stop tokens trained?"].startswith("yes: 3 of 3")
-    assert report["verdicts"]["Are observation tokens trained?"].startswith("no: 0 of")
+    assert report["verdicts"]["Are stop tokens trained?"].startswith("Yes: 3 of 3")
+    assert report["verdicts"][OBSERVATIONS].startswith("No: 0 of")
     assert report["oddities"] == []
     assert "sampled at step 0, verbatim" in page_text(reader.get(url(good, page="trajectory-mask")))
     broken, found = make.broken("b")
     odd = only(make.run([broken], [found]))
     assert reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()["oddities"] == []
+    continued = reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()
+    assert [(turn["role"], turn["part"]) for turn in continued["turns"][:4]] == [
+        ("user", "history"), ("assistant", "history"), ("tool", "history"), ("assistant", "prompt"),
+    ]
+    assert "an earlier reply, written again" in continued["turns"][1]["why"]
+    assert continued["turns"][3]["why"] == "the generation prompt: read, never sampled"
+    n_tool = continued["turns"][2]["stop"] - continued["turns"][2]["start"]
+    assert continued["verdicts"][OBSERVATIONS].startswith("No: 0 of ")
+    assert int(continued["verdicts"][OBSERVATIONS].split()[-2]) == n_tool
     unlearned = own_row()
     unlearned.rows[0].loss_mask[:] = False
     nothing = only(make.run([unlearned]))
     said = reader.get(url(nothing, page="trajectory-mask") + ".json").json()["oddities"]
     assert said == ["No token is under the gradient: this row teaches nothing."]
+
+
+def test_the_consequence_of_a_break_is_of_these_rows(make, reader):
+    trajectory, (finding,) = make.broken("b")
+    harmless = replace(finding, cost=replace(finding.cost, trained_tokens_lost=0, trained_tokens_wrong=0))
+    words = "In these rows no sampled token is lost or trained wrongly"
+    for one, is_harmless in ((finding, False), (harmless, True)):
+        stored = only(make.run([trajectory], [[one]]))
+        assert (words in one_line(reader.get(url(stored, "?row=1")))) == is_harmless
+
+
+def test_a_file_counts_the_tokens_that_the_page_counts(make):
+    for value in (make.conversation("a", 3), make.broken("b")[0], own_row()):
+        assert n_new_tokens(value) == only(make.run([value])).n_tokens
+
+
+def test_padding_is_no_logprob_of_a_token_that_nobody_sampled(make):
+    row = own_row(advantages=np.ones(40, np.float32))
+    row.rows[0].logprobs[~row.rows[0].loss_mask] = 0.0
+    stored = only(make.run([row]))
+    (rows, _) = rows_and_steps(stored)
+    logprobs = read_tokens(stored, rows[0], 0, 40).logprobs
+    assert np.isnan(logprobs).tolist() == (~row.rows[0].loss_mask).tolist()
 
 
 CHAT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
@@ -775,7 +836,7 @@ def test_the_mask_of_a_row_without_steps_is_told_by_its_role_headers(make, reade
     good = report(headed(make, "yes<|im_end|>"))
     assert [(turn["role"], turn["stop_token"]) for turn in good["turns"]] == [("user", ""), ("assistant", "trained")]
     assert good["oddities"] == [] and good["turns"][1]["why"].endswith("through its stop token")
-    assert good["verdicts"]["Are tokens of others' turns trained?"].startswith("no: 0 of")
+    assert good["verdicts"]["Are tokens of others' turns trained?"].startswith("No: 0 of")
     cut = report(headed(make, "yes"))
     assert "its stop token is not" in " ".join(cut["oddities"])
     overrun = report(headed(make, "yes<|im_end|>", shift=1))
@@ -881,7 +942,8 @@ def test_the_number_of_queries_does_not_depend_on_the_number_of_tokens(make, rea
     many = only(make.run([broken], [found * 40]))
     with CaptureQueriesContext(connection) as third:
         assert reader.get(url(many, query)).status_code == 200
-    assert len(third) <= len(first) + 2
+    # Findings, muted kinds, their place in the run (2), and the messages of the repeated prompt.
+    assert len(third) <= len(first) + 5
 
 
 def test_a_row_of_300k_tokens_fits_into_two_and_a_half_megabytes(make, reader):

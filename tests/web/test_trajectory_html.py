@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inspector.html.text import characters, runs_right_to_left, split_fragments, text_html
-from inspector.html.tokens import NO_LOGPROB, Marks, TokenPainter, gap_html, logprob_classes
+from inspector.html.tokens import MAX_LINE_BLOCKS, NO_LOGPROB, Marks, TokenPainter, gap_html, logprob_classes
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.finding_marks import DiffIds, row_marks
-from inspector.trajectories.tokens.turns import FindingItem
+from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.tokenizers import ByteTable
+from rollouts.store.models import StoredFinding
 from rollouts.store.trajectories.rows import Tokens
 
 WORDS = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
@@ -113,6 +114,15 @@ def test_runs_and_blocks_hold_the_same_text(ids, size):
     assert not ids or (blocks[0][0], blocks[-1][1]) == (7, 7 + len(ids))
 
 
+@given(st.lists(st.sampled_from([65, 66, 10]), min_size=30, max_size=200))
+def test_a_block_ends_where_a_line_ends(ids):
+    table = Table()
+    blocks = list(TokenPainter(table).blocks(tokens(ids), size=5))
+    longest = max(len(line) for line in bytes(ids).split(b"\n"))
+    if longest < 5 * MAX_LINE_BLOCKS - 10:
+        assert all(ids[stop - 1] == 10 for _, stop, _ in blocks[:-1])
+
+
 def test_a_script_in_a_token_is_text():
     html = TokenPainter(Table()).window(tokens([258]))
     assert "<script" not in html
@@ -178,8 +188,8 @@ def test_a_screen_reader_is_told_where_origin_mask_or_finding_change():
     window = TokenPainter(Table()).window(stretch, Marks(notes=[(1, 2)], faults=[(1, 3)]))
     assert window == '<i class=s>A</i><i class="o1 m f s">B</i><i class="o1 m f">C</i><i class="o1 s">D</i>'
     # Each block begins with it, and runs that differ by a mark alone are not told again.
-    blocks = list(TokenPainter(Table()).blocks(tokens([65, 66, 67, 68]), Marks(chosen=(1, 2)), size=3))
-    assert [re.findall(r"class=\"?([a-z]*)", html) for _, _, html in blocks] == [["s", "k"], ["s"]]
+    blocks = list(TokenPainter(Table()).blocks(tokens([65, 66, 67, 10, 68]), Marks(chosen=(1, 2)), size=4))
+    assert [re.findall(r"class=\"?([a-z]*)", html) for _, _, html in blocks] == [["s", "k", "n"], ["s"]]
 
 
 def test_spaces_are_one_element_that_holds_them():
@@ -196,24 +206,10 @@ def test_a_finding_between_two_tokens_is_drawn_on_the_next():
 def test_each_place_where_tokens_are_missing_has_its_own_caret(held):
     end = 256 + WORDS.index("<|im_end|>")
     places = ((101, 102), (103, 104))
-    item = FindingItem(
-        1,
-        "special_tokens_dropped",
-        "",
-        "error",
-        "stream",
-        1,
-        0,
-        101,
-        103,
-        "",
-        "",
-        "",
-        "",
-        "",
-        places=places,
-        is_held=held,
+    finding = StoredFinding(
+        kind="special_tokens_dropped", severity="error", axis="stream", step_index=1, start=101, stop=103
     )
+    item = DrawnFinding.of(finding, "code", 1, drawn_row=0, drawn_places=places, is_held=held)
     left, right = ids_array([end, 66, 67, end, end]), ids_array([66, 67])
     drawn = tokens([65, 66, 67, 68], 100)
     both = [DiffIds(item, "sampled", left, "read next", right, True)]

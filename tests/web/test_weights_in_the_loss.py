@@ -101,7 +101,7 @@ def test_a_press_sends_a_worker_and_the_page_tells_its_sums(
     found = {line["training_step"]: (line["known"], line["clipped"], line["masked"]) for line in said["steps"]}
     assert found == {0: (16, 0, 0), 1: (16, 0, 0), 2: (16, 8, 0), 3: (16, 8, 0)}
     assert twin(web, run, "?rule=tis")["steps"][2] == {"training_step": 2, "known": 16, "clipped": 0, "masked": 0}
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(11):
         body = text(web, run)
     assert "By training step, under GRPO" in body and "50.0 %" in body
     assert "Count again" in body and "every 1s" not in body and "IcePop" in body and "trainer_logprobs" in body

@@ -28,12 +28,12 @@ def test_rows_without_steps_are_not_called_clean(make: Maker, web: Client) -> No
     list(diagnose_run(run))
     stored = run.trajectories.get()
     page = one_line(web.get(f"/trajectories/{stored.code}"))
-    assert "Not checked: no steps in the file" in page and "every prompt starts with" not in page
+    assert "not decidable: no calls in the file" in page and "Passed all" not in page
     checks = {one["name"]: one for one in web.get(f"/trajectories/{stored.code}.json").json()["checks"]}
     assert (checks["prefix"]["outcome"], checks["prefix"]["needs"]) == ("not decidable", ["steps"])
     assert (checks["lengths"]["outcome"], checks["lengths"]["needs"]) == ("passed", [])
     page = one_line(web.get(f"/runs/{run.code}"))
-    assert "Not checked: no steps in the file" in page and "every prompt starts with" not in page
+    assert "not decidable: no calls in the file" in page and "Passed all" not in page
     assert "checks not decidable" in page  # in the list
     assert "no steps to check" in one_line(web.get("/"))
 
@@ -49,7 +49,7 @@ def test_steps_that_were_checked_are(make: Maker, web: Client) -> None:
     list(diagnose_run(run))
     for address in (f"/trajectories/{stored.code}", f"/runs/{run.code}"):
         page = one_line(web.get(address))
-        assert "None: every prompt starts with what was sampled before it" in page, address
+        assert "None. Passed 9 of 10 checks; 1 not decidable: no policy versions." in page, address
 
 
 def test_a_trajectory_that_failed_was_not_checked(web: Client) -> None:

@@ -14,14 +14,19 @@ import redis
 from django.core.management.base import CommandError
 from django.db import DatabaseError
 
-from inspector.server.health import served_queues
+from inspector.server.health import redis_problem, served_queues
 from inspector.server.machines import Difference, Machine, describe, differences, list_machines
 from inspector.server.workers import connect, list_workers
+from rollouts.jobs.broker import redis_fault
+from rollouts.jobs.storage.clock import fault_of_clock
+from rollouts.jobs.storage.unused_files import JOB_AGE
 from rollouts.management import TerminalCommand
 from rollouts.store import storage_mark
 from rollouts.store.database import refusal_of_old_database
 from rollouts.store.files.values import StorageDown
+from rollouts.store.jobs.jobs import old_jobs
 from rollouts.store.jobs.workload import workload
+from rollouts.store.people.sessions import expired_sessions
 
 
 class Command(TerminalCommand):
@@ -40,23 +45,25 @@ class Command(TerminalCommand):
             if options["adopt_files"]:
                 storage_mark.adopt()
             here = describe("this command", "command")
+            clock = fault_of_clock()
         except (DatabaseError, StorageDown, OSError) as error:
             raise CommandError(f"This machine cannot use what the machines share. {error}") from error
-        machines, all_differences = [here], list[Difference]()
+        machines, all_differences = [here], [Difference(clock, False)] if clock else []
         try:
             connection = connect()
+            if sentence := redis_problem():
+                all_differences.append(Difference(sentence, True))
             machines += list_machines(connection)
             all_differences += differences(machines)
             all_differences += self._unserved(
                 {queue for machine in list_workers(connection) if machine.is_alive for queue in machine.queues}
             )
         except redis.RedisError as error:
-            all_differences.append(
-                Difference(f"Redis does not answer ({type(error).__name__}). Look at REDIS_URL.", True)
-            )
+            all_differences.append(Difference(redis_fault(error), True))
         if options["json"]:
             body = {
                 "machines": [asdict(machine) for machine in machines],
+                "old": _old_rows(),
                 "differences": [asdict(machine) for machine in all_differences],
             }
             self.stdout.write(json.dumps(body))
@@ -88,7 +95,14 @@ class Command(TerminalCommand):
                 f"database {machine.database} ({machine.database_kind}), files {machine.files}, "
                 f"{machine.free_bytes >> 30} GB free{clock}{queues}"
             )
+        counts = ", ".join(f"{n:,} {what}" for what, n in _old_rows().items())
+        self.stdout.write(f"To be swept by a worker within ten minutes: {counts}.")
         for difference in found:
             self.stdout.write(f"{'Harmful' if difference.is_harmful else 'Note'}: {difference.sentence}")
         if not found:
             self.stdout.write("Nothing differs.")
+
+
+def _old_rows() -> dict[str, int]:
+    """What the sweep removes by its age -> how much of it there is now."""
+    return {"expired sessions": expired_sessions().count(), "old jobs": old_jobs(JOB_AGE).count()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from django.core.management.base import CommandError
 from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.offline_page import offline_file
 from inspector.trajectories.place import View
+from rollout_inspector.outputs import whole_file
 from rollouts.management import TerminalCommand
+from rollouts.management.arguments import trajectory_named
 from rollouts.store.trajectories.comments import comments_of
-from rollouts.store.trajectories.trajectories import find_trajectory
 
 
 class Command(TerminalCommand):
@@ -34,21 +34,16 @@ class Command(TerminalCommand):
         parser.add_argument("--json", action="store_true", help="print a JSON object")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        trajectory = find_trajectory(options["trajectory"])
-        if trajectory is None:
-            raise CommandError(f"There is no trajectory with the code {options['trajectory']!r}.")
+        trajectory = trajectory_named(options["trajectory"])
         view_options = {name: options[name] for name in ("row", "finding", "view", "lens") if options[name] is not None}
         comments = [] if options["no_comments"] else comments_of(trajectory)
         offline = offline_file(trajectory, view_options, [CommentValues.to_read(item) for item in comments])
         target = Path(options["output"])
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            n_bytes = draft.write_bytes(offline.html.encode())
-            os.replace(draft, target)
+            with whole_file(target) as file:
+                n_bytes = file.write(offline.html.encode())
         except OSError as error:
             raise CommandError(f"{target} cannot be written: {error.strerror}.") from error
-        finally:
-            draft.unlink(missing_ok=True)
         if options["json"]:
             rows = [dict(zip(("row", "start", "stop", "n_tokens"), part, strict=True)) for part in offline.rows]
             summary = {"trajectory": trajectory.code, "file": str(target), "bytes": n_bytes, "rows": rows}
@@ -56,4 +51,6 @@ class Command(TerminalCommand):
             return
         parts = "; ".join(f"row {row}, tokens {start:,}-{stop:,} of {n:,}" for row, start, stop, n in offline.rows)
         more = "" if offline.is_whole else " The file does not hold all of the trajectory, and says so."
+        if comments:
+            more += " It may hold comments and the names of their authors; --no-comments leaves them out."
         self.stdout.write(f"{n_bytes:,} bytes written to {target}: {parts or 'no tokens'}.{more}")

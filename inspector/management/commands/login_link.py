@@ -3,16 +3,15 @@
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from inspector.server.folder_lock import running_url
 from inspector.web.login import make_token
+from rollouts.management import TerminalCommand
 from rollouts.store.people.accounts import LOCAL_USER, active_user
 
 
-class Command(BaseCommand):
-    help = __doc__
-
+class Command(TerminalCommand):
     def add_arguments(self, parser: Any) -> None:
         parser.add_argument("--user", help=f"the account (default: {LOCAL_USER}; in team mode it must be named)")
         parser.add_argument("--url", help="the server's address, where it is not one started by `make run`")

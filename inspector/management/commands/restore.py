@@ -26,11 +26,17 @@ class Command(TerminalCommand):
             action="store_true",
             help="take over the files of INSPECTOR_FILES from a database that is no longer used",
         )
+        parser.add_argument(
+            "--keep-access",
+            action="store_true",
+            help="API keys, share links, invitations and sessions work again, also those ended since the backup",
+        )
         parser.add_argument("place", metavar="PLACE", help="the folder of a backup, or s3://BUCKET/PREFIX?...")
 
     def handle(self, *_: Any, **options: Any) -> None:
         try:
-            manifest = restore.restore(backup_place(options["place"]), self.stdout.write, options["adopt_files"])
+            place, adopts = backup_place(options["place"]), options["adopt_files"]
+            manifest = restore.restore(place, self.stdout.write, adopts, options["keep_access"])
         except (ValueError, OSError, StorageDown, IntegrityError) as error:
             raise CommandError(f"Nothing was restored into the database. {sentence_of(error)}") from error
         record(Action.RESTORED, detail=f"made at {manifest.made_at}")

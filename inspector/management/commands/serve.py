@@ -25,6 +25,8 @@ from inspector.server.folder_lock import AlreadyRunning, ServerLock
 from inspector.server.parent_death import die_with_parent
 from inspector.server.paths import embedded_redis_socket, private_folder, write_privately
 from inspector.server.redis_process import redis_command
+from inspector.server.starting_page import SERVER as STARTING
+from inspector.server.starting_page import StartingPage
 from inspector.server.supervisor import Child, Supervisor
 from inspector.server.team_checks import UnsafeTeamServer, is_public, refuse_unsafe_team
 from inspector.web.login import make_token
@@ -65,12 +67,14 @@ class Command(BaseCommand):
         supervisor = Supervisor(self.say)
         supervisor.catch_signals()
         try:
-            self.prepare()
             listener = self.listen(options["host"], options["port"])
+            starting_page = StartingPage(listener)
+            starting_page.open()
+            self.prepare()
             host, port = options["host"], listener.getsockname()[1]
             url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
             lock.announce(url)
-            self.start_children(supervisor, listener, with_workers=not options["no_workers"])
+            self.start_children(supervisor, listener, starting_page, with_workers=not options["no_workers"])
             if self.wait_for_web(supervisor, listener):
                 self.say(f"Rollout Inspector is ready: {self.way_in(url)}")
                 if not settings.TEAM_MODE and is_public(host):
@@ -150,7 +154,9 @@ class Command(BaseCommand):
                     raise CommandError(f"{host} is no address of this machine ({error.strerror}).") from None
         raise CommandError(f"No port from {port} to {candidate} is free; choose another with --port.")
 
-    def start_children(self, supervisor: Supervisor, listener: socket.socket, *, with_workers: bool) -> None:
+    def start_children(
+        self, supervisor: Supervisor, listener: socket.socket, starting_page: StartingPage, *, with_workers: bool
+    ) -> None:
         """Start Redis, then the web server, then the workers, so that a page answers while the workers load."""
         data: Path = settings.INSPECTOR_DATA
         logs = data / "logs"
@@ -170,8 +176,9 @@ class Command(BaseCommand):
         web = [python, "-m", "gunicorn", "-c", "python:inspector.server.gunicorn_conf", "inspector.wsgi:application"]
         supervisor.start(
             Child(
-                "The web server", [*web, "--bind", f"fd://{listener.fileno()}"], logs / "web.log", env=shared,
+                "The web server", web, logs / "web.log", env={**shared, "BIND": f"fd://{listener.fileno()}"},
                 pass_fds=[listener.fileno()], orphan_signal=signal.SIGTERM,
+                before_start=starting_page.close, after_end=starting_page.open,
             )
         )
         if not with_workers:
@@ -199,12 +206,15 @@ class Command(BaseCommand):
             request = http.client.HTTPConnection(host, port, timeout=1)
             try:
                 request.request("GET", "/health", headers={"Host": "127.0.0.1"})
-                request.getresponse().read()
-                return True
+                answer = request.getresponse()
+                answer.read()
+                if answer.getheader("Server") != STARTING:
+                    return True
             except (OSError, http.client.HTTPException):
-                time.sleep(0.05)
+                pass
             finally:
                 request.close()
+            time.sleep(0.05)
             if not warned and time.monotonic() - started > 30:
                 warned = True
                 self.say(f"The web server has not answered for 30 s; its log: {settings.INSPECTOR_DATA}/logs/web.log")

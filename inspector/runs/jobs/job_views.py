@@ -90,7 +90,8 @@ def wanted_of(params: QueryDict, reader: int | None) -> ExportOptions:
     return ExportOptions(
         format=params.get("format", "") or "own_jsonl", strategy=params.get("strategy", ""),
         force=bool(params.get("force")) or params.get("faulty") == "force",
-        leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out", pad_to=numbers["pad_to"],
+        leave_out=bool(params.get("leave_out")) or params.get("faulty") == "leave_out",
+        skip_discontinuous=bool(params.get("skip_discontinuous")), pad_to=numbers["pad_to"],
         pad_id=numbers["pad_id"] or 0, only=_only(params, reader) if params.get("which") == "list" else None,
     )
 
@@ -119,6 +120,7 @@ def fits_a_request(run: Run, wanted: ExportOptions) -> bool:
     return (
         not wanted.strategy
         and not wanted.leave_out
+        and not wanted.skip_discontinuous
         and max(run.n_tokens, run.n_rows * (wanted.pad_to or 0)) <= MAX_TOKENS_IN_REQUEST
         and run.n_trajectories <= MAX_TRAJECTORIES
     )

@@ -12,7 +12,7 @@ from django.urls import reverse
 from inspector.runs.jobs.ask_for_job import STILL_WORKS, tell
 from inspector.runs.jobs.job_values import JobValues
 from inspector.runs.run_values import RunValues
-from inspector.web.access import reads_run, writes_run
+from inspector.web.access import reads_run, require_maker, writes_run
 from inspector.web.twins import Page, is_fragment, page
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
 from rollout_inspector.refusal import Refusal
@@ -218,6 +218,7 @@ def delete_scores(request: HttpRequest, run: Run, column: str) -> HttpResponse:
     scored = find_scored_column(run, column)
     if scored is None:
         return _told(request, run, f"This run has no scored column with the code {column[:16]}.", 404)
+    require_maker(request, scored)
     if any(map(is_active, latest_jobs(run, rescore.KIND.slug))):
         return _told(request, run, "This run is being scored. Wait until that has ended, or cancel it first.", 409)
     delete_column(scored)

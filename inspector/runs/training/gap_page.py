@@ -79,6 +79,8 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
             "tables": [
                 (name.capitalize(), [_line(entry) for entry in lines]) for name, lines in report["parts"].items()
             ],
+            "measures": report.get("measures"),
+            "bitwise": _bitwise(report),
             "tokens": [_token(entry) for entry in report["worst"]],
             "compared": report["compared"] if report["compared"][1] else None,
             "has_text": any("text" in entry for entry in report["worst"]),
@@ -94,8 +96,14 @@ def _cause(one: Mapping[str, Any], here: str) -> dict[str, Any]:
     return {**one, "known": CAUSES[one["cause"]], "since_url": since, "example": _token(one["example"])}
 
 
+def _bitwise(report: Mapping[str, Any]) -> str:
+    """How many tokens have the same float32 on both sides."""
+    share, tokens = (report.get("measures") or {}).get("bitwise_equal"), report["tokens"]
+    return "" if share is None else f"{round((1 - share) * tokens):,} of {tokens:,} differ"
+
+
 def _line(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {**one, "percent": percent_of(one["share"], 1)}
+    return {"confident": None, **one, "percent": percent_of(one["share"], 1)}
 
 
 def _token(one: Mapping[str, Any]) -> dict[str, Any]:

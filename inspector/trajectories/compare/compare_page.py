@@ -22,17 +22,17 @@ from inspector.trajectories.compare.side_by_side import (
     as_json,
     by_cause,
     compare,
-    first_places,
     first_shown,
     linked,
     opened_folds,
 )
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.tokens import page_queries as data
+from inspector.web.access import access
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.canonical import Drift, canonical_check
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.trajectory import Ids, Mask
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
@@ -40,7 +40,7 @@ from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.retokenized import stored_drifts
 from rollouts.store.trajectories.rows import plain_tokens
-from rollouts.store.trajectories.trajectories import load_step_prompt
+from rollouts.store.trajectories.trajectories import find_trajectory, load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MAX_ENCODED_TOKENS = 300_000
@@ -60,7 +60,7 @@ class ComparedPair:
     against: str
     """``retokenized``, ``prompt``, ``trained`` or ``group``."""
     other: models.StoredTrajectory | None = None
-    """The trajectory of the same group on the right side."""
+    """The trajectory on the right side: of the same group, or of another run."""
     there: Sequence[RowSummary] = ()
     """The rows of that trajectory."""
     right_row: int = 0
@@ -111,7 +111,7 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     notices: list[str] = []
     others = [] if shows_one(request) else trajectory_parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = (
-        _with_other(params, others, rows, notices)
+        _with_other(request, params, others, rows, notices)
         or _trained_row(trajectory, params, rows, notices)
         or _question(params, steps, len(rows), drifting, notices)
     )
@@ -129,7 +129,8 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         verdict=answer[1].verdict if answer else None,
         notices=notices,
     )
-    choices = _choices(steps, rows, drifting, question) + group_compare.choices(others, question.other)
+    offered = others if question.other is None or question.other in others else [question.other, *others]
+    choices = _choices(steps, rows, drifting, question) + group_compare.choices(trajectory, offered, question.other)
     if question.other is not None and question.row is not None:
         choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
     html = {"choices": choices, "tokenizer_missing": missing}
@@ -165,7 +166,7 @@ def _answer(
         n_read = sum(step.prompt_length + step.completion_length for step in steps)
         return sampled_compare.against(trajectory, rows, question.row, painter, notices, n_read, **question.shown)
     if question.against == "prompt" and question.step is not None:
-        return _against_prompt(trajectory, question.step, painter, question.shown)
+        return _against_prompt(trajectory, question.step, steps, painter, question.shown)
     try:
         return _against_retokenized(trajectory, question, rows, painter, notices)
     except TokenizerUnusable as error:
@@ -174,19 +175,27 @@ def _answer(
 
 
 def _with_other(
+    request: HttpRequest,
     params: Mapping[str, str],
     others: Sequence[models.StoredTrajectory],
     rows: Sequence[RowSummary],
     notices: list[str],
 ) -> ComparedPair | None:
-    """The comparison with another trajectory of the group; None unless the address names one. At most two queries."""
+    """The comparison with another trajectory, of the group or of any run that the reader may see.
+
+    None unless the address names one. At most three queries.
+    """
     code = params.get("with", "")
     if not code or not rows:
         return None
     other = next((trajectory_choice for trajectory_choice in others if trajectory_choice.code == code), None)
+    if other is None and (stranger := find_trajectory(code[:64].replace("\0", ""))) is not None:
+        is_visible = access(request).role_in(stranger.run.project_id) is not None
+        has_ended = stranger.status == models.StoredTrajectory.Status.DONE
+        other = stranger if is_visible and has_ended and stranger.n_rows else None
     there = trajectory_parts.rows_and_steps(other)[0] if other is not None else []
     if other is None or not there:
-        notices.append(f"There is no ended trajectory “{code[:40]}” of the same prompt to compare with.")
+        notices.append(f"There is no ended trajectory “{code[:40]}” to compare with.")
         return None
     left, right = (
         _row_of(params.get(name), rows_of_side) for name, rows_of_side in (("row", rows), ("right_row", there))
@@ -290,7 +299,8 @@ def _choices(
 
 
 def _against_prompt(
-    trajectory: models.StoredTrajectory, step: StepSummary, painter: TokenPainter, shown: dict[str, Any]
+    trajectory: models.StoredTrajectory, step: StepSummary, steps: Sequence[StepSummary], painter: TokenPainter,
+    shown: dict[str, Any],
 ) -> Answer:
     """The stream of the parent, which the engine should have read, against the prompt that it read."""
     stored: dict[int, Any] = trajectory_parts.steps_with_tokens(trajectory, [step.index, step.parent])
@@ -298,17 +308,13 @@ def _against_prompt(
     expected = np.concatenate([load_step_prompt(parent), parent.tokens.completion_ids])
     prompt_read = load_step_prompt(stored[step.index])
     groups = align_texts(expected, prompt_read)
-    comparison = compare(plain_tokens(expected), plain_tokens(prompt_read), groups, painter, tail_is_new=True, **shown)
-    if not step.breaks:
-        verdict = (
-            f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
-        )
-    else:
-        verdict = (
-            f"The prompt of step {step.index} leaves the stream of step {step.parent} at token {step.shared_length:,}: "
-            f"it lacks {comparison.left_changed:,} of {step.parent_length:,} tokens, and "
-            f"{comparison.right_changed:,} stand in their place."
-        )
+    comparison = compare(
+        plain_tokens(expected), plain_tokens(prompt_read), groups, painter, tail_is_new=True,
+        sampled=_sampled(step, steps, len(expected)), **shown,
+    )
+    verdict = comparison.words if step.breaks else (
+        f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
+    )
     return comparison, PairWords(
         title=f"Step {step.index}: expected against read",
         left=f"Expected: the stream of step {step.parent}",
@@ -317,8 +323,19 @@ def _against_prompt(
         right_note="the ids the engine was given",
         verdict=verdict,
         tone="no" if step.breaks else "yes",
-        note=first_places(comparison.site_places) if comparison.n_sites and step.breaks else "",
     )
+
+
+def _sampled(step: StepSummary, steps: Sequence[StepSummary], n_tokens: int) -> Mask:
+    """Which tokens of the stream of a step's parent some step sampled: the completions of the steps that it extends."""
+    by_index = {summary.index: summary for summary in steps}
+    sampled, reach = np.zeros(n_tokens, np.bool_), n_tokens
+    earlier = None if step.parent is None else by_index.get(step.parent)
+    while earlier is not None:
+        sampled[earlier.prompt_length : min(earlier.prompt_length + earlier.completion_length, reach)] = True
+        reach = min(reach, earlier.shared_length)
+        earlier = None if earlier.parent is None else by_index.get(earlier.parent)
+    return sampled
 
 
 def _against_retokenized(
@@ -348,22 +365,17 @@ def _against_retokenized(
         return None
     again, groups = _retokenized(sampled, drifts)
     sides = plain_tokens(sampled, base), plain_tokens(again, base)
-    comparison = compare(*sides, groups, painter, **question.shown)
+    all_sampled = np.ones(len(sampled), np.bool_) if question.step is not None else None
+    comparison = compare(*sides, groups, painter, sampled=all_sampled, **question.shown)
+    note = ""
     if comparison.n_sites:
-        n = comparison.n_sites
-        verdict = (
-            f"Decoding and encoding again changes {n:,} place{'s' * (n != 1)}: {comparison.left_changed:,} sampled "
-            f"token{'s' * (comparison.left_changed != 1)} would become {comparison.right_changed:,} that the model "
-            "never sampled."
-        )
-        note = first_places(comparison.site_places)
+        verdict = f"Decoded and encoded again: {comparison.words}"
         if any(drift.invalid_utf8 for drift in drifts):
-            note += " Some of what was sampled is no text: its bytes become U+FFFD."
+            note = "Some of what was sampled is no text: its bytes become U+FFFD."
     elif not len(sampled):
-        verdict, note = "Nothing can be compared: the source has no token ids here.", ""
+        verdict = "Nothing can be compared: the source has no token ids here."
     else:
         verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
-        note = ""
     return comparison, PairWords(
         title=f"{what}: sampled against re-tokenized",
         left="Sampled" if question.step else "As recorded",

@@ -1,34 +1,35 @@
-"""Template deltas: the ids between two completions, and the two renders that such ids come from.
+"""Template deltas: the ids between two completions beside what the chat template writes for the same messages.
 
-The template sandbox renders. The cache keeps the renders, because they follow from stored texts alone.
+A step that breaks the stream stands beside the stream that it should have continued. The template's text is the
+difference of two renders of a small conversation that ends in the step's own messages. The template sandbox renders;
+the cache keeps the renders, because they follow from stored texts alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
-from django.utils.safestring import SafeString, mark_safe
+from django.urls import reverse
 
-from inspector.html.text import text_html
-from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter, painter_of
 from inspector.server.page_cache import keep, recall
+from inspector.trajectories.compare.side_by_side import TokenComparison, align_texts, compare
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.turns import stored_json
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
+from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.strategies.appending import FORMS, dummy_conversation
 from rollout_inspector.streams.trajectory import Ids, Origin, Origins
 from rollout_inspector.text.chat_templates import renderer
-from rollout_inspector.text.chat_templates.probes.compare import common_length
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import chat_template_texts
@@ -37,18 +38,16 @@ from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
-PAGE = 12
+PAGE = 20
 """Steps of one page. Each step needs two renders."""
 
 MAX_DELTA_TOKENS = 4096
-"""The most ids that are drawn of one delta."""
+"""The most ids of one delta that are compared with others."""
+
+HEAD, TAIL = 160, 80
+"""Tokens that are drawn of the start and the end of a delta. The middle is the text of one message."""
 
 MAX_RENDER_CHARACTERS = 200_000
-
-CONTEXT = 240
-"""The most characters that are shown of the text that both renders share."""
-CONTEXT_LINES = 6
-"""The most lines that are shown of that text. The reader wants the text after it."""
 
 CACHE_SECONDS = 7 * 24 * 3600
 
@@ -99,25 +98,11 @@ class DeltasPage(TrajectoryHead):
     """The ids between the completions of a trajectory, and the renders that they come from."""
 
     deltas: list[TemplateDelta]
-    """At most 12, in the order of the steps."""
+    """At most 20, in the order of the steps."""
     next_step: int | None
     """The step with which the next page begins; None on the last page."""
     notices: list[str]
     """A sentence for each part of the address that could not be followed."""
-
-
-def _marked(same: str, other: str, name: str) -> SafeString:
-    """The end of the text that both renders share, and the text that only this render has."""
-    hidden = max(len(same) - CONTEXT, 0)
-    if hidden:
-        # From the start of a line, so that the fold does not cut one.
-        line = same.find("\n", hidden) + 1
-        hidden = line if 0 < line < len(same) else hidden
-    lines = same[hidden:].splitlines(keepends=True)
-    hidden += sum(map(len, lines[:-CONTEXT_LINES]))
-    fold = f"<span class=folded>{hidden:,} equal characters</span>\n" if hidden else ""
-    tail = f"<span class={name}>{text_html(other)}</span>" if other else ""
-    return mark_safe(f"{fold}<span>{text_html(same[hidden:])}</span>{tail}")
 
 
 def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[DeltasPage, dict[str, Any]]:
@@ -133,7 +118,9 @@ def deltas_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     next_step = stored[PAGE].index if len(stored) > PAGE else None
     stored = stored[:PAGE]
     templates = _templates(trajectory, stored)
-    deltas = [_delta(trajectory, step, painter, templates.get(step.pk)) for step in stored]
+    broken = {step.parent.index for step in stored if step.parent and step.shared_length < step.parent_length}
+    parents = parts.steps_with_tokens(trajectory, broken) if broken else {}
+    deltas = [_delta(trajectory, step, painter, templates.get(step.pk), parents) for step in stored]
     if first and not deltas:
         notices.append(f"No step from {first} on continues an earlier one.")
     page = DeltasPage(
@@ -166,7 +153,8 @@ def new_messages(body: Any) -> list[dict[str, Any]]:
 
 
 def _delta(
-    trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None
+    trajectory: models.StoredTrajectory, step: models.StoredStep, painter: TokenPainter, template: str | None,
+    parents: Mapping[int, models.StoredStep],
 ) -> tuple[TemplateDelta, dict[str, Any]]:
     stored: Any = step.tokens
     ids: Ids = stored.delta_ids
@@ -175,10 +163,7 @@ def _delta(
     has_origin = origin is not None and len(origin) == len(ids)
     if origin is None or not has_origin:
         origin = np.full(len(ids), Origin.OBSERVATION, dtype=np.uint8)
-    shown_ids = ids[:MAX_DELTA_TOKENS]
-    tokens = Tokens(
-        step.shared_length, shown_ids, np.asarray(origin[:MAX_DELTA_TOKENS]), np.zeros(len(shown_ids), np.bool_)
-    )
+    tokens = Tokens(step.shared_length, ids, np.asarray(origin), np.zeros(len(ids), np.bool_))
     broken = step.shared_length < step.parent_length
     text = painter.table.text(ids) if painter.table is not None else ""
     renders = _renders(trajectory, step, messages, template)
@@ -189,10 +174,14 @@ def _delta(
     same_ids = expected_ids == tuple(ids.tolist()) if expected_ids else None
     if agrees and same_ids is not None:
         verdict += " They are the ids of that text too." if same_ids else " But that text encodes to other ids."
-    sides = None
-    if same_ids is False:
-        expected_tokens = plain_tokens(np.array(expected_ids[:MAX_DELTA_TOKENS], dtype=np.int32))
-        sides = marked_tokens(painter, expected_tokens, plain_tokens(shown_ids))
+    comparison = words = None
+    if broken and step.parent is not None and (missing := _expected(step, parents.get(step.parent.index))) is not None:
+        comparison = _beside(missing, tokens, painter, tail_is_new=True)
+        words = f"expected: the stream of step {step.parent.index}", f"read: the prompt of step {step.index}"
+    elif same_ids is False:
+        written = plain_tokens(np.array(expected_ids, dtype=np.int32), step.shared_length)
+        comparison = _beside(written, tokens, painter)
+        words = "what the chat template writes", "what the engine read"
     value = TemplateDelta(
         step=step.index,
         after_step=step.parent.index if step.parent else 0,
@@ -211,23 +200,45 @@ def _delta(
         full_render=renders.full,
         render_problem=renders.problem,
     )
-    more = f" … and {len(ids) - 256:,} more" if len(ids) > 256 else ""
+    start, stop, n_hidden = tokens.start, tokens.start + len(ids), len(ids) - HEAD - TAIL
+    panes = [tokens] if n_hidden <= 0 else [tokens.slice(start, start + HEAD), tokens.slice(stop - TAIL, stop)]
     return value, {
-        "html": painter.window(tokens),
+        "panes": [] if comparison else [painter.window(pane) for pane in panes],
+        "n_hidden": max(n_hidden, 0),
         "url": base_url(trajectory) + place.marked(value.start, value.stop),
         "n_tokens": len(ids),
-        "ids_text": "[" + ", ".join(map(str, value.ids[:256])) + more + "]",
-        # The template's ids and those that the engine read, with the differing ones marked. None = they are the same.
-        "sides": sides,
-        # What the longer render lacks, and what it adds.
-        "prefix_html": _marked(renders.prefix[: renders.shared], renders.prefix[renders.shared :], "gone"),
-        "full_html": _marked(renders.full[: renders.shared], renders.full[renders.shared :], "added"),
+        "comparison": comparison,
+        "words": words,
+        "compare_url": f"{reverse('trajectory-compare', args=[trajectory.code])}?step={step.index}&side=prompt",
     }
+
+
+def _expected(step: models.StoredStep, parent: models.StoredStep | None) -> Tokens | None:
+    """What the stream of the parent holds where the step leaves it; None where that lies before the parent's delta."""
+    if parent is None or step.shared_length < parent.shared_length:
+        return None
+    tokens: Any = parent.tokens
+    ids: Ids = np.concatenate([tokens.delta_ids, tokens.completion_ids])[step.shared_length - parent.shared_length :]
+    sampled = np.arange(step.shared_length, step.shared_length + len(ids)) >= parent.prompt_length
+    return Tokens(
+        step.shared_length, ids, np.where(sampled, Origin.SAMPLED, Origin.PROMPT).astype(np.uint8),
+        np.zeros(len(ids), np.bool_),
+    )
+
+
+def _beside(expected: Tokens, tokens: Tokens, painter: TokenPainter, tail_is_new: bool = False) -> TokenComparison:
+    """The ids that should stand there beside those that do. Of long ones the start is compared."""
+    expected, tokens = (
+        side.slice(side.start, side.start + min(len(side), MAX_DELTA_TOKENS)) for side in (expected, tokens)
+    )
+    groups = align_texts(expected.ids, tokens.ids)
+    sampled = expected.origin == Origin.SAMPLED
+    return compare(expected, tokens, groups, painter, tail_is_new, most=HEAD, sampled=sampled)
 
 
 def _verdict(text: str, renders: Renders, broken: bool, has_text: bool) -> tuple[bool | None, str]:
     if broken:
-        return None, "This step breaks the stream, so these ids are more than a delta. “Side by side” shows the break."
+        return None, "This step breaks the stream, so these ids are more than a delta."
     if renders.problem or not has_text:
         return None, ""
     if renders.shared < len(renders.prefix):

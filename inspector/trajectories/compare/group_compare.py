@@ -1,4 +1,4 @@
-"""Two rollouts of one prompt side by side: the rows of a trajectory against those of another of its group."""
+"""Two rollouts side by side: the rows of a trajectory against those of another, of its group or of another run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ MAX_ROWS = 40
 """The most rows of each side that are offered."""
 
 
-def choices(others: Sequence[models.StoredTrajectory], chosen: models.StoredTrajectory | None) -> list[PageLink]:
-    heading = "This trajectory, against another of the same prompt:"
+def choices(
+    trajectory: models.StoredTrajectory, others: Sequence[models.StoredTrajectory],
+    chosen: models.StoredTrajectory | None,
+) -> list[PageLink]:
     return [
         PageLink(
-            f"{choice.external_id[:40]}{_reward(choice)}", f"?with={choice.code}", choice == chosen, heading=heading
+            f"{choice.external_id[:40]}{_reward(choice)}{_run(trajectory, choice)}", f"?with={choice.code}",
+            choice == chosen,
+            heading="This trajectory, against one of another run:" if choice.run_id != trajectory.run_id
+            else "This trajectory, against another of its run:",
         )
         for choice in others
     ]
+
+
+def _run(trajectory: models.StoredTrajectory, other: models.StoredTrajectory) -> str:
+    return f", of {other.run.name[:40]}" if other.run_id != trajectory.run_id else ""
 
 
 def longest(rows: Sequence[RowSummary]) -> int:
@@ -40,25 +49,21 @@ def against(
 ) -> tuple[TokenComparison, PairWords]:
     """Row ``row`` against a row of the other. ``shown``: what :func:`compare` is told to draw."""
     left, right = rows[row], there[right_row]
+    if other.run_id != trajectory.run_id and other.run.tokenizer_id != trajectory.run.tokenizer_id:
+        notices.append("The two runs have different tokenizers: both sides are drawn with that of the left one.")
     n = up_to(max(left.n_tokens, right.n_tokens), notices)
     ids = data.read_tokens(trajectory, left, 0, min(n, left.n_tokens)).ids
     others = data.read_tokens(other, right, 0, min(n, right.n_tokens)).ids
     comparison = compare(plain_tokens(ids), plain_tokens(others), align_texts(ids, others), painter, **shown)
-    if comparison.n_sites:
-        first, n, changed = comparison.site_places[0], comparison.n_sites, comparison.left_changed
-        verdict = (
-            f"They share their first {first:,} tokens and differ in {n:,} place{'s' * (n != 1)} from there on: "
-            f"{changed:,} token{'s' * (changed != 1)} on the left, {comparison.right_changed:,} on the right."
-        )
-    else:
-        verdict = f"Both hold the same {len(ids):,} tokens."
+    first = comparison.site_places[0] if comparison.n_sites else 0
+    shared = f"The first {first:,} token{'s are' if first != 1 else ' is'} the same. " if first else ""
     return comparison, PairWords(
         title=f"{trajectory.external_id[:80]} against {other.external_id[:80]}",
         left=_name(trajectory, left, len(rows)),
         left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
-        right=_name(other, right, len(there)),
+        right=f"{_name(other, right, len(there))}{_run(trajectory, other)}",
         right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
-        verdict=verdict,
+        verdict=f"{shared}{comparison.words}",
     )
 
 

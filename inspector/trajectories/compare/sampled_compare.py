@@ -62,14 +62,15 @@ def against(
     )
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
     sides = plain_tokens(ids, mask=sampled), plain_tokens(row_ids, mask=trained)
-    comparison = compare(*sides, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter, **shown)
+    comparison = compare(*sides, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter,
+                         sampled=sampled, **shown)
     if wrong or lost:
         verdict = (
-            f"This row trains {wrong:,} token{'s' * (wrong != 1)} that the model did not sample there, and does not "
-            f"train {lost:,} that it sampled."
+            f"{comparison.words} So the row trains {wrong:,} token{'s' * (wrong != 1)} that the model did not sample "
+            f"there, and does not train {lost:,} that it sampled."
         )
     elif comparison.n_sites:
-        verdict = f"This row trains what was sampled, {both:,} tokens. What it does not train differs."
+        verdict = f"{comparison.words} But the row trains what was sampled, {both:,} tokens."
     else:
         verdict = f"This row trains exactly what was sampled: {both:,} tokens."
     return comparison, PairWords(

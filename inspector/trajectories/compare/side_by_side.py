@@ -18,10 +18,11 @@ from django.utils.safestring import SafeString
 
 from inspector.html.token_diff import marked_tokens
 from inspector.html.tokens import TokenPainter
+from inspector.trajectories.compare.difference_words import difference_words
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
-from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask
 from rollouts.store.trajectories.rows import Tokens
 
 CONTEXT = 24
@@ -68,6 +69,8 @@ class AlignedLine:
     """The left side on the tokens page; empty when no stored row holds it."""
     open_url: str = ""
     """Of a fold: this page with the fold open."""
+    n_cut: int = 0
+    """Tokens of its longer side that are not drawn."""
 
     @property
     def n_hidden(self) -> str:
@@ -111,6 +114,8 @@ class TokenComparison:
     right_changed: int
     site_places: tuple[int, ...] = field(default=())
     """Left offset of each site."""
+    words: str = ""
+    """What the table shows, counted in a sentence."""
     n_before: int = 0
     """Sites before the first that is drawn."""
     next_from: int | None = None
@@ -249,13 +254,16 @@ def compare(
     tail_is_new: bool = False,
     opened: frozenset[int] = frozenset(),
     first: int = 0,
+    sampled: Mask | None = None,
+    most: int = MAX_SIDE_TOKENS,
 ) -> TokenComparison:
     """The table of an alignment of two streams, each drawn with its own token states.
 
     The offsets of ``groups`` count from the first token of each side. The offsets of the table are the sides' own.
     ``tail_is_new``: the tokens of the right side after the end of the left side are new, not a difference.
     ``opened``: left offsets of folds that are shown. ``first``: the left offset from which differences are drawn; all
-    of them are counted.
+    of them are counted. ``sampled`` bool ``[left]``: the left tokens that are known as sampled, for the sentence.
+    ``most``: tokens that are drawn of one side of one line.
     """
 
     def line(kind: str, part: AlignedGroup, number: int = 0) -> AlignedLine:
@@ -263,12 +271,14 @@ def compare(
         c, d = right.start + part.right_start, right.start + part.right_stop
         if kind == "fold":
             return AlignedLine(kind, a, b, c, d)
-        ids, other = left.slice(a, min(b, a + MAX_SIDE_TOKENS)), right.slice(c, min(d, c + MAX_SIDE_TOKENS))
+        ids, other = left.slice(a, min(b, a + most)), right.slice(c, min(d, c + most))
+        n_cut = max(b - a, d - c) - max(len(ids), len(other))
         if kind != "site":
-            return AlignedLine(kind, a, b, c, d, number, "", painter.window(ids), painter.window(other))
+            return AlignedLine(kind, a, b, c, d, number, "", painter.window(ids), painter.window(other), n_cut=n_cut)
         boxes = marked_tokens(painter, ids, other)
         return AlignedLine(
-            kind, a, b, c, d, number, causes[number - 1], *boxes, tuple(ids.ids.tolist()), tuple(other.ids.tolist())
+            kind, a, b, c, d, number, causes[number - 1], *boxes, tuple(ids.ids.tolist()), tuple(other.ids.tolist()),
+            n_cut=n_cut,
         )
 
     joined = merge(groups)
@@ -296,6 +306,9 @@ def compare(
         left_changed=sum(site.left_stop - site.left_start for site in sites),
         right_changed=sum(site.right_stop - site.right_start for site in sites),
         site_places=tuple(left.start + site.left_start for site in sites),
+        words=difference_words(
+            left, right, sites, sampled, joined[-1].right_stop - joined[-1].right_start if is_new else 0
+        ),
         n_before=n_before,
         next_from=left.start + sites[last].left_start if last < len(sites) else None,
         causes=dict(Counter(causes).most_common()),
@@ -361,15 +374,8 @@ def as_json(comparison: TokenComparison, painter: TokenPainter) -> dict[str, Any
 
 
 def by_cause(comparison: TokenComparison) -> str:
-    """The number of differences and their causes, as a sentence; empty without a difference."""
-    if not comparison.n_sites:
+    """The causes of several differences, as a sentence; empty for one, of which the table tells it."""
+    if comparison.n_sites < 2:
         return ""
     counts = ", ".join(f"{n:,} {cause}" for cause, n in comparison.causes.items())
     return f"{comparison.n_sites:,} difference{'s' * (comparison.n_sites != 1)}: {counts}."
-
-
-def first_places(places: Sequence[int], most: int = 5) -> str:
-    """Where the differences begin, as a sentence: a few offsets and the number of the others."""
-    numbers = ", ".join(f"{place:,}" for place in places[:most])
-    more = f" and {len(places) - most:,} more" if len(places) > most else ""
-    return f"At token{'s' * (len(places) > 1)} {numbers}{more}."

@@ -31,7 +31,7 @@ from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as data
 from inspector.web.access import may_write
 from inspector.web.twins import whole_number
-from rollout_inspector.streams.figures import percent_of
+from rollout_inspector.streams.figures import percent_of, trained_as_sampled
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.jobs.replays import trajectory_replays
@@ -89,6 +89,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "can_ask": state in ("unasked", "failed") and may_write(request),
         "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
         "lines": [_line(figure, trajectory, rows, steps, request.GET) for figure in page.strategies],
+        "recorded_share": _recorded_share(trajectory),
+        "recorded_repaid": _recorded_repaid(rows, steps),
         "keep": [(name, value) for name in FILTER_FIELDS if (value := request.GET.get(name))],
     }
     pair_asked = _pair(request.GET, trajectory, figures, rows, notices) if figures else None
@@ -103,6 +105,7 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         return page, html
     left, right = (side.counted(row) for side, row in zip(pair_asked, tokens, strict=True))
     options: dict[str, Any] = {"opened": opened_folds(request.GET), "first": first_shown(request.GET)}
+    options["sampled"] = tokens[0].origin == Origin.SAMPLED
     comparison = compare(*tokens, align_texts(*(row.ids for row in tokens)), painter, **options)
     verdict, same = _verdict(comparison, *tokens)
     compared = {"left": left, "right": right, "verdict": verdict, **as_json(comparison, painter)}
@@ -114,12 +117,29 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     return replace(page, comparison=compared), html
 
 
+def _recorded_share(trajectory: models.StoredTrajectory) -> str:
+    """The share of the sampled tokens that the stored rows train as they were sampled; empty where it is not known."""
+    if trajectory.n_lost is None or not trajectory.n_sampled:
+        return ""
+    return percent_of(trained_as_sampled(trajectory.n_sampled, trajectory.n_lost), trajectory.n_sampled)
+
+
+def _recorded_repaid(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -> int | None:
+    """Tokens of later rows that an earlier row has forwarded already; None for rows with ids of their own."""
+    if not all(row.follows_steps for row in rows):
+        return None
+    firsts: dict[int, StepSummary] = {}
+    for step in steps:
+        firsts.setdefault(step.row, step)
+    return sum(step.shared_length for step in firsts.values() if step.parent is not None)
+
+
 def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay | None, str]:
     """How far the replay is, the replay, and a sentence."""
     return work_state(
         trajectory, trajectory_replays.missing, lambda: trajectory_replays.current(trajectory),
         live="Strategies are replayed when the trajectory has ended.",
-        unasked="Nobody has replayed strategies over this trajectory yet; it takes a login.",
+        unasked="No strategy has been replayed over this trajectory yet. Log in to replay one.",
     )
 
 
@@ -249,12 +269,7 @@ def _both_rows(
 def _verdict(comparison: TokenComparison, left: Tokens, right: Tokens) -> tuple[str, bool]:
     """The sentence above the table, and whether both rows train the same tokens."""
     if comparison.n_sites:
-        n = comparison.n_sites
-        places = "one place" if n == 1 else f"{n:,} places, the first of them"
-        return (
-            f"They differ in {places} at token {comparison.site_places[0]:,}. Tokens "
-            f"that differ: {comparison.left_changed:,} on the left, {comparison.right_changed:,} on the right."
-        ), False
+        return comparison.words, False
     masks = int(np.count_nonzero(left.loss_mask != right.loss_mask))
     if masks:
         return f"The ids are the same {len(left):,}; the loss masks differ at {masks:,} of them.", False

@@ -13,7 +13,7 @@ from inspector.html.token_diff import token_diff
 from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, comment_mark, gap_html, pin_html
 from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.place import PagePlace
-from inspector.trajectories.tokens.turns import FindingItem
+from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.diagnose.context import MAX_STRETCH
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.align import align_ids
@@ -37,7 +37,7 @@ CONTEXT = 3
 class DiffIds:
     """The ids of the two sides, the left ones as they were sampled or as the template writes them."""
 
-    item: FindingItem
+    item: DrawnFinding
     left_name: str
     left: Ids
     right_name: str
@@ -47,7 +47,7 @@ class DiffIds:
 
 
 def finding_diffs(
-    findings: Sequence[FindingItem], ids: Sequence[tuple[Ids, Ids]], steps: Sequence[StepSummary]
+    findings: Sequence[DrawnFinding], ids: Sequence[tuple[Ids, Ids]], steps: Sequence[StepSummary]
 ) -> list[DiffIds | None]:
     """The sides of the first findings; None where a finding has one side. ``ids``: expected and actual ids of each."""
     by_index = {step.index: step for step in steps}
@@ -65,7 +65,7 @@ def _was_sampled(step: StepSummary, by_index: Mapping[int, StepSummary]) -> bool
     return False
 
 
-def _diff(item: FindingItem, expected: Ids, actual: Ids, breaks: Mapping[Break, bool]) -> DiffIds | None:
+def _diff(item: DrawnFinding, expected: Ids, actual: Ids, breaks: Mapping[Break, bool]) -> DiffIds | None:
     if not len(expected) and not len(actual):
         return None
     if item.severity == Severity.INFO:
@@ -85,7 +85,7 @@ def _diff(item: FindingItem, expected: Ids, actual: Ids, breaks: Mapping[Break, 
 
 def row_marks(
     place: PagePlace,
-    findings: Sequence[FindingItem],
+    findings: Sequence[DrawnFinding],
     diffs: Sequence[DiffIds | None],
     tokens: Tokens,
     n_tokens: int,
@@ -93,25 +93,25 @@ def row_marks(
     comments: Mapping[int, str] | None = None,
 ) -> Marks:
     """What findings and comments draw over the row that the place names. ``comments``: row offset -> their sign."""
-    here = [item for item in findings if item.row == place.row]
+    here = [item for item in findings if item.drawn_row == place.row]
     noted, wrong = ([i for i in here if (i.weight == Severity.INFO) == info] for info in (True, False))
     gaps: dict[int, str] = {}
     for diff in filter(None, diffs):
-        if diff.item.row != place.row or not diff.is_missing_left or not len(diff.left):
+        if diff.item.drawn_row != place.row or not diff.is_missing_left or not len(diff.left):
             continue
         for start, part in _parts(diff):
             text = bytes_text(b"".join(piece or b"" for piece in painter.pieces(part.left[:MAX_GAP_TEXT])))
             gaps.setdefault(min(start, n_tokens), gap_html(_gap_words(part), text, f"#finding-{diff.item.number}"))
     for item in here if place.most else ():
-        offset = min(item.places[0][0], n_tokens)
+        offset = min(item.drawn_places[0][0], n_tokens)
         gaps[offset] = gaps.get(offset, "") + pin_html(item.number, item.title)
     for offset, sign in (comments or {}).items():
         gaps[min(offset, n_tokens)] = gaps.get(min(offset, n_tokens), "") + sign
     has_origin = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
     return Marks(
-        faults=[span for item in wrong for span in item.places],
-        notes=[span for item in noted for span in item.places],
-        foreign=[span for item in here if item.kind in NOT_SAMPLED for span in item.places],
+        faults=[span for item in wrong for span in item.drawn_places],
+        notes=[span for item in noted for span in item.drawn_places],
+        foreign=[span for item in here if item.kind in NOT_SAMPLED for span in item.drawn_places],
         origins_tell=has_origin,
         chosen=place.mark,
         gaps=gaps,
@@ -120,8 +120,8 @@ def row_marks(
 
 def _parts(diff: DiffIds) -> list[tuple[int, DiffIds]]:
     """Row offset and ids of each place where the row lacks tokens: several only where the finding names several."""
-    start = diff.item.places[0][0]
-    if len(diff.item.places) == 1 or not diff.item.is_held:
+    start = diff.item.drawn_places[0][0]
+    if len(diff.item.drawn_places) == 1 or not diff.item.is_held:
         return [(start, diff)]
     groups = [group for group in align_ids(diff.left, diff.right) if not group.equal]
     if any(group.right_start < group.right_stop for group in groups):
@@ -147,8 +147,8 @@ def drawn_diff(
         return []
     before = behind = NO_IDS
     right_name = diff.right_name
-    if diff.item.row == place.row and diff.item.places:
-        start, stop = diff.item.places[0]
+    if diff.item.drawn_row == place.row and diff.item.drawn_places:
+        start, stop = diff.item.drawn_places[0]
         if diff.item.is_held:
             stop = start + (len(diff.right) if diff.is_missing_left else len(diff.left))
         a, b = start - tokens.start, stop - tokens.start

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from inspector.trajectories.place import PagePlace
-from inspector.trajectories.tokens.turns import FindingItem, stored_json
-from inspector.web.twins import Page, from_columns
+from inspector.trajectories.tokens.findings import DrawnFinding
+from inspector.trajectories.tokens.turns import stored_json
+from inspector.web.twins import Page, some_fields
 from rollout_inspector.diagnose.kinds import title_of
 from rollout_inspector.streams.lanes import (
     REWRITES,
@@ -43,38 +44,11 @@ MAX_PIECES = 60
 MAX_DEPTH = 4
 
 
-@dataclass(frozen=True)
-class LaneItem(Page):
-    """A lane in the JSON."""
-
-    index: int
-    """In the order of the first steps, from 0."""
-    kind: LaneKind
-    """``first``, ``continuation``, ``branch``, ``compaction``, ``summary``, ``duplicate`` or ``unnamed``."""
-    words: str
-    """What it is, where it leaves and what it holds, in a sentence."""
-    cause: str
-    """Kind of the finding at its first step; empty = none."""
-    steps: tuple[int, ...]
-    """Its engine calls."""
-    row: int | None
-    """The row that trains them; None = no row does."""
-    leaves: LeavingPlace | None
-    """Where it leaves an earlier lane; None = it follows no earlier step."""
-    repeats: int | None
-    """Of a duplicate: the earlier step with the same prompt."""
-    same_reply: bool | None
-    """Of a duplicate: whether both replies say the same; None = not known."""
-    read_by: int | None
-    """Of a branch: the later step that was told its answer, as of a sub-agent; None = none is known."""
-    summary: Summary | None
-    """The summary that it begins with, that it wrote, or that was given up before it."""
-    tokens: int
-    """Tokens that it adds to the lane that it leaves."""
-    sampled: int
-    """Tokens that its calls sampled."""
-    trained: int | None
-    """Tokens that its row trains; None = its row trains other lanes as well."""
+LaneItem: Any = some_fields(
+    Lane, "LaneItem", "A lane in the JSON.",
+    "index kind words=sentence cause steps row leaves repeats same_reply read_by summary tokens=n_tokens "
+    "sampled=n_sampled trained=n_trained",
+)
 
 
 @dataclass(frozen=True)
@@ -93,9 +67,12 @@ def read_lanes(
     trajectory: StoredTrajectory,
     rows: Sequence[RowSummary],
     steps: Sequence[StepSummary],
-    findings: Sequence[FindingItem],
+    findings: Sequence[DrawnFinding],
 ) -> list[Lane]:
-    """The lanes of a trajectory; empty where it has one alone. At most one query, none where no message can matter."""
+    """The lanes of a trajectory, of the first 1,000 with their words; empty where it has one alone.
+
+    At most one query, none where no message can matter.
+    """
     prompts = {step.index: step.prompt_length for step in steps}
     causes: dict[int, str] = {}
     for item in findings:
@@ -104,24 +81,27 @@ def read_lanes(
     lanes = find_lanes(steps, rows, causes)
     if len(lanes) < 2:
         return []
-    if is_active(trajectory) or not any(_needs_messages(lane) for lane in lanes):
-        return lanes
+    is_growing = is_active(trajectory)
+    if not is_growing and any(_needs_messages(lane) for lane in lanes):
+        lanes = with_messages(lanes, _messages(trajectory, lanes, list(prompts)))
+    return [replace(lane, words=words_of(lane, lanes, is_growing)) for lane in lanes[:MAX_LISTED]] + lanes[MAX_LISTED:]
+
+
+def _messages(trajectory: StoredTrajectory, lanes: Sequence[Lane], steps: Sequence[int]) -> dict[int, Told]:
+    """Step -> what its request added and what it replied. One query."""
     if len(steps) <= MAX_READ_STEPS:
-        step_indices = set(prompts)
+        step_indices = set(steps)
     else:
         ends = [lane for lane in lanes if lane.index == 0 or _needs_messages(lane)][: MAX_READ_STEPS // 4]
         step_indices = {
             step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None
         }
-    messages_of = {}
+    of_step = {}
     for index, new, reply in trajectory_parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
-        new_messages, answer = stored_json(new), stored_json(reply)
-        messages = new_messages if isinstance(new_messages, list) else []
-        message = answer if isinstance(answer, dict) else None
-        messages_of[index] = Told(
-            tuple(message_body for message_body in messages if isinstance(message_body, dict)), message
-        )
-    return with_messages(lanes, messages_of)
+        messages, answer = stored_json(new), stored_json(reply)
+        added = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
+        of_step[index] = Told(tuple(added), answer if isinstance(answer, dict) else None)
+    return of_step
 
 
 def _needs_messages(lane: Lane) -> bool:
@@ -132,10 +112,7 @@ def lane_tree(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequenc
     """The lanes as JSON; None where the trajectory has one alone."""
     if not lanes:
         return None
-    items = [
-        from_columns(LaneItem, lane, words=f"{label_of(lane)}: {words_of(lane, lanes, is_active(trajectory))}")
-        for lane in lanes[:MAX_LISTED]
-    ]
+    items = [LaneItem.of(lane) for lane in lanes[:MAX_LISTED]]
     return LaneTree(len(lanes), sentence_of(trajectory, lanes, rows), items)
 
 
@@ -157,8 +134,8 @@ def drawn_lanes(
         {
             "kind": lane.kind.value,
             "name": _name(lane, lanes),
-            "label": label_of(lane),
-            "words": words_of(lane, lanes, is_active(trajectory)),
+            "label": lane.label,
+            "words": lane.words,
             "url": address_of(lane),
             "current": current_row is not None and lane.row == current_row,
             "depth": min(lane.depth, MAX_DEPTH),
@@ -210,25 +187,6 @@ def _stretches(steps: Sequence[int]) -> list[tuple[int, int]]:
     cuts = [b for a, b in pairwise(steps) if b != a + 1]
     ends = [a for a, b in pairwise(steps) if b != a + 1]
     return list(zip([steps[0], *cuts], [*ends, steps[-1]], strict=True))
-
-
-_LABELS = {
-    LaneKind.FIRST: "first lane",
-    LaneKind.CONTINUATION: "continuation",
-    LaneKind.BRANCH: "branch",
-    LaneKind.COMPACTION: "compaction",
-    LaneKind.SUMMARY: "summary call",
-    LaneKind.DUPLICATE: "duplicate call",
-    LaneKind.UNNAMED: "new row",
-}
-
-
-def label_of(lane: Lane) -> str:
-    """The kind of a lane in words, with what became of a summary."""
-    label = _LABELS[lane.kind] if lane.read_by is None else "branch, a sub-agent"
-    if lane.summary is None:
-        return label
-    return f"{label}, summary {lane.summary.outcome or 'not followed'}"
 
 
 def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
@@ -302,7 +260,7 @@ def sentence_of(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Seque
         )
     groups: dict[str, list[Lane]] = {}
     for lane in lanes:
-        groups.setdefault(label_of(lane), []).append(lane)
+        groups.setdefault(lane.label, []).append(lane)
     return f"{head}: {_listed([_group_text(lanes_of_group) for lanes_of_group in groups.values()])}."
 
 

@@ -12,7 +12,8 @@ from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.turns import Turn, mask_table, worst_finding
+from inspector.trajectories.tokens.findings import read_findings, worst_finding
+from inspector.trajectories.tokens.turns import Turn, mask_table
 from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.figures import trained_as_sampled
@@ -24,6 +25,7 @@ from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_LINES = 500
+OBSERVATIONS = "Are tool results and later user messages trained?"
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class MaskPage(TrajectoryHead):
 def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tuple[MaskPage, dict[str, Any]]:
     """The page: the audit of the row that the address names."""
     rows, steps = parts.rows_and_steps(trajectory)
-    worst = worst_finding(data.read_findings(trajectory, steps, rows))
+    worst = worst_finding(read_findings(trajectory, steps, rows))
     place = read_place(request.GET, [row.n_tokens for row in rows], fault=worst)
     table, _ = data.table_of(trajectory.run.tokenizer)
     painter = painter_of(table)
@@ -64,13 +66,14 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
         compared = _compared(trajectory, row, tokens)
         lines = [audit_line(turn, tokens, painter, row) for turn in turns]
+        odd_sentences = oddities(tokens, turns, painter, compared)
         page = replace(
             page,
             roles=mask_table(turns, tokens.loss_mask),
             turns=[turn for turn, _ in lines],
             verdicts=dict(_verdicts(tokens, turns, painter, compared)),
-            oddities=[*oddities(tokens, turns, painter, compared), *_found(trajectory, row)],
-            not_odd=_not_odd(tokens, turns),
+            oddities=[*odd_sentences, *_found(trajectory, row, bool(odd_sentences))],
+            not_odd=_not_odd(trajectory, tokens, turns),
         )
     turn_place, own = PagePlace(row=place.row, view=View.TOKENS), base_url(trajectory)
     return page, {
@@ -97,8 +100,11 @@ def _compared(trajectory: models.StoredTrajectory, row: RowSummary, tokens: Toke
     return trained_tokens(steps, [whole]) if steps else None
 
 
-def _not_odd(tokens: Tokens, turns: list[Turn]) -> str:
+def _not_odd(trajectory: models.StoredTrajectory, tokens: Tokens, turns: list[Turn]) -> str:
     """The sentence where nothing looks odd."""
+    outcome = (trajectory.checks or {}).get("mask")
+    if isinstance(outcome, list):
+        return f"Not checked: the check of the loss mask lacks {', '.join(outcome)}."
     if any(turn.part == "reply" for turn in turns):
         return "Nothing looks odd: no turn of others is trained. Role headers tell the turns."
     if not tokens.origin_known:
@@ -106,9 +112,9 @@ def _not_odd(tokens: Tokens, turns: list[Turn]) -> str:
     return "Nothing looks odd: every sampled token is trained, and no other token is."
 
 
-def _found(trajectory: models.StoredTrajectory, row: RowSummary) -> list[str]:
+def _found(trajectory: models.StoredTrajectory, row: RowSummary, is_told_by_turn: bool) -> list[str]:
     """The findings of this row and of its steps, a sentence each. One query."""
-    by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn]
+    by_turn = [slug for slug, kind in KINDS.items() if kind.said_by_turn and is_told_by_turn]
     sentences = parts.row_finding_sentences(trajectory, row, without=by_turn, limit=30)
     muted = muted_in(trajectory.run)
     return [
@@ -146,8 +152,12 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
             why, odd = f"sampled at {step}, yet masked by the source", True
     elif trained:
         why, odd = f"{trained:,} tokens that nobody sampled are under the gradient", True
+    elif turn.part == "history":
+        why = f"in the prompt of step {turn.step}: " + (
+            "an earlier reply, written again" if turn.role == "assistant" else "read, not sampled"
+        )
     elif turn.part == "prompt":
-        why = "the first prompt: read, never sampled"
+        why = f"{'the generation prompt' if turn.role == 'assistant' else 'the first prompt'}: read, never sampled"
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])
@@ -212,7 +222,7 @@ def _verdicts(
         stop = "no completion here ends with a control token"
     else:
         n_trained = sum(end == "trained" for end in stopped)
-        answer = "yes" if n_trained == len(stopped) else "not always" if n_trained else "NO"
+        answer = "Yes" if n_trained == len(stopped) else "Not always" if n_trained else "NO"
         stop = f"{answer}: {n_trained} of {len(stopped)} are under the gradient"
     n_in_loss, n_sampled = _kept(tokens, compared)
     sampled = (
@@ -223,10 +233,15 @@ def _verdicts(
         by_role = _verdicts_by_role(tokens, turns)
         return [("Are stop tokens trained?", stop), *(by_role if compared is None else [*by_role[:-1], sampled])]
     observed = tokens.origin == Origin.OBSERVATION
+    is_answered = False
+    for turn in turns:
+        is_answered = is_answered or (turn.part == "history" and turn.role == "assistant")
+        if turn.part == "history" and is_answered and turn.role not in ("assistant", "system", "developer", "prompt"):
+            observed[turn.start : turn.stop] = True
     wrong = int((tokens.loss_mask & observed).sum())
     total = int(observed.sum())
-    observations = "there are none" if not total else f"{'no' if not wrong else 'YES'}: {wrong:,} of {total:,}"
-    return [("Are stop tokens trained?", stop), ("Are observation tokens trained?", observations), sampled]
+    observations = "there are none" if not total else f"{'No' if not wrong else 'YES'}: {wrong:,} of {total:,} tokens"
+    return [("Are stop tokens trained?", stop), (OBSERVATIONS, observations), sampled]
 
 
 def _kept(tokens: Tokens, compared: TrainedTokens | None) -> tuple[int, int]:
@@ -250,7 +265,7 @@ def _verdicts_by_role(tokens: Tokens, turns: list[Turn]) -> list[tuple[str, str]
         trained = sum(int(tokens.loss_mask[t.start : t.stop].sum()) for t in of)
         answer = f"{trained:,} of {total:,} tokens"
         if part == "message":
-            answer = "there are none" if not total else f"{'YES' if trained else 'no'}: {answer}"
+            answer = "there are none" if not total else f"{'YES' if trained else 'No'}: {answer}"
         verdicts.append((question, answer))
     which = "none as they stand" if tokens.origin_known else "not recorded"
     return [*verdicts, ("Which tokens were sampled?", f"{which}; turns are told by their role headers")]

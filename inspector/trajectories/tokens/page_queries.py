@@ -9,23 +9,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.trajectories.tokens.turns import FindingItem, Turn, header_spans, make_turns, origin_spans, roles_of
-from rollout_inspector.diagnose.finding import Severity, cost_sentence
+from inspector.trajectories.tokens.findings import DrawnFinding
+from inspector.trajectories.tokens.turns import Turn, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
-from rollout_inspector.diagnose.kinds import title_of
-from rollout_inspector.streams.figures import lost_or_wrong
 from rollout_inspector.streams.roles import RoleTurn, role_turns
-from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Origin
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table
-from rollouts.store.runs.muted import muted_in
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.rows import Span, Tokens, row_spans, row_window
-from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 logger = logging.getLogger(__name__)
@@ -48,70 +43,11 @@ def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> di
     return {index: ["history"] * bool(shared) + roles_of(body) for index, shared, body in bodies}
 
 
-def read_findings(
-    trajectory: models.StoredTrajectory, steps: Sequence[StepSummary], rows: Sequence[RowSummary]
-) -> list[FindingItem]:
-    """Findings in reading order, errors first within a step, each with the row that holds its place."""
-    if not trajectory.n_findings:
-        return []
-    row_of_step = {step.index: step.row for step in steps}
-    follows = {row.index for row in rows if row.follows_steps}
-    items, muted = [], muted_in(trajectory.run)
-    for number, finding in enumerate(parts.findings_in_order(trajectory), start=1):
-        row = finding.row_index
-        if finding.step_index is not None:
-            follower = row_of_step.get(finding.step_index)
-            row = follower if follower in follows else row
-        remedy = finding.remedy
-        if finding.kind == "not_decidable" and finding.missing == "tokenizer":
-            remedy = "Choose a tokenizer for the run, under “Diagnose again” on its page."
-        items.append(
-            FindingItem(
-                number, finding.kind, title_of(finding.kind),
-                finding.severity, finding.axis, finding.step_index, row,
-                finding.start, finding.stop, finding.evidence, remedy,
-                # An info finding costs nothing.
-                "" if finding.severity == Severity.INFO else cost_sentence(
-                    finding.trained_tokens_lost, finding.trained_tokens_wrong, finding.rows,
-                    finding.prompt_tokens_repaid, finding.lost_in_one_row),
-                finding.expected_text, finding.actual_text, finding.missing,
-                tuple((start, max(stop, start + 1)) for start, stop in parts.places_of(finding)),
-                trained_tokens=lost_or_wrong(finding.trained_tokens_lost, finding.trained_tokens_wrong),
-                muted=finding.kind in muted,
-            )
-        )
-    return _placed(trajectory, items, steps, rows)
-
-
-def _placed(
-    trajectory: models.StoredTrajectory,
-    items: list[FindingItem],
-    steps: Sequence[StepSummary],
-    rows: Sequence[RowSummary],
-) -> list[FindingItem]:
-    """The findings; one that no row holds gets the place of what a row trains instead. Reads the arrays for these."""
-    trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
-    loose = [item for item in items if item.row is None and item.step in trained_in]
-    if not loose or trajectory.n_tokens > MAX_PLACED_TOKENS:
-        return items
-    (value,) = load_trajectories([trajectory])
-    own = dict(zip([row.index for row in rows if not row.follows_steps], value.rows, strict=True))
-    placed = {}
-    for item in loose:
-        assert item.step is not None
-        row = trained_in[item.step]
-        place = place_in_row(value.steps, own[row.index], item.step, item.start, item.stop)
-        if place is not None:
-            places = ((place[0], max(place[1], place[0] + 1)),)
-            placed[item.number] = replace(item, row=row.index, places=places, is_held=False)
-    return [placed.get(item.number, item) for item in items]
-
-
 def read_turns(
     trajectory: models.StoredTrajectory,
     row: RowSummary,
     steps: Sequence[StepSummary],
-    findings: Sequence[FindingItem],
+    findings: Sequence[DrawnFinding],
     within: tuple[int, int] | None = None,
 ) -> list[Turn]:
     """The turns of a row, or those that touch the tokens ``within``. One query where the row follows its steps."""
@@ -123,10 +59,32 @@ def read_turns(
             headers = role_turns(tokens.ids, special_tokens(table, tokens.ids), table.token_bytes)
         own = header_spans(headers) if headers else origin_spans(tokens.origin)
         return make_turns(_numbered(own, within), {}, findings, row.index, None, {}, tokens.loss_mask)
-    spans = _numbered(row_spans(row.handle, steps), within)
+    spans = _numbered(_with_messages(trajectory, row, row_spans(row.handle, steps), steps), within)
     roles = read_roles(trajectory, frozenset(span.step_index for _, span in spans if span.step_index is not None))
     reasons = {step.index: step.finish_reason for step in steps}
     return make_turns(spans, roles, findings, row.index, row.steps, reasons)
+
+
+def _with_messages(
+    trajectory: models.StoredTrajectory, row: RowSummary, spans: list[Span], steps: Sequence[StepSummary]
+) -> list[Span]:
+    """The spans of a row; a prompt that repeats earlier turns is cut into its messages. One query for such a row."""
+    first = next((step for step in steps if spans and step.index == spans[0].step_index), None)
+    table = table_of(trajectory.run.tokenizer)[0]
+    if first is None or first.parent is None or spans[0].part != "prompt" or table is None:
+        return spans
+    ids = read_tokens(trajectory, row, 0, spans[0].stop, steps).ids
+    headers = role_turns(ids, special_tokens(table, ids), table.token_bytes)
+    if not 1 < len(headers) <= MAX_HISTORY_TURNS:
+        return spans
+    parts_of = ["history"] * len(headers)
+    if headers[-1][2] == "assistant":
+        parts_of[-1] = "prompt"  # the generation prompt
+    messages = [
+        Span(start, stop, first.index, part, roles=(role,))
+        for (start, stop, role), part in zip(headers, parts_of, strict=True)
+    ]
+    return messages + spans[1:]
 
 
 def _numbered(spans: Iterable[Span], within: tuple[int, int] | None) -> list[tuple[int, Span]]:
@@ -138,8 +96,8 @@ def _numbered(spans: Iterable[Span], within: tuple[int, int] | None) -> list[tup
     return [(number, span) for number, span in numbered if span.start <= stop and span.stop >= start]
 
 
-MAX_PLACED_TOKENS = 300_000
-"""The most tokens of a trajectory that are aligned with its rows for a page."""
+MAX_HISTORY_TURNS = 2_000
+"""A prompt of more messages stays one turn."""
 
 MISMATCH = "mismatch"
 """A lens of two columns: the trainer's logprob minus the sampler's, which is the log of the importance ratio."""
@@ -179,5 +137,12 @@ def read_tokens(
     stop: int,
     steps: Sequence[StepSummary] | None = None,
 ) -> Tokens:
-    """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known."""
-    return row_window(trajectory, row.handle, start, stop, steps)
+    """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known.
+
+    A log-probability that a file holds for a token which nobody sampled is left out: it is padding.
+    """
+    tokens = row_window(trajectory, row.handle, start, stop, steps)
+    if tokens.logprobs is None:
+        return tokens
+    others = tokens.origin != Origin.SAMPLED if tokens.origin_known else tokens.logprobs == 0
+    return replace(tokens, logprobs=np.where(others & ~np.asarray(tokens.loss_mask), np.nan, tokens.logprobs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, pairwise
@@ -15,10 +15,13 @@ from django.urls import reverse
 from inspector.html.charts import drawn_map, extent, strip_means, strip_path
 from inspector.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
 from inspector.runs.muted import MutedValues
+from inspector.trajectories.compare.sampled_compare import can_compare
 from inspector.trajectories.frame import PageLink, base_url, fingerprint
 from inspector.trajectories.place import MAX_FINDINGS, MAX_RUN_VIEW_TOKENS, VIEW_NAMES, WINDOW, View
 from inspector.trajectories.tokens import lenses, scales
+from inspector.trajectories.tokens.finding_groups import FindingGroup, InRun, group_findings, markdown_of
 from inspector.trajectories.tokens.finding_marks import comment_marks, drawn_diff, finding_diffs, row_marks
+from inspector.trajectories.tokens.findings import worst_finding
 from inspector.trajectories.tokens.lane_tree import drawn_lanes, lane_address
 from inspector.trajectories.tokens.lens_values import lens_links
 from inspector.trajectories.tokens.lenses import Legend
@@ -26,8 +29,8 @@ from inspector.trajectories.tokens.scales import Scale, scale_of
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.tokens_page import check_lines
 from inspector.trajectories.tokens.turn_section import TurnSection
-from inspector.trajectories.tokens.turns import Turn, worst_finding
-from rollout_inspector.diagnose.checks import all_clear, totals
+from inspector.trajectories.tokens.turns import Turn
+from rollout_inspector.diagnose.checks import all_clear, check_sentence, totals
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.lanes import Lane
 from rollout_inspector.streams.trajectory import Floats, Origin
@@ -37,6 +40,8 @@ from rollouts.store.trajectories import engine_columns as beside
 from rollouts.store.trajectories.findings import worst_severity
 from rollouts.store.trajectories.rows import Tokens
 
+CHOOSE_TOKENIZER = "Choose a tokenizer for the run, under “Diagnose again” on its page."
+"""What the page says where a finding needs a tokenizer: it has the form that chooses one."""
 MAX_OUTLINE = 400
 MAX_ROWS = 60
 RUNS_BYTES = 2_000_000
@@ -52,8 +57,9 @@ Part = tuple[Turn, int, int]
 class Reader:
     """Draws a :class:`TokenView`. A template makes only what it names, and nothing here reads the database."""
 
-    def __init__(self, view: TokenView) -> None:
+    def __init__(self, view: TokenView, in_run: Mapping[str, InRun] | None = None) -> None:
         self.view, self.place, self.own = view, view.place, base_url(view.trajectory)
+        self.in_run = in_run or {}
         self.n_tokens, self.text_missing = view.n_tokens, view.text_missing
         self.checks = check_lines(view.trajectory)
         self.painter = painter_of(view.table)
@@ -178,8 +184,8 @@ class Reader:
         links = []
         for row in self.view.rows[:MAX_ROWS]:
             worst = worst_finding(self.view.findings, row.index)
-            query = self.place.query(row=row.index, mark=worst.places[0] if worst else None, window=0)
-            tone = worst_severity(item.weight for item in self.view.findings if item.row == row.index)
+            query = self.place.query(row=row.index, mark=worst.drawn_places[0] if worst else None, window=0)
+            tone = worst_severity(item.weight for item in self.view.findings if item.drawn_row == row.index)
             note, is_here = f"{row.n_tokens:,}", row.index == self.place.row
             links.append(PageLink(f"row {row.index}", self.own + query, is_here, note=note, tone=tone))
         return links
@@ -207,6 +213,26 @@ class Reader:
     @property
     def lens_choices(self) -> list[PageLink]:
         return lens_links(self.place, self.own, self.view.row_lenses)
+
+    @property
+    def lens_label(self) -> str:
+        return next((choice.name for choice in self.lens_choices if choice.current), "")
+
+    @cached_property
+    def split_url(self) -> str:
+        """What was sampled beside what the row holds, as the page “Side by side” compares it."""
+        row = self.view.row
+        if row is None or not row.n_tokens:
+            return ""
+        first = next((step for step in self.view.steps if step.row == row.index), None)
+        compared: dict[str, object] = {"row": row.index, "side": "trained"}
+        if not can_compare(row):
+            is_broken = first is not None and first.breaks
+            compared = {"step": first.index, "side": "prompt"} if first and is_broken else {"row": row.index}
+        place = self.place.query(keep=())[1:]
+        return f"{reverse('trajectory-compare', args=[self.view.trajectory.code])}?" + urlencode(
+            [*compared.items(), *self.place.keep, *([("place", place)] if place else [])]
+        )
 
     @property
     def go_fields(self) -> list[tuple[str, str]]:
@@ -286,7 +312,7 @@ class Reader:
         if not self.view.part.has_map:
             return {}
         n, turns = self.n_tokens, self.view.turns
-        here = [item for item in self.view.findings[:MAX_FINDINGS] if item.row == self.place.row]
+        here = [item for item in self.view.findings[:MAX_FINDINGS] if item.drawn_row == self.place.row]
         pieces, trained = drawn_map(turns, n, self.map_address)
         counts = f"{len(turns)} turns, {n:,} tokens, {sum(turn.n_trained or 0 for turn in turns):,} trained"
         return {
@@ -296,7 +322,7 @@ class Reader:
             "by_roles": any(turn.part == "reply" for turn in turns),
             "text": f"{counts}, {len(here)} finding{'s' * (len(here) != 1)}",
             "findings": [
-                {"severity": item.weight, **extent(start, start, n)} for item in here for start, _ in item.places
+                {"severity": item.weight, **extent(start, start, n)} for item in here for start, _ in item.drawn_places
             ],
         }
 
@@ -311,24 +337,22 @@ class Reader:
 
     @property
     def strips(self) -> Iterator[tuple[str, str, bool, str]]:
-        """The strip of each built-in lens, and that of a trainer's column that is shown: means of equal stretches.
+        """The strip of the log-probability, and that of a trainer's column that is shown: means of equal stretches.
 
-        Lens, path in a viewBox of 1000 x 40, whether it has a sign, and caption.
+        The map of the row shows mask and origin. A strip of one height says nothing and is left out. A strip is its
+        lens, its path in a viewBox of 1000 x 40, whether it has a sign, and its caption.
         """
         tokens, values, scale = self.tokens, self.view.lens_values, self.scale
         if not len(tokens):
             return
-        trained = tokens.loss_mask.astype(np.float32)
-        yield self._strip("mask", trained, scales.SHARE, "share of trained tokens")
         sampled = tokens.origin == Origin.SAMPLED
-        yield self._strip("origin", sampled.astype(np.float32), scales.SHARE, "share of sampled tokens")
         # A trainer's row may hold 0.0 for a token that was not sampled. That 0.0 does not mean certainty.
-        if tokens.logprobs is not None and np.isfinite(surprise := np.where(sampled, -tokens.logprobs, np.nan)).any():
+        if tokens.logprobs is not None and _varies(surprise := np.where(sampled, -tokens.logprobs, np.nan)):
             yield self._strip("logprob", surprise, scales.SURPRISE, "surprise of sampled tokens in nats")
         if values is not None and scale is not None:
             part = values[self.start : self.stop]
             part = -part if scale.is_surprise else part
-            if np.isfinite(part).any():
+            if _varies(part):
                 name = lenses.column_label(self.place.lens)
                 what = ("minus " if scale.is_surprise else "") + name + (f" in {scale.unit}" if scale.unit else "")
                 yield self._strip(self.place.lens, part, scale, what)
@@ -357,7 +381,7 @@ class Reader:
         breaks = {(step.index, step.shared_length) for step in view.steps if step.breaks}
         entries = []
         for number, item in enumerate(view.findings[:MAX_FINDINGS]):
-            mark = item.places[0]
+            mark = item.drawn_places[0]
             where = f"step {item.step}" if item.step is not None else f"row {item.row}"
             is_probe = item.step is None and item.row is None  # refused before anything was sampled
             if is_probe:
@@ -366,32 +390,46 @@ class Reader:
             query = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
             compare_url = f"{compare}?{urlencode(query)}" if item.is_comparable else ""
             delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
-            lens = lenses.lens_of(item.kind, view.lenses.get(item.row or 0, ()))
+            lens = lenses.lens_of(item.kind, view.lenses.get(item.drawn_row or 0, ()))
             lens = place.lens if lens == lenses.DEFAULT else lens
-            at = mark if item.row is not None else None
-            url = self.own + place.query(row=item.row or 0, mark=at, window=0, lens=lens)
+            at = mark if item.drawn_row is not None else None
+            url = self.own + place.query(row=item.drawn_row or 0, mark=at, window=0, lens=lens)
             diff = self.diffs[number] if number < len(self.diffs) else None
+            lacks_tokenizer = item.kind == "not_decidable" and item.missing == "tokenizer"
             entries.append(
                 {
                     "item": item,
+                    "remedy": CHOOSE_TOKENIZER if lacks_tokenizer else item.remedy,
                     "place": f"{where}, token{'s' * bool(stop)} {item.start:,}{stop}",
-                    "trained_place": "" if item.is_held else f"row {item.row}, token {mark[0]:,}",
+                    "trained_place": "" if item.is_held else f"row {item.drawn_row}, token {mark[0]:,}",
                     # When a strategy made other rows, no row holds the stream of the step. Then another page shows it.
-                    "url": url if item.row is not None else compare_url or delta_url or url,
+                    "url": url if item.drawn_row is not None else compare_url or delta_url or url,
                     # Another lens shows it: its link is followed, and no script lights it in this one.
                     "needs_lens": lens != place.lens,
                     "diff": drawn_diff(diff, place, view.tokens, self.painter),
-                    "current": item.row == place.row and place.mark == mark,
+                    "ids": [] if diff is None else [(diff.left_name, diff.left), (diff.right_name, diff.right)],
+                    "current": item.drawn_row == place.row and place.mark == mark,
                     "compare_url": compare_url,
                     "script_url": "" if is_probe else reverse("finding-script", args=[code, item.number]),
                     "delta_url": delta_url,
                 }
             )
+        for entry in entries:
+            entry["markdown"] = markdown_of(entry, view.trajectory)
         return entries
+
+    @cached_property
+    def finding_groups(self) -> list[FindingGroup]:
+        """The cards of what is not muted."""
+        return group_findings([entry for entry in self.findings if not entry["item"].muted], self.in_run)
 
     @property
     def muted_findings(self) -> list[dict[str, Any]]:
         return [entry for entry in self.findings if entry["item"].muted]
+
+    @property
+    def muted_groups(self) -> list[FindingGroup]:
+        return group_findings(self.muted_findings, self.in_run)
 
     @property
     def muted_rules(self) -> list[MutedValues]:
@@ -406,6 +444,10 @@ class Reader:
         if trajectory.status != StoredTrajectory.Status.DONE:
             return "Not checked: the trajectory did not reach its end."
         return all_clear(totals([(trajectory.checks, 1)]))
+
+    @property
+    def check_sentence(self) -> str:
+        return check_sentence(totals([(self.view.trajectory.checks, 1)]))
 
     @cached_property
     def lanes(self) -> dict[str, Any]:
@@ -453,6 +495,12 @@ class Reader:
         if self.stop - self.start == self.n_tokens:
             return f"all {self.n_tokens:,} tokens"
         return f"{self.window_text}: a file holds a limited number of tokens"
+
+
+def _varies(values: Floats) -> bool:
+    """Whether some known values differ."""
+    known_values = values[np.isfinite(values)]
+    return bool(known_values.size) and bool(np.ptp(known_values))
 
 
 def _token_blocks(parts: Sequence[Part], tokens: Tokens, painter: TokenPainter, marks: Marks) -> list[list[Block]]:

@@ -6,15 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-import numpy as np
-
 from inspector.trajectories.discussion import Discussion
 from inspector.trajectories.neighbours import FILTER_FIELDS
 from inspector.trajectories.place import MAX_FINDINGS, WINDOW, PagePlace, read_place
 from inspector.trajectories.tokens import lens_values, lenses
 from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.findings import DrawnFinding, read_findings, worst_finding
 from inspector.trajectories.tokens.lane_tree import read_lanes
-from inspector.trajectories.tokens.turns import FindingItem, Turn, worst_finding
+from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.lanes import Lane
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
@@ -22,9 +21,8 @@ from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.gallery import EXAMPLES
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.gallery import KEY
-from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Tokens, plain_tokens, row_columns
+from rollouts.store.trajectories import engine_columns, trajectory_parts
+from rollouts.store.trajectories.rows import Tokens, plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MARGIN = 3
@@ -67,7 +65,7 @@ class TokenView:
     steps: list[StepSummary]
     lenses: dict[int, list[str]]
     """Row index -> names of the lenses from a trainer's columns, or from what engines told."""
-    findings: list[FindingItem]
+    findings: list[DrawnFinding]
     sides: list[tuple[Ids, Ids]]
     """Expected and actual ids of the first findings; only for a part that is drawn."""
     lanes: list[Lane]
@@ -80,9 +78,7 @@ class TokenView:
     turns: list[Turn] = field(default_factory=list)
     """The turns of the row, or those that touch its window."""
     tokens: Tokens = field(default_factory=lambda: plain_tokens(NO_IDS))
-    """What is drawn, margins included; in JSON the window."""
-    columns: dict[str, Floats] = field(default_factory=dict)
-    """In JSON: what a trainer or an engine told beside these tokens, and their weights where the lens shows these."""
+    """What is drawn, margins included. In JSON the window, with its columns and the weights that the lens shows."""
     lens_values: Floats | None = None
     """The column of the whole row that the lens shows; None for a built-in lens."""
     lens_lacks: str = ""
@@ -105,8 +101,8 @@ class TokenView:
         return self.lenses.get(self.place.row, [])
 
     @property
-    def row_findings(self) -> list[FindingItem]:
-        return [item for item in self.findings if item.row == self.place.row]
+    def row_findings(self) -> list[DrawnFinding]:
+        return [item for item in self.findings if item.drawn_row == self.place.row]
 
 
 def read_token_view(
@@ -132,17 +128,17 @@ def _gallery_kind(trajectory: StoredTrajectory) -> str:
 
 def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Discussion = NOBODY) -> TokenView:
     """What does not depend on the place."""
-    rows, steps = parts.rows_and_steps(trajectory)
+    rows, steps = trajectory_parts.rows_and_steps(trajectory)
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
-    findings = data.read_findings(trajectory, steps, rows)
+    findings = read_findings(trajectory, steps, rows)
     return TokenView(
         trajectory,
         part,
         rows,
         steps,
-        lens_values.weight_lenses(columns) | beside.names_beside(rows, steps),
+        lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps),
         findings,
-        parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
+        trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
         read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [],
         discussion,
         *data.table_of(trajectory.run.tokenizer),
@@ -177,24 +173,18 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
     )
     if part.is_drawn:
         return view
-    view = replace(view, columns=_columns(view, row))
+    view = replace(view, tokens=replace(view.tokens, columns=_columns(view, row)))
     if part == PagePart.TWIN:
         return view
-    parts_of_row = beside.parts_with_alternatives(trajectory, row, view.steps)
-    return replace(view, alternatives=beside.spans_with_alternatives(parts_of_row, start, stop))
+    parts_of_row = engine_columns.parts_with_alternatives(trajectory, row, view.steps)
+    return replace(view, alternatives=engine_columns.spans_with_alternatives(parts_of_row, start, stop))
 
 
 def _columns(view: TokenView, row: RowSummary) -> dict[str, Floats]:
-    start, stop, names = view.tokens.start, view.tokens.stop, view.row_lenses
-    columns: dict[str, Floats] = {}
-    if names and not row.follows_steps:
-        for name, values in row_columns(row.handle, start, stop).items():
-            columns[name] = np.full(stop - start, np.nan, np.float32)
-            columns[name][: len(values)] = values
-    elif names:
-        # The data of the cards must stay small.
-        names = [name for name in names if view.part == PagePart.TWIN or name == beside.ENTROPY]
-        columns = beside.columns_beside(row, view.steps, names, start, stop) if names else {}
+    start, stop = view.tokens.start, view.tokens.stop
+    # The data of the cards must stay small.
+    names = [engine_columns.ENTROPY] if row.follows_steps and view.part == PagePart.CARD else None
+    columns = engine_columns.columns_of_window(row, view.steps, start, stop, names) if view.row_lenses else {}
     if view.lens_values is not None:
         columns[view.place.lens] = view.lens_values[start:stop]
     return columns

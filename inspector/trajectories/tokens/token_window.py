@@ -9,8 +9,9 @@ from typing import NotRequired, TypedDict
 import numpy as np
 
 from inspector.trajectories.tokens import lenses
+from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.token_view import TokenView
-from inspector.trajectories.tokens.turns import FindingItem, Turn
+from inspector.trajectories.tokens.turns import Turn
 from inspector.web.twins import Page
 from rollout_inspector.streams.trajectory import Floats, Origin
 from rollout_inspector.text.tokenizers import ByteTable
@@ -67,10 +68,9 @@ def window_tokens(
     tokens: Tokens,
     table: ByteTable | None,
     turns: Sequence[Turn] = (),
-    findings: Sequence[FindingItem] = (),
-    columns: dict[str, Floats] | None = None,
+    findings: Sequence[DrawnFinding] = (),
 ) -> list[TokenFields]:
-    """Every field of each token. ``findings``: those of the row. ``columns``: name -> a value for each token."""
+    """Every field of each token. ``findings``: those of the row."""
     fields: list[TokenFields] = []
     names_by_place = _findings(findings, tokens.start, tokens.stop)
     at = 0
@@ -92,7 +92,7 @@ def window_tokens(
                 "findings": names_by_place.get(offset, []),
             }
         )
-    for name, values in (columns or {}).items():
+    for name, values in tokens.columns.items():
         for token, value in zip(fields, _numbers(name, values), strict=True):
             token.setdefault("columns", {})[name] = value
     return fields
@@ -125,11 +125,11 @@ def _step_place(turn: Turn | None, offset: int) -> str | None:
     return f"step {turn.step}, {part} {offset - turn.start:,} of {turn.n_tokens:,}"
 
 
-def _findings(findings: Sequence[FindingItem], start: int, stop: int) -> dict[int, list[str]]:
+def _findings(findings: Sequence[DrawnFinding], start: int, stop: int) -> dict[int, list[str]]:
     """Offset -> the findings that mark it, for the offsets ``[start, stop)`` that a finding marks."""
     names_by_place: dict[int, list[str]] = {}
     for item in findings:
-        for first, last in item.places:
+        for first, last in item.drawn_places:
             for offset in range(max(first, start), min(last, stop)):
                 names_by_place.setdefault(offset, []).append(item.words)
     return names_by_place
@@ -197,12 +197,12 @@ def card_columns(view: TokenView) -> CardColumns:
         ],
         [
             (max(first, start), min(last, stop), item.words)
-            for item in view.row_findings for first, last in item.places
+            for item in view.row_findings for first, last in item.drawn_places
             if first < stop and last > start
         ],
         {
             lenses.column_label(name): _numbers(name, values, 4 if name == beside.ENTROPY else 6)
-            for name, values in view.columns.items()
+            for name, values in tokens.columns.items()
         },
         view.alternatives,
     )

@@ -9,10 +9,11 @@ from inspector.runs.muted import MutedValues
 from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.frame import TrajectoryHead, head_of
 from inspector.trajectories.tokens import lenses
+from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.lane_tree import LaneTree, lane_tree
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.token_window import window_tokens
-from inspector.trajectories.tokens.turns import FindingItem, Turn
+from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.checks import totals
 from rollouts.store.models import StoredTrajectory
 
@@ -42,7 +43,7 @@ class TrajectoryPage(TrajectoryHead):
     """Tokens ``[start, stop)`` that the address marks."""
     turns: list[Turn]
     """The turns of the row."""
-    findings: list[FindingItem]
+    findings: list[DrawnFinding]
     """All findings of the trajectory, in reading order."""
     muted: list[MutedValues]
     """The rules that mute some of these findings."""
@@ -83,7 +84,7 @@ def trajectory_page(view: TokenView) -> TrajectoryPage:
         window={
             "start": view.tokens.start,
             "stop": view.tokens.stop,
-            "tokens": window_tokens(view.tokens, view.table, view.turns, view.row_findings, view.columns),
+            "tokens": window_tokens(view.tokens, view.table, view.turns, view.row_findings),
         },
     )
 

@@ -13,62 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.finding import Severity
+from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.streams.roles import RoleTurn
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Origin
 from rollouts.store.trajectories.findings import worst_severity
 from rollouts.store.trajectories.rows import Span
-
-
-@dataclass(frozen=True)
-class FindingItem:
-    """A finding in the list and in the JSON: its place in its step or row, its places in the row, its sentences."""
-
-    number: int
-    kind: str
-    title: str
-    severity: str
-    axis: str
-    step: int | None
-    row: int | None
-    """None when no row holds its place."""
-    start: int
-    stop: int
-    evidence: str
-    remedy: str
-    cost: str
-    expected_text: str
-    actual_text: str
-    missing: str = ""
-    places: tuple[tuple[int, int], ...] = ()
-    """Every stretch of the row that it marks, each at least one token."""
-    is_held: bool = True
-    """False: the row trains other tokens in its place. ``places`` are theirs, ``start`` and ``stop`` of the step."""
-    trained_tokens: int = 0
-    """Sampled tokens that it loses, and trained tokens that it makes wrong; 0 where that is not known."""
-    muted: bool = False
-    """The project knows findings of this kind in this run; the rule under ``muted`` of the page says why."""
-
-    @property
-    def weight(self) -> str:
-        """The severity that it is drawn with: a muted finding is as quiet as a note."""
-        return Severity.INFO.value if self.muted else self.severity
-
-    @property
-    def severity_words(self) -> str:
-        """Its severity in words."""
-        return f"{self.severity}, muted" if self.muted else self.severity
-
-    @property
-    def words(self) -> str:
-        """Its number, title and severity."""
-        return f"{self.number}: {self.title} ({self.severity_words})"
-
-    @property
-    def is_comparable(self) -> bool:
-        """The page “Side by side” can show it: expected against read, or sampled against re-tokenized."""
-        return self.axis == "stream" and self.step is not None
 
 
 @dataclass(frozen=True)
@@ -119,6 +69,8 @@ def role_label(part: str, roles: Sequence[str]) -> str:
 def _role_label(part: str, roles: Sequence[str]) -> str:
     if part == "completion":
         return "assistant"
+    if part == "history":
+        return " ".join(roles)
     if part == "prompt" and "history" in roles:
         roles = ["history", *(role for role in roles if role not in ("assistant", "history"))]
     new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
@@ -159,7 +111,7 @@ def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
 def make_turns(
     spans: Iterable[tuple[int, Span]],
     roles: Mapping[int, Sequence[str]],
-    findings: Sequence[FindingItem],
+    findings: Sequence[DrawnFinding],
     row: int,
     trained_steps: frozenset[int] | None,
     finish_reasons: Mapping[int, str],
@@ -169,7 +121,7 @@ def make_turns(
 
     ``trained_steps``: steps whose completions it trains; None: it has its own ``mask``.
     """
-    in_row = [item for item in findings if item.row == row]
+    in_row = [item for item in findings if item.drawn_row == row]
     turns = []
     for number, span in spans:
         n_trained: int | None = 0
@@ -178,7 +130,7 @@ def make_turns(
         elif span.part == "completion" and span.step_index in trained_steps:
             n_trained = span.stop - span.start
         step = -1 if span.step_index is None else span.step_index
-        here = [item for item in in_row if span.start <= item.places[0][0] < max(span.stop, span.start + 1)]
+        here = [item for item in in_row if span.start <= item.drawn_places[0][0] < max(span.stop, span.start + 1)]
         turns.append(
             Turn(
                 number, role_label(span.part, span.roles or roles.get(step, ())), span.part, span.step_index,
@@ -188,33 +140,6 @@ def make_turns(
             )
         )
     return turns
-
-
-SEVERITIES = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-"""From bad to harmless."""
-
-
-def worst_finding(
-    findings: Sequence[FindingItem], row: int | None = None, wanted: Mapping[str, str] | None = None
-) -> FindingItem | None:
-    """The worst finding that a row holds: by severity, then by trained tokens; of several the first.
-
-    No info finding, and no muted one.
-
-    ``wanted``: the filter of the list that led here. Where it asks for a kind or a severity, the worst of those,
-    an info finding too.
-    """
-    kind, severity = (wanted or {}).get("finding", ""), (wanted or {}).get("severity", "")
-    in_row = [item for item in findings if item.row is not None and item.places and (row is None or item.row == row)]
-    if kind or severity:
-        chosen = [i for i in in_row if (not kind or i.kind == kind) and (not severity or i.severity == severity)]
-        if chosen:
-            return _worst(chosen)
-    return _worst([item for item in in_row if item.weight != Severity.INFO])
-
-
-def _worst(findings: Sequence[FindingItem]) -> FindingItem | None:
-    return min(findings, key=lambda item: (SEVERITIES.index(Severity(item.weight)), -item.trained_tokens), default=None)
 
 
 def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str, Any]]:

@@ -1,0 +1,94 @@
+"""The docs as pages of the app: every page is drawn, every link in them and to them leads somewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from inspector.search.docs_page import docs_files, docs_sections, docs_titles, drawn
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.django_db
+IN_TEMPLATE = re.compile(r"\{% url 'docs' '([^']+)' %\}(?:#([\w-]+))?")
+
+
+def addresses(html: str) -> list[str]:
+    return re.findall(r'<(?:a|img)[^>]* (?:href|src)="([^"]+)"', html)
+
+
+def test_every_page_is_drawn_for_everybody_and_its_links_lead_somewhere() -> None:
+    visitor = Client()
+    assert len(docs_files()) > 80
+    anchors = {url_of(name): {"", *re.findall(r' id="([^"]+)"', drawn(name)[1])} for name in docs_files()}
+    broken = []
+    for name in docs_files():
+        answer = visitor.get(url_of(name))
+        assert answer.status_code == 200, name
+        html = drawn(name)[1]
+        assert "<h1" in html and "<script" not in html and "style=" not in html
+        for address in addresses(html):
+            page, _, anchor = address.partition("#")
+            page = page or url_of(name)
+            if page.endswith(".png"):
+                assert visitor.get(page)["Content-Type"] == "image/png"
+            elif not page.startswith("http") and anchor not in anchors.get(page, ()):
+                broken.append((name, address))
+    assert broken == []
+
+
+def test_every_page_has_a_title_by_which_it_is_found() -> None:
+    titles = docs_titles()
+    assert titles.keys() == docs_files().keys() and titles["decisions/0028-file-storage"].startswith("0028")
+    assert all(len(title) > 2 and not title.startswith(("#", "-")) for title in titles.values()), titles
+
+
+def url_of(name: str) -> str:
+    return reverse("docs", args=[name]) if name else reverse("docs-index")
+
+
+def test_the_list_beside_a_page_names_every_page() -> None:
+    """A page of a folder may stand in the README of the folder instead."""
+    listed = {line.name for _, lines in docs_sections() for line in lines}
+    others = {name for name in docs_files() if name and "/" not in name}
+    assert others == listed
+    for name in docs_files():
+        folder, _, _ = name.partition("/")
+        assert name == folder or url_of(name) in drawn(folder)[1], name
+
+
+def test_a_page_has_headings_contents_and_escaped_code(web: Client) -> None:
+    html = web.get("/docs/guard").content.decode()
+    assert '<h1 id="' in html and 'aria-labelledby="docs-here"' in html and 'aria-current="page">Guard</a>' in html
+    assert web.get("/docs/guard.json").json()["text"].startswith("# ")
+    assert web.get("/docs.json").json()["name"] == ""
+    assert "<code>/runs/&lt;code&gt;/cost</code>" in web.get("/docs/pages").content.decode()
+
+
+@pytest.mark.parametrize("path", ["/docs/no-such-page", "/docs/../README", "/docs/..%2f..%2fREADME", "/docs/a%00"])
+def test_an_unknown_page_says_where_the_list_is(client: Client, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404 and "no such page in the docs" in answer.content.decode()
+
+
+def test_the_names_of_the_files_lead_to_the_pages(client: Client) -> None:
+    for path, target in {"/docs/decisions/README.md": "/docs/decisions", "/docs/guard.md": "/docs/guard",
+                         "/docs/README.md": "/docs/"}.items():
+        assert client.get(path)["Location"] == target
+    assert client.get("/docs").status_code == 200
+
+
+def test_every_link_of_a_page_to_the_docs_leads_to_a_heading() -> None:
+    links = [(path, *link) for path in (ROOT / "templates").rglob("*.html")
+             for link in IN_TEMPLATE.findall(path.read_text())]
+    assert len(links) >= 10
+    for path, name, anchor in links:
+        assert not anchor or any(heading.anchor == anchor for heading in drawn(name)[2]), (path, name, anchor)
+
+
+def test_no_page_names_a_file_of_the_docs_as_text() -> None:
+    named = [(path.name, found) for path in (ROOT / "templates").rglob("*.html")
+             for found in re.findall(r"<code>[\w/-]*\.md</code>|docs/[\w-]+\.md", path.read_text())]
+    assert named == []
