@@ -46,6 +46,15 @@ def contexts(browser: Any) -> Callable[..., Any]:
     return get
 
 
+# What htmx writes as errors when a page is left before its answer came. A request that fails writes sendError or
+# responseError beside them.
+LEFT_PAGE = ("htmx:afterRequest,", "htmx:sendAbort,")
+
+
+def is_complaint(message: Any) -> bool:
+    return message.type == "error" and not message.text.startswith(LEFT_PAGE)
+
+
 @pytest.fixture
 def open_page(contexts: Any, live_server: Any, django_user_model: Any, settings: Any) -> Iterator[Callable[..., Any]]:
     """`open_page("/path")` gives a page that has loaded; `javascript=False` and `color_scheme` are the context's."""
@@ -70,7 +79,8 @@ def open_page(contexts: Any, live_server: Any, django_user_model: Any, settings:
         )
         page = context.new_page()
         opened.append(page)
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" and not is_away else None)
+        if not is_away:
+            page.on("console", lambda message: complaints.append(message.text) if is_complaint(message) else None)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.set_default_timeout(PATIENCE_MS)
         page.goto(live_server.url + path)
