@@ -362,11 +362,27 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
     """An emptied real Redis behind Django's cache and the Celery application, for the length of one test."""
     import redis
 
+    connection = redis.Redis.from_url(redis_url)
+    connection.flushdb()
+    with redis_at(redis_url, settings):
+        yield redis_url
+    connection.flushdb()
+    connection.close()
+
+
+@pytest.fixture
+def absent_redis(settings: object, tmp_path: Path) -> Iterator[None]:
+    """A Redis that is away, behind Django's cache and the Celery application."""
+    with redis_at(f"unix://{tmp_path}/none.sock?db=0", settings):
+        yield
+
+
+@contextlib.contextmanager
+def redis_at(redis_url: str, settings: object) -> Iterator[None]:
+    """Have Django's cache and the Celery application ask this Redis."""
     from inspector.celery import app
     from inspector.server.paths import broker_url
 
-    connection = redis.Redis.from_url(redis_url)
-    connection.flushdb()
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
     settings.CACHES = {  # type: ignore[attr-defined]
         "default": {
@@ -385,10 +401,10 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
 
     point_celery_at(broker_url(redis_url))
     app.set_current()
-    yield redis_url
-    point_celery_at(previous)
-    connection.flushdb()
-    connection.close()
+    try:
+        yield
+    finally:
+        point_celery_at(previous)
 
 
 def database_url() -> str:

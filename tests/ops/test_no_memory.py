@@ -32,16 +32,6 @@ def limit(pids: list[int], margin: int | None) -> None:
             resource.prlimit(pid, resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
 
 
-def named(data: Path, *words: bytes) -> list[int]:
-    found = []
-    for pid in processes_of(data):
-        with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if all(word in command for word in words):
-                found.append(pid)
-    return sorted(found)
-
-
 @pytest.mark.django_db
 @pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
 def test_a_page_that_gets_no_memory_says_so(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,13 +59,15 @@ def test_a_server_without_memory_says_so_and_loses_no_work(tmp_path: Path) -> No
             return body
 
         uploads = [("files", ("a.jsonl", gym_lines(0, 10))), ("files", ("b.jsonl", gym_lines(100, 3000)))]
-        children = named(data, b"celery", b"default")[1:]
+        children = processes_of(data, b"celery", b"default")[1:]
         limit(children, MARGIN)
         run = visitor.submit("/import.json", data={"format": "auto"}, files=uploads).json()["code"]
-        wait_until(lambda: not set(children) <= set(named(data, b"celery", b"default")), 60, "a process is replaced")
+        wait_until(
+            lambda: not set(children) <= set(processes_of(data, b"celery", b"default")), 60, "a process is replaced"
+        )
         assert state()["status"] != "failed" and state()["trajectories"] in (0, 10)
         # The first gunicorn starts the others, which would have its limit.
-        web = named(data, b"gunicorn")[1:]
+        web = processes_of(data, b"gunicorn")[1:]
         limit(web, MARGIN)
         answers = []
         for path in (*PAGES, f"/runs/{run}") * 3:
@@ -86,7 +78,7 @@ def test_a_server_without_memory_says_so_and_loses_no_work(tmp_path: Path) -> No
         assert {answer.status_code for answer in answers} <= {200, 404, 500, 503}
         assert all(NO_MEMORY in answer.text for answer in answers if answer.status_code == 503)
         limit(children, None)
-        wait_until(lambda: len(named(data, b"gunicorn")) == len(web) + 1, 60, "each web process lives")
+        wait_until(lambda: len(processes_of(data, b"gunicorn")) == len(web) + 1, 60, "each web process lives")
         assert all(visitor.ask(path).status_code in (200, 404) for path in PAGES)
         wait_until(lambda: state()["status"] == "done", 180, "the import ends")
         assert state()["trajectories"] == 3010 and not state()["error"]
