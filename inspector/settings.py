@@ -80,8 +80,11 @@ CACHES = {
             "socket_connect_timeout": 2,
             "socket_timeout": 5,
         },
-    }
+    },
+    "counts": {"BACKEND": "inspector.server.page_cache.RequestCounts", "OPTIONS": {"MAX_ENTRIES": 100_000}},
 }
+RATELIMIT_USE_CACHE = "counts"
+RATELIMIT_IP_META_KEY = "inspector.web.middleware.client_address"
 
 CELERY_BROKER_URL = paths.broker_url(REDIS_URL)
 CELERY_TASK_SERIALIZER = "json"

@@ -82,6 +82,13 @@ def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 
 @pytest.fixture(autouse=True)
+def window_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries are counted in windows of five minutes. Here one begins with each test, so that none ends within it."""
+    began = int(time.time())
+    monkeypatch.setattr("django_ratelimit.core._get_window", lambda _, period: began + period)
+
+
+@pytest.fixture(autouse=True)
 def faulty_writes() -> Iterator[list[str]]:
     """A write beside an open cursor fails the test: SQLite refuses it as soon as somebody else writes."""
     from tests.open_cursors import watched_cursors  # needs settings, which commands that ask here for a folder lack
@@ -385,6 +392,7 @@ def redis_at(redis_url: str, settings: object) -> Iterator[None]:
 
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
     settings.CACHES = {  # type: ignore[attr-defined]
+        **settings.CACHES,  # type: ignore[attr-defined]
         "default": {
             "BACKEND": "django.core.cache.backends.redis.RedisCache",
             "LOCATION": redis_url,

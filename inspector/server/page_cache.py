@@ -10,6 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 from django.core.cache import cache
+from django.core.cache.backends.locmem import LocMemCache
+
+from rollouts.jobs.broker import redis_fault
 
 log = logging.getLogger(__name__)
 
@@ -51,3 +54,28 @@ def keep(key: str, value: Any, seconds: int) -> None:
         cache.set(key, msgspec.to_builtins(value), seconds)
     except Exception as error:
         log.warning("not kept in the cache key=%s: %s", key, error)
+
+
+class RequestCounts(LocMemCache):
+    """How often something was tried: counted in Redis; while that takes no count, in the memory of each web process."""
+
+    def add(self, key: str, *arguments: Any, **options: Any) -> bool:
+        """Begins a count. False = it has begun."""
+        return bool(self._ask("add", key, *arguments, **options))
+
+    def incr(self, key: str, *arguments: Any, **options: Any) -> int:
+        """One more. Raises ``ValueError`` where the count has just ended."""
+        return int(self._ask("incr", key, *arguments, **options))
+
+    def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        """The count."""
+        return self._ask("get", key, *arguments, **options)
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return getattr(cache, method)(*arguments, **options)
+        except ValueError:
+            raise
+        except Exception as error:
+            log.warning("tries are counted by this process alone: %s", redis_fault(error))
+            return getattr(super(), method)(*arguments, **options)
