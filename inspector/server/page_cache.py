@@ -6,6 +6,7 @@ Whoever reaches Redis can write there, so Django's own serializer, which reads p
 from __future__ import annotations
 
 import logging
+from functools import partialmethod
 from typing import Any, TypeVar
 
 import msgspec
@@ -59,18 +60,6 @@ def keep(key: str, value: Any, seconds: int) -> None:
 class RequestCounts(LocMemCache):
     """How often something was tried: counted in Redis; while that takes no count, in the memory of each web process."""
 
-    def add(self, key: str, *arguments: Any, **options: Any) -> bool:
-        """Begins a count. False = it has begun."""
-        return bool(self._ask("add", key, *arguments, **options))
-
-    def incr(self, key: str, *arguments: Any, **options: Any) -> int:
-        """One more. Raises ``ValueError`` where the count has just ended."""
-        return int(self._ask("incr", key, *arguments, **options))
-
-    def get(self, key: str, *arguments: Any, **options: Any) -> Any:
-        """The count."""
-        return self._ask("get", key, *arguments, **options)
-
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             return getattr(cache, method)(*arguments, **options)
@@ -79,3 +68,7 @@ class RequestCounts(LocMemCache):
         except Exception as error:
             log.warning("tries are counted by this process alone: %s", redis_fault(error))
             return getattr(super(), method)(*arguments, **options)
+
+    add = partialmethod(_ask, "add")  # type: ignore[assignment]
+    incr = partialmethod(_ask, "incr")  # type: ignore[assignment]
+    get = partialmethod(_ask, "get")  # type: ignore[assignment]
