@@ -37,7 +37,7 @@ class ClientAddressMiddleware:
 
 
 def client_address(request: HttpRequest) -> str:
-    """The address by which tries are counted. Clients of a proxy that gives none count together."""
+    """The address by which tries are counted. Requests without an address are counted together."""
     return request.META.get("REMOTE_ADDR") or "0.0.0.0"
 
 

@@ -52,8 +52,6 @@ log = logging.getLogger(__name__)
 
 SWEEP_SECONDS = 600.0
 """How often a worker removes files that nobody needs any more."""
-FOLLOW_SECONDS = 60.0
-"""How often a worker asks for what follows jobs that were killed at their end."""
 ADOPT_SECONDS = 5.0
 """How often a worker looks for jobs that have lost their worker."""
 HEARTBEAT_SECONDS = 5.0
@@ -200,7 +198,7 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
     """While a worker of the default queue lives, it sends again the jobs that have lost their worker, and sweeps."""
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
         repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
-        repeat("follow-jobs", FOLLOW_SECONDS, ask_for_followers)
+        repeat("follow-jobs", SWEEP_SECONDS / 10, ask_for_followers)
         repeat("sweep", SWEEP_SECONDS, unused_files.sweep)
         repeat("figures", COUNT_SECONDS / 2, count_due)
         repeat("alarms", alarm_delivery.CLOCK_SECONDS, alarm_delivery.send_due)
