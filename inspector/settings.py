@@ -80,8 +80,11 @@ CACHES = {
             "socket_connect_timeout": 2,
             "socket_timeout": 5,
         },
-    }
+    },
+    "counts": {"BACKEND": "inspector.server.page_cache.RequestCounts", "OPTIONS": {"MAX_ENTRIES": 100_000}},
 }
+RATELIMIT_USE_CACHE = "counts"
+RATELIMIT_IP_META_KEY = "inspector.web.middleware.client_address"
 
 CELERY_BROKER_URL = paths.broker_url(REDIS_URL)
 CELERY_TASK_SERIALIZER = "json"
@@ -93,6 +96,7 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TASK_DEFAULT_QUEUE = "default"
 CELERY_WORKER_DIRECT = True  # each worker also reads a queue of its own: an idle one sends itself to the run of another
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a worker whose Redis refuses each write asks again, and ends no work
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_TIMEZONE = "UTC"

@@ -25,6 +25,7 @@ from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_bat
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
+from rollouts.store.outages import is_outage, said_of
 from rollouts.store.people.projects import project_or_default
 from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
 from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
@@ -100,7 +101,8 @@ def _work_on(run: Run) -> bool:
         sentence = str(error)
     except Exception as error:
         log.exception("run left run=%s", run.code)
-        sentence = f"The run stopped on an error of the program: {reason(error)}"
+        of_program = f"The run stopped on an error of the program: {reason(error)}"
+        sentence = said_of(error) if is_outage(error) else of_program
     leased = list(work.leased.values())
     if shutting_down.is_set():
         hand_back(run.pk, leased)

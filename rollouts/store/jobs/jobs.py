@@ -28,6 +28,8 @@ SEND_AGAIN_SECONDS = 45
 Subject = Run | Replay | TemplateCheck | ParserAudit
 _COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
 MAX_JOBS = 10
+FOLLOWED_AFTER = timedelta(seconds=30)
+"""After this time a worker that lives has asked for what follows a job."""
 
 
 class JobLost(Exception):
@@ -275,6 +277,15 @@ def _refuse(job: Job, beat: Beat) -> None:
 def engine_kinds() -> list[str]:
     """The slugs of the kinds that only workers of a model do."""
     return [slug for slug, kind in JOB_KINDS.items() if kind.of_engine]
+
+
+def unfollowed_jobs() -> list[Job]:
+    """One job of each run that is done, and was perhaps killed before it asked for what follows. One query."""
+    kinds, now = [slug for slug, kind in JOB_KINDS.items() if kind.follow], timezone.now()
+    later = Job.objects.filter(run=OuterRef("run"), kind="gap", pk__gt=OuterRef("pk"))
+    recent = Job.objects.filter(finished_at__range=(now - 20 * FOLLOWED_AFTER, now - FOLLOWED_AFTER))
+    done = recent.filter(~Exists(later), status=Job.Status.DONE, kind__in=kinds, whole=None).exclude(run=None)
+    return list({job.run_id: job for job in done.select_related("run", "created_by").order_by("pk")}.values())
 
 
 def latest_jobs(run: Run, *kinds: str) -> list[Job]:
