@@ -72,8 +72,8 @@ def conditional(view: View) -> View:
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
-        # A page that says something once is not kept, or it would say it again.
-        if is_active(trajectory) or len(get_messages(request)):
+        # A page that says something once is not kept, or it would say it again; nor is one that shows work.
+        if is_active(trajectory) or len(get_messages(request)) or request.GET.get("side") == "repair":
             response = view(request, trajectory, *args, **kwargs)
             response["Cache-Control"] = "no-store"
             return response
@@ -232,12 +232,20 @@ def _not_kept(view: View) -> View:
 
 @writes_trajectory
 def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """Send a worker for the replay of a trajectory, unless it is there or under way."""
-    if not is_active(trajectory) and not trajectory_replays.missing(trajectory):
-        replay, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user)
+    """Send a worker for the replay of a trajectory, unless it is there or under way; with ``do=cancel``, stop it.
+
+    With ``side=repair`` it is also replayed under the repaired chat template, which *Side by side* shows.
+    """
+    is_repair = request.GET.get("side") == "repair"
+    if request.POST.get("do") == "cancel":
+        if (current := trajectory_replays.current(trajectory)) is not None:
+            cancel_job(current.job)
+    elif not is_active(trajectory) and not trajectory_replays.missing(trajectory):
+        replay, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user, repair=is_repair)
         if is_new:
             send_job(replay.job)
-    return redirect(f"{reverse('trajectory-strategies', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))
+    address = reverse("trajectory-compare" if is_repair else "trajectory-strategies", args=[trajectory.code])
+    return redirect(f"{address}?{request.GET.urlencode()}".rstrip("?"))
 
 
 @writes_trajectory

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,7 +23,7 @@ from rollouts.store.chat_templates.template_checks import check_of, check_of_job
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, take_job
 from rollouts.store.models import (
     DEFAULT_PROJECT,
     ChatTemplate,
@@ -34,6 +35,8 @@ from rollouts.store.models import (
 )
 from rollouts.store.people.projects import project_or_default
 
+WAIT_SECONDS = 0.5
+"""How often it is asked whether another worker has answered a check."""
 MAX_OLDER = 5
 """How many answers of earlier versions of the checks are kept in short."""
 
@@ -122,6 +125,44 @@ def wants_repair(check: TemplateCheck) -> bool:
     searching = is_active(check.job) and not is_silent(check.job)
     detail = (check.report or {}).get("repair_detail")
     return check.is_answered and not searching and check.report is not None and detail in (None, "", NOT_FINISHED)
+
+
+WHICH = ("repair", "wider", "widest")
+"""The names of the repairs of a report in addresses, the smallest repair first."""
+
+
+def repairs_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Name in addresses -> repair of the report, the smallest first."""
+    by_name: dict[str, Mapping[str, Any]] = {}
+    repair: Mapping[str, Any] | None = report.get("repair")
+    for which in WHICH:
+        if repair:
+            by_name[which] = repair
+            repair = repair.get("wider")
+    return by_name
+
+
+def answer_now(check: TemplateCheck, beat: Beat) -> TemplateCheck:
+    """The check with its report and repair, for the job of ``beat``, which does its job or waits for who does it.
+
+    Raises :class:`Refusal` where it could not be answered.
+    """
+    while is_active(check.job):
+        if (job := take_job(check.job.pk)) is None:
+            time.sleep(WAIT_SECONDS)
+        else:
+            try:
+                do_job(job, Beat(job, lambda own: beat.now_and_then(progress=own.progress)))
+            except Refusal as refusal:
+                end_job(job, Job.Status.FAILED, refusal.sentence)
+            except JobLost:
+                end_job(job, Job.Status.CANCELLED)
+        beat()
+        check.job.refresh_from_db()
+    if check.job.status != Job.Status.DONE:
+        raise Refusal(check.job.error or "The search for a repair was cancelled.")
+    check.refresh_from_db()
+    return check
 
 
 def do_job(job: Job, beat: Beat) -> None:

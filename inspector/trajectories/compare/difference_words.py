@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.trajectory import Ids, Mask
+from rollout_inspector.streams.trajectory import Ids, Mask, Origin
 from rollouts.store.trajectories.rows import Tokens
 
 MAX_CLAUSES = 3
@@ -91,6 +91,8 @@ def _clause(left: Tokens, right: Tokens, site: AlignedGroup, sampled: Mask | Non
     if sort == "masked":
         if bool(left.loss_mask[site.left_start : site.left_stop].all()):
             return f"{words} at {at} {_are(n)} not trained"
+        if bool((right.origin[site.right_start : site.right_stop] == Origin.SAMPLED).all()):
+            return f"{words} at {at} {_are(n)} trained too"
         return f"{words} at {at} {_are(n)} trained, and {'was' if n == 1 else 'were'} not sampled"
     return f"{words} at {at} {_are(n)} replaced by {n_right:,}"
 

@@ -145,8 +145,8 @@ class PairWords:
     tone: str = ""
     """``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty."""
     note: str = ""
-    masks: bool = False
-    """The sides are drawn with their loss masks."""
+    masks: str = ""
+    """What the masks mean with which the sides are drawn; empty = they are drawn without."""
 
 
 def linked(

@@ -50,7 +50,8 @@ class StrategiesPage(TrajectoryHead):
     """What each strategy would have made of a trajectory."""
 
     state: str
-    """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed`` or ``done``."""
+    """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed``, ``cancelled``,
+    ``done``."""
     why: str | None
     """A sentence about the state; None when there is nothing to say."""
     run_strategy: str | None
@@ -86,7 +87,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "notices": notices,
         "tokenizer_missing": missing,
         "is_pending": state in ("queued", "running"),
-        "can_ask": state in ("unasked", "failed") and may_write(request),
+        "may_write": may_write(request),
+        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
         "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
         "lines": [_line(figure, trajectory, rows, steps, request.GET) for figure in page.strategies],
         "recorded_share": _recorded_share(trajectory),
