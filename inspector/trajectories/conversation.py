@@ -21,7 +21,7 @@ from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.dropped_text import unheld_tokens
 from rollout_inspector.streams.figures import trained_words
-from rollout_inspector.streams.message_view import Media, Said, media_of, media_parts
+from rollout_inspector.streams.messages import ChatMessage, Media, media_of, media_parts
 from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Trajectory
@@ -201,8 +201,10 @@ class ChatPainter:
         self.in_messages: set[int] = set()
         """Numbers of the findings that a message shows."""
 
-    def step(self, index: int, said: Sequence[Said], reply: Said | None, note: str, numbers: Mapping[int, int],
-             echo: Said | None) -> DrawnStep:
+    def step(
+        self, index: int, said: Sequence[ChatMessage], reply: ChatMessage | None, note: str,
+        numbers: Mapping[int, int], echo: ChatMessage | None,
+    ) -> DrawnStep:
         """A step. ``said``: its new messages; ``echo``: the message among them that repeats the parent's reply."""
         drawn_step = DrawnStep(index)
         summary = self.steps.get(index)
@@ -251,7 +253,8 @@ class ChatPainter:
         return next((step for step, row in self.trained_in.items() if row.index == item.drawn_row), None)
 
     def _reply(
-        self, drawn: DrawnStep, summary: StepSummary | None, reply: Said | None, note: str, numbers: Mapping[int, int]
+        self, drawn: DrawnStep, summary: StepSummary | None, reply: ChatMessage | None, note: str,
+        numbers: Mapping[int, int],
     ) -> None:
         tokens = self.arrays.get(drawn.index)
         ids = tokens.tokens.completion_ids if tokens else None
@@ -263,7 +266,7 @@ class ChatPainter:
             if not summary or not summary.completion_length:
                 return
             note = "decoded from the sampled ids: the source holds no message of it"
-            reply = Said("assistant", [decoded] if decoded else [])
+            reply = ChatMessage("assistant", [decoded] if decoded else [])
         drawn.reply = self._message(drawn.index, reply, numbers, "")
         drawn.reply.note = note
         self.calls[drawn.index] = drawn.reply.calls
@@ -281,7 +284,7 @@ class ChatPainter:
                     for text, first, stop in lost[:MAX_UNHELD]
                 ]
 
-    def _message(self, step: int, said: Said, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
+    def _message(self, step: int, said: ChatMessage, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
         texts = []
         for text in said.texts:
             medium = media_of(text)
@@ -332,7 +335,7 @@ class ChatPainter:
         if message.place and message.place.url and self.at is not None and message.place.row == self.at[0]:
             self.places.append((message.place.start, message))
 
-    def _ranges(self, index: int, said: Sequence[Said]) -> list[tuple[int, int]]:
+    def _ranges(self, index: int, said: Sequence[ChatMessage]) -> list[tuple[int, int]]:
         """The tokens of each message that a step read, by the role headers in its ids; empty when they do not fit."""
         summary, step_arrays = self.steps.get(index), self.arrays.get(index)
         if summary is None or step_arrays is None or not said or self.table is None:
@@ -426,7 +429,7 @@ def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:
     return {id(part): n for n, part in enumerate(part for body in bodies for part in media_parts(body))}
 
 
-def _answered(said: Said, calls: Sequence[DrawnCall]) -> DrawnCall | None:
+def _answered(said: ChatMessage, calls: Sequence[DrawnCall]) -> DrawnCall | None:
     """The call that a result answers: by its id, else the first of its name that has no result."""
     if said.result_of:
         return next((call for call in calls if call.id == said.result_of), None)

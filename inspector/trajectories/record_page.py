@@ -28,7 +28,7 @@ from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
 from inspector.trajectories.step_time import time_words
 from inspector.web.twins import wants_json, whole_number
 from rollout_inspector.formats import lacks_of
-from rollout_inspector.streams.message_view import Said, messages_in, reply_in, without_data
+from rollout_inspector.streams.messages import ChatMessage, messages_in, reply_in, without_data
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts
 
@@ -195,12 +195,12 @@ def _drawn(
     parents = {summary.index: summary.parent for summary in summaries}
     n_sampled_of = {summary.index: summary.completion_length for summary in summaries}
     # What a reply was, as the first request after it holds it.
-    sent_back: dict[int, Said] = {}
+    sent_back: dict[int, ChatMessage] = {}
     for step in reversed(steps):
         parent, messages = parents.get(step["index"]), read[step["index"]][0]
         if parent is not None and messages and messages[0].role == "assistant" and not messages[0].is_result:
             sent_back[parent] = messages[0]
-    messages_by_key: dict[int, Said] = {}
+    messages_by_key: dict[int, ChatMessage] = {}
     chat_steps = []
     for step in steps[:STEPS]:
         index = step["index"]
@@ -226,7 +226,7 @@ def _drawn(
     return chat_steps
 
 
-def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
+def _messages(step: Mapping[str, Any]) -> tuple[list[ChatMessage], Any]:
     """The new messages of a step, and its fields without those that hold the messages."""
     fields = step.get("fields", {})
     messages = _said(step.get("messages"))
@@ -237,24 +237,24 @@ def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
     return messages, fields
 
 
-def _said(value: Any) -> list[Said]:
+def _said(value: Any) -> list[ChatMessage]:
     if isinstance(value, _Clipped):
-        return [Said("messages", [value.start], others={CUT: _cut(value)})]
+        return [ChatMessage("messages", [value.start], others={CUT: _cut(value)})]
     return messages_in(value)
 
 
-def _reply(step: Mapping[str, Any], sent_back: Said | None) -> tuple[Said | None, str]:
+def _reply(step: Mapping[str, Any], sent_back: ChatMessage | None) -> tuple[ChatMessage | None, str]:
     """What a step said, and where that is known from."""
     reply_body = step.get("reply")
     if isinstance(reply_body, _Clipped):
-        return Said("assistant", [reply_body.start], others={CUT: _cut(reply_body)}), ""
+        return ChatMessage("assistant", [reply_body.start], others={CUT: _cut(reply_body)}), ""
     if (reply := reply_in(reply_body)) is not None:
         return reply, ""
     if "text" in step:
         text = step["text"]
         whole = text.start if isinstance(text, _Clipped) else text if isinstance(text, str) else json.dumps(text)
         others = {CUT: _cut(text)} if isinstance(text, _Clipped) else {}
-        return Said("assistant", [whole], others=others), TEXT_NOTE
+        return ChatMessage("assistant", [whole], others=others), TEXT_NOTE
     return sent_back, "as the next request holds it" if sent_back else ""
 
 

@@ -10,7 +10,7 @@ import json
 from django.http import Http404, HttpRequest, HttpResponse
 
 from inspector.web.access import reads_trajectory
-from rollout_inspector.streams.message_view import media_data, media_parts
+from rollout_inspector.streams.messages import media_data, media_parts
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 

@@ -153,6 +153,7 @@ def _repaired(record: StoredTrajectory, job: Job, beat: Beat) -> tuple[dict[str,
     if template is None or request is None:
         lacks = "The run has no chat template" if template is None else "The messages of the requests were not recorded"
         return {"refused": f"{lacks}, so nothing can be rendered under a repaired one.", "check": None}, []
+    beat(progress="the chat template is checked")
     check, _ = template_checks.ask(
         run.tokenizer, template, request.tools, request.chat_template_kwargs, job.created_by, project=run.project
     )
