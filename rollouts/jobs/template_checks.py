@@ -19,7 +19,7 @@ from rollout_inspector.text.chat_templates import CheckReport
 from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.strategy_deltas import strategy_deltas
-from rollouts.store.chat_templates.template_checks import check_of, check_of_job
+from rollouts.store.chat_templates.template_checks import check_of, check_of_job, find_check
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active, is_silent
@@ -158,11 +158,10 @@ def answer_now(check: TemplateCheck, beat: Beat) -> TemplateCheck:
             except JobLost:
                 end_job(job, Job.Status.CANCELLED)
         beat()
-        check.job.refresh_from_db()
+        check = find_check(check.code) or check
     if check.job.status != Job.Status.DONE:
         raise Refusal(check.job.error or "The search for a repair was cancelled.")
-    check.refresh_from_db()
-    return check
+    return find_check(check.code) or check
 
 
 def do_job(job: Job, beat: Beat) -> None:

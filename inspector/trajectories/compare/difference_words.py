@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.trajectory import Ids, Mask, Origin
+from rollout_inspector.streams.trajectory import Ids, Mask
 from rollouts.store.trajectories.rows import Tokens
 
 MAX_CLAUSES = 3
@@ -44,6 +44,18 @@ def difference_words(
     n_behind = len(left) - sites[0].left_stop
     tail = f"; the other {n_behind:,} follow unchanged" if len(sites) == 1 and n_behind else ""
     return f"{'; '.join(clauses)}{tail}."
+
+
+def mask_words(left: Tokens, right: Tokens, groups: Sequence[AlignedGroup]) -> str:
+    """How many tokens of equal stretches only one side trains, as a sentence; empty where both train the same."""
+    gained = lost = 0
+    for group in groups:
+        if group.equal:
+            before = left.loss_mask[group.left_start : group.left_stop]
+            after = right.loss_mask[group.right_start : group.right_stop]
+            gained, lost = gained + int((after & ~before).sum()), lost + int((before & ~after).sum())
+    clauses = [f"{n:,} {words}" for n, words in ((gained, "more are trained"), (lost, "are no longer trained")) if n]
+    return f" Of the equal tokens {' and '.join(clauses)}." if clauses else ""
 
 
 def _n_left(site: AlignedGroup) -> int:
@@ -91,8 +103,6 @@ def _clause(left: Tokens, right: Tokens, site: AlignedGroup, sampled: Mask | Non
     if sort == "masked":
         if bool(left.loss_mask[site.left_start : site.left_stop].all()):
             return f"{words} at {at} {_are(n)} not trained"
-        if bool((right.origin[site.right_start : site.right_stop] == Origin.SAMPLED).all()):
-            return f"{words} at {at} {_are(n)} trained too"
         return f"{words} at {at} {_are(n)} trained, and {'was' if n == 1 else 'were'} not sampled"
     return f"{words} at {at} {_are(n)} replaced by {n_right:,}"
 

@@ -8,7 +8,7 @@ from typing import Any
 from django.urls import reverse
 
 from inspector.html.tokens import TokenPainter
-from inspector.trajectories.compare.sampled_compare import by_mask
+from inspector.trajectories.compare.difference_words import mask_words
 from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, align_texts, compare, up_to
 from inspector.trajectories.frame import work_state
 from inspector.trajectories.tokens import page_queries as data
@@ -54,12 +54,12 @@ def against(
     n = up_to(max(rows[row].n_tokens, len(made.ids)), notices)
     left = data.read_tokens(trajectory, rows[row], 0, min(n, rows[row].n_tokens))
     right = Tokens(0, made.ids[:n], made.origin[:n], made.loss_mask[:n])
-    groups = by_mask(align_texts(left.ids, right.ids), left.loss_mask, right.loss_mask)
+    groups = align_texts(left.ids, right.ids)
     comparison = compare(left, right, groups, painter, sampled=left.origin == Origin.SAMPLED, **shown)
     n_trained = sum(row_summary.n_trained for row_summary in rows)
     verdict = (
         f"{_rows(len(rows))} as recorded, {n_trained:,} tokens trained; {_rows(repair['rows_count'])} with the repair, "
-        f"{repair['trained_tokens']:,} trained. Here: {comparison.words}"
+        f"{repair['trained_tokens']:,} trained. In row {row}: {comparison.words}{mask_words(left, right, groups)}"
     )
     return comparison, PairWords(
         title=f"Row {row}: as recorded, and with the repaired chat template",

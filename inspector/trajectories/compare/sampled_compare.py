@@ -62,7 +62,7 @@ def against(
     )
     wrong, lost = int(trained.sum()) - both, int(sampled.sum()) - both
     sides = plain_tokens(ids, mask=sampled), plain_tokens(row_ids, mask=trained)
-    comparison = compare(*sides, by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter,
+    comparison = compare(*sides, _by_mask(without_stray(ids, row_ids, groups), sampled, trained), painter,
                          sampled=sampled, **shown)
     if wrong or lost:
         verdict = (
@@ -85,7 +85,7 @@ def against(
     )
 
 
-def by_mask(groups: Iterable[AlignedGroup], sampled: Mask, trained: Mask) -> Iterator[AlignedGroup]:
+def _by_mask(groups: Iterable[AlignedGroup], sampled: Mask, trained: Mask) -> Iterator[AlignedGroup]:
     """The groups; equal tokens with another mask differ."""
     for group in groups:
         if not group.equal:

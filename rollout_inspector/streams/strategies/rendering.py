@@ -343,7 +343,7 @@ class Reconcile(Rendering):
         return replace(row, logprobs=None) if row.logprobs is not None and np.isnan(row.logprobs).all() else row
 
 
-class Rendered(KeepsSteps, Rendering):
+class RenderedPrompts(KeepsSteps, Rendering):
     """What an engine reads that is asked for messages: each prompt is rendered. Rows follow from the steps.
 
     Nobody launches it, so it is in no registry: it tells what a recorded trajectory becomes under another template.

@@ -11,7 +11,7 @@ from django.db import transaction
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
-from rollout_inspector.streams.strategies.rendering import Rendered
+from rollout_inspector.streams.strategies.rendering import RenderedPrompts
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollouts.jobs import template_checks
@@ -143,7 +143,7 @@ def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
 
 
 def _repaired(record: StoredTrajectory, job: Job, beat: Beat) -> tuple[dict[str, Any], list[StrategyResult]]:
-    """The trajectory under the smallest repair that gives the fewest rows; ``refused`` says why there is none.
+    """The trajectory under the smallest of the repairs with the fewest rows; ``refused`` says why there is none.
 
     The repairs are those of the check of the run's chat template with the tools of the first request.
     """
@@ -163,7 +163,7 @@ def _repaired(record: StoredTrajectory, job: Job, beat: Beat) -> tuple[dict[str,
     for which, repair in template_checks.repairs_of(report).items():
         beat(progress="the conversation is rendered with the repair")
         context, loaded = context_of(run, chat_template=repair["template"])
-        ((result,),) = replay_many([complete_replies(value, loaded, context)], [Rendered], context)
+        ((result,),) = replay_many([complete_replies(value, loaded, context)], [RenderedPrompts], context)
         if best is None or (not result.refused and (best.refused or len(result.rows) < len(best.rows))):
             best, repaired = result, repaired | {"which": which} | figures(result)
             repaired["row_steps"] = [row.step_indices for row in result.rows]
