@@ -17,6 +17,7 @@ from inspector.html.text import text_html
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings
+from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.dropped_text import unheld_tokens
@@ -64,6 +65,8 @@ class MessagePlace:
     row: int
     start: int
     """Where its tokens begin."""
+    turn: int = 0
+    """The number of its turn, as the tokens page counts; 0 where the trajectory is too long to be counted."""
     is_near: bool = False
     """It is the nearest message: none holds the token that the reader came from."""
 
@@ -178,7 +181,9 @@ class ChatPainter:
         """Characters that may still be drawn as Markdown; None: all is shown as text."""
         self.places: list[tuple[int, DrawnMessage]] = []
         """First token and message of each place in the row of ``at``."""
-        self.steps = {step.index: step for step in steps}
+        self.steps, self.rows = {step.index: step for step in steps}, {row.index: row for row in rows}
+        self.turns: dict[int, list[Turn]] = {}
+        """Row -> its turns."""
         self.follows = {row.index: row for row in rows if row.follows_steps}
         self.trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
         """Step -> the row with arrays of its own that trains it."""
@@ -383,7 +388,17 @@ class ChatPainter:
             url = self._url(row_shown, start, stop)
         at = self.at
         is_here = bool(url) and at is not None and at[0] == row_shown and start <= at[1] < stop
-        return MessagePlace(words, trained, url, places_in_row, is_here, row_shown, start)
+        return MessagePlace(
+            words, trained, url, places_in_row, is_here, row_shown, start, self._turn(row_shown, start) if url else 0
+        )
+
+    def _turn(self, row: int, start: int) -> int:
+        """The number of the turn that holds a token of a row. Two queries for each row of the page."""
+        if row not in self.turns:
+            is_short = self.rows[row].n_tokens <= MAX_READ_TOKENS
+            steps = list(self.steps.values())
+            self.turns[row] = reads.read_turns(self.trajectory, self.rows[row], steps, []) if is_short else []
+        return next((turn.number for turn in self.turns[row] if turn.start <= start < turn.stop), 0)
 
     def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:
         """Row, start and stop of the tokens that stand in a trained row for those of a step, and how many are trained.

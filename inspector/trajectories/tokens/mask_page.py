@@ -157,7 +157,7 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
             "an earlier reply, written again" if turn.role == "assistant" else "read, not sampled"
         )
     elif turn.part == "prompt":
-        why = f"{'the generation prompt' if turn.role == 'assistant' else 'the first prompt'}: read, never sampled"
+        why = "the first prompt: read, never sampled"
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from typing import Any
@@ -70,9 +71,7 @@ def _role_label(part: str, roles: Sequence[str]) -> str:
     if part == "completion":
         return "assistant"
     if part == "history":
-        return " ".join(roles)
-    if part == "prompt" and "history" in roles:
-        roles = ["history", *(role for role in roles if role not in ("assistant", "history"))]
+        part, roles = "prompt", ["history", *(role for role in roles if role not in ("assistant", "history"))]
     new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
     if not new:
         return "prompt" if part == "prompt" else "between turns" if part == "delta" else "row"
@@ -84,12 +83,36 @@ def _role_label(part: str, roles: Sequence[str]) -> str:
 
 
 MAX_ORIGIN_SPANS = 4000
+MAX_TURNS = 20_000
+"""A row of more messages is not cut into them."""
 
 
 def header_spans(turns: Sequence[RoleTurn]) -> list[Span]:
     """The spans of a row that has its own arrays and no origins, by its role headers."""
     parts = {"assistant": "reply", "prompt": "prompt"}
     return [Span(start, stop, None, parts.get(role, "message"), roles=(role,)) for start, stop, role in turns]
+
+
+def cut_at_headers(spans: Sequence[Span], headers: Sequence[RoleTurn]) -> list[Span]:
+    """The spans of a row; what stands between completions is cut into its messages.
+
+    The header that opens a completion belongs to the message before it: as a part of history it opens the same turn.
+    """
+    starts, parts = [start for start, _, _ in headers], list[Span]()
+    for number, span in enumerate(spans):
+        inside = headers[bisect_left(starts, span.start) : bisect_left(starts, span.stop)]
+        is_answered = number + 1 < len(spans) and spans[number + 1].part == "completion"
+        if inside and inside[-1][2] == "assistant" and is_answered:
+            inside = inside[:-1]
+        if len(inside) < 2 or span.part == "completion" or len(headers) > MAX_TURNS:
+            parts.append(span)
+            continue
+        edges = [span.start, *(start for start, _, _ in inside[1:]), span.stop]
+        parts += [
+            replace(span, start=start, stop=stop, roles=(role,))
+            for (start, stop), (_, _, role) in zip(pairwise(edges), inside, strict=True)
+        ]
+    return parts
 
 
 def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
@@ -133,7 +156,7 @@ def make_turns(
         here = [item for item in in_row if span.start <= item.drawn_places[0][0] < max(span.stop, span.start + 1)]
         turns.append(
             Turn(
-                number, role_label(span.part, span.roles or roles.get(step, ())), span.part, span.step_index,
+                number, "".join(span.roles) or role_label(span.part, roles.get(step, ())), span.part, span.step_index,
                 span.start, span.stop, n_trained, tuple(item.number for item in here),
                 worst_severity(item.weight for item in here),
                 finish_reasons.get(step, "") if span.part == "completion" else "",
