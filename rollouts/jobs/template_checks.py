@@ -114,10 +114,10 @@ def ask_for_repair(check: TemplateCheck, user: Any = None) -> bool:
 
 
 def is_stale(check: TemplateCheck) -> bool:
-    """Whether a check has failed, was answered by an older version of the checks, or has lost its worker."""
+    """Whether a check failed, was cancelled, was answered by an older version of the checks, or lost its worker."""
     if check.status == TemplateCheck.Status.DONE:
         return check.version != chat_templates.VERSION or check.cells is None
-    return check.status == TemplateCheck.Status.FAILED or is_silent(check.job)
+    return check.status in (TemplateCheck.Status.FAILED, TemplateCheck.Status.CANCELLED) or is_silent(check.job)
 
 
 def wants_repair(check: TemplateCheck) -> bool:

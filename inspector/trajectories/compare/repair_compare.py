@@ -49,24 +49,24 @@ def against(
         return None
     last = max(rows[row].steps, default=0)
     index = next((i for i, steps in enumerate(repair["row_steps"]) if last in steps), len(repair["row_steps"]) - 1)
-    made = trajectory_replays.row_of(stored, index)
-    assert made.origin is not None  # row_of fills it in
-    n = up_to(max(rows[row].n_tokens, len(made.ids)), notices)
-    left = data.read_tokens(trajectory, rows[row], 0, min(n, rows[row].n_tokens))
-    right = Tokens(0, made.ids[:n], made.origin[:n], made.loss_mask[:n])
-    groups = align_texts(left.ids, right.ids)
-    comparison = compare(left, right, groups, painter, sampled=left.origin == Origin.SAMPLED, **shown)
+    repaired = trajectory_replays.row_of(stored, index)
+    assert repaired.origin is not None  # row_of fills it in
+    n = up_to(max(rows[row].n_tokens, len(repaired.ids)), notices)
+    recorded = data.read_tokens(trajectory, rows[row], 0, min(n, rows[row].n_tokens))
+    right = Tokens(0, repaired.ids[:n], repaired.origin[:n], repaired.loss_mask[:n])
+    groups = align_texts(recorded.ids, right.ids)
+    comparison = compare(recorded, right, groups, painter, sampled=recorded.origin == Origin.SAMPLED, **shown)
     n_trained = sum(row_summary.n_trained for row_summary in rows)
     verdict = (
         f"{_rows(len(rows))} as recorded, {n_trained:,} tokens trained; {_rows(repair['rows_count'])} with the repair, "
-        f"{repair['trained_tokens']:,} trained. In row {row}: {comparison.words}{mask_words(left, right, groups)}"
+        f"{repair['trained_tokens']:,} trained. In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
     )
     return comparison, PairWords(
         title=f"Row {row}: as recorded, and with the repaired chat template",
         left=f"Row {row} as recorded",
         left_note=f"{rows[row].n_tokens:,} tokens, {rows[row].n_trained:,} trained",
         right=f"Row {index} with the repair",
-        right_note=f"{len(made.ids):,} tokens, {made.n_trained:,} trained",
+        right_note=f"{len(repaired.ids):,} tokens, {repaired.n_trained:,} trained",
         verdict=verdict,
         tone="yes" if repair["rows_count"] < len(rows) else "",
         note="The completions and messages are the recorded ones; only the chat template is another.",

@@ -16,6 +16,7 @@ from rollout_inspector.streams.strategies.replay import StrategyResult, replay_m
 from rollout_inspector.streams.trajectory import Origin, Row
 from rollouts.jobs import template_checks
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, template_text
+from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
@@ -145,11 +146,13 @@ def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
 def _repaired(record: StoredTrajectory, job: Job, beat: Beat) -> tuple[dict[str, Any], list[StrategyResult]]:
     """The trajectory under the smallest of the repairs with the fewest rows; ``refused`` says why there is none.
 
-    The repairs are those of the check of the run's chat template with the tools of the first request.
+    The repairs are those of the check of its chat template with the tools of the first request.
     """
     (value,), run = load_trajectories([record]), record.run
     request = value.steps[0].request
-    template = run.chat_template or (run.tokenizer.chat_template if run.tokenizer else None)
+    recorded = next((step.chat_template_sha256 for step in value.steps if step.chat_template_sha256), "")
+    template = find_chat_template(run.project_id, recorded) or run.chat_template
+    template = template or (run.tokenizer.chat_template if run.tokenizer else None)
     if template is None or request is None:
         lacks = "The run has no chat template" if template is None else "The messages of the requests were not recorded"
         return {"refused": f"{lacks}, so nothing can be rendered under a repaired one.", "check": None}, []
