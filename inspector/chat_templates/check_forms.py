@@ -106,8 +106,7 @@ class TemplateCheckForm(PlainForm):
         help_text="Without one, renders are compared character by character, and token-level faults stay unseen.",
     )
     tokenizer_file = forms.FileField(
-        required=False,
-        label="Upload a tokenizer",
+        required=False, label="Upload a tokenizer",
         help_text="tokenizer.json, or a zip of its folder. Code that comes with it is not executed.",
     )
     hub_id = forms.CharField(

@@ -124,10 +124,8 @@ def setting_words(value: Any) -> str:
 def status_chip(status: str) -> SafeString:
     """A state as a word with a glyph, so that colour is never the only sign."""
     return format_html(
-        '<span class="chip status-{}"><span aria-hidden="true">{}</span> {}</span>',
-        status,
-        STATUS_GLYPHS.get(status, "·"),
-        status,
+        '<span class="chip status-{}"><span aria-hidden="true">{}</span> {}</span>', status,
+        STATUS_GLYPHS.get(status, "·"), status,
     )
 
 

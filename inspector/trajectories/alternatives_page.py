@@ -58,15 +58,9 @@ def alternatives_page(
         (sampled,) = token_texts(table, ids_array([token_id]), np.array([logprob]))
     ids = alternative_ids.tolist()
     return TokenAlternatives(
-        row.index,
-        offset,
-        sampled,
-        ids.index(token_id) + 1 if token_id in ids else None,
-        token_texts(table, alternative_ids, logprobs),
-        columns.get(engine_columns.ENTROPY),
-        columns.get(engine_columns.AT_LEAST),
-        columns.get(engine_columns.BEHIND),
-        "",
+        row.index, offset, sampled, ids.index(token_id) + 1 if token_id in ids else None,
+        token_texts(table, alternative_ids, logprobs), columns.get(engine_columns.ENTROPY),
+        columns.get(engine_columns.AT_LEAST), columns.get(engine_columns.BEHIND), "",
     )
 
 

@@ -168,13 +168,8 @@ class ChatPainter:
     """Draws the steps of one page. Two queries: findings, and the arrays of the steps; more where a row has its own."""
 
     def __init__(
-        self,
-        trajectory: models.StoredTrajectory,
-        rows: Sequence[RowSummary],
-        steps: Sequence[StepSummary],
-        shown: Sequence[int],
-        at: tuple[int, int] | None,
-        as_markdown: bool = False,
+        self, trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], steps: Sequence[StepSummary],
+        shown: Sequence[int], at: tuple[int, int] | None, as_markdown: bool = False,
     ) -> None:
         self.trajectory, self.at = trajectory, at
         self.markdown_left = MARKDOWN_CHARACTERS if as_markdown else None
@@ -302,13 +297,10 @@ class ChatPainter:
             url = reverse("trajectory-media", args=at) if number is not None and medium.n_bytes else ""
             texts.append(Text(media=medium, media_url=url, media_tokens=media_tokens))
         return DrawnMessage(
-            said.role,
-            f"result of {said.name}" if said.is_result and said.name else said.name,
-            texts,
+            said.role, f"result of {said.name}" if said.is_result and said.name else said.name, texts,
             [self._as_markdown(t, False, "reasoning") or _text(t, "reasoning", True, 0) for t in said.reasoning],
             [DrawnCall(call.id, html_of(call.name), _arguments(call.arguments)) for call in said.calls],
-            [(name, html_of(_json(value))) for name, value in said.others.items()],
-            said.is_error,
+            [(name, html_of(_json(value))) for name, value in said.others.items()], said.is_error,
         )
 
     def _as_markdown(self, value: Any, is_result: bool, fold: str = "") -> Text | None:

@@ -102,20 +102,15 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     row_fields = [(index, bodies[key]) for index, key in rows]
     recorded_steps = [_step(step, bodies) for step in steps]
     page = RecordPage(
-        **head_of(trajectory),
-        lacks=lacks_of(trajectory.run.format),
-        first_step=first,
-        n_steps=trajectory.n_steps,
-        notices=notices,
-        fields=_plain(fields),
+        **head_of(trajectory), lacks=lacks_of(trajectory.run.format), first_step=first, n_steps=trajectory.n_steps,
+        notices=notices, fields=_plain(fields),
         rows=[{"index": index, "fields": _plain(value)} for index, value in row_fields],
         steps=_plain(recorded_steps[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
     # A script asks for the values alone.
     chat = None if wants_json(request) else ChatPainter(
-        trajectory, rows_of, summaries, [step["index"] for step in recorded_steps[:STEPS]], at,
-        as_markdown,
+        trajectory, rows_of, summaries, [step["index"] for step in recorded_steps[:STEPS]], at, as_markdown,
     )
     drawn_steps = _drawn(chat, summaries, recorded_steps) if chat else []
     if chat and (sentence := chat.mark_nearest()):

@@ -61,8 +61,7 @@ def code_of_hashes(
 
 
 def question_of(
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None, kwargs: Mapping[str, Any] | None = None,
     conversation: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The parts of a question beside tokenizer and template. Empty parts are left out."""
@@ -71,14 +70,9 @@ def question_of(
 
 
 def ask(
-    tokenizer: Tokenizer | None,
-    chat_template: ChatTemplate,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    user: Any = None,
-    conversation: Sequence[Mapping[str, Any]] | None = None,
-    repair: bool = True,
-    project: Project | None = None,
+    tokenizer: Tokenizer | None, chat_template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None = None,
+    kwargs: Mapping[str, Any] | None = None, user: Any = None, conversation: Sequence[Mapping[str, Any]] | None = None,
+    repair: bool = True, project: Project | None = None,
 ) -> tuple[TemplateCheck, bool]:
     """The check of a question in a project, and whether a worker has to be sent for its job.
 
@@ -89,12 +83,8 @@ def ask(
     project = project_or_default(project)
     with transaction.atomic():
         check, created = check_of(
-            code_of(project, tokenizer, chat_template, question),
-            project,
-            chat_template,
-            tokenizer=tokenizer,
-            question=question,
-            created_by=user if user is not None and user.is_authenticated else None,
+            code_of(project, tokenizer, chat_template, question), project, chat_template, tokenizer=tokenizer,
+            question=question, created_by=user if user is not None and user.is_authenticated else None,
         )
         if not created and not is_stale(check):
             return check, repair and ask_for_repair(check, user)

@@ -133,15 +133,10 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     else:
         answer = _answer(trajectory, question, rows, steps, painter, notices)
     page = ComparePage(
-        **head_of(trajectory),
-        step=question.step.index if question.step else None,
-        row=question.row,
-        against=question.against,
-        with_=question.other.code if question.other else None,
-        comparison=as_json(answer[0], painter) if answer else None,
-        verdict=answer[1].verdict if answer else None,
-        repair=repair,
-        notices=notices,
+        **head_of(trajectory), step=question.step.index if question.step else None, row=question.row,
+        against=question.against, with_=question.other.code if question.other else None,
+        comparison=as_json(answer[0], painter) if answer else None, verdict=answer[1].verdict if answer else None,
+        repair=repair, notices=notices,
     )
     offered = others if question.other is None or question.other in others else [question.other, *others]
     choices = _choices(steps, rows, drifting, question) + group_compare.choices(trajectory, offered, question.other)
@@ -161,12 +156,8 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
 
 
 def _answer(
-    trajectory: models.StoredTrajectory,
-    question: ComparedPair,
-    rows: list[RowSummary],
-    steps: list[StepSummary],
-    painter: TokenPainter,
-    notices: list[str],
+    trajectory: models.StoredTrajectory, question: ComparedPair, rows: list[RowSummary], steps: list[StepSummary],
+    painter: TokenPainter, notices: list[str],
 ) -> Answer | None:
     if question.step is None and question.row is None:
         notices.append("This trajectory has no tokens: there is nothing to compare.")
@@ -189,11 +180,8 @@ def _answer(
 
 
 def _with_other(
-    request: HttpRequest,
-    params: Mapping[str, str],
-    others: Sequence[models.StoredTrajectory],
-    rows: Sequence[RowSummary],
-    notices: list[str],
+    request: HttpRequest, params: Mapping[str, str], others: Sequence[models.StoredTrajectory],
+    rows: Sequence[RowSummary], notices: list[str],
 ) -> ComparedPair | None:
     """The comparison with another trajectory, of the group or of any run that the reader may see.
 
@@ -326,8 +314,7 @@ def _choices(
         PageLink(
             f"row {row.index} from token {first:,}" if row.n_tokens > MAX_ENCODED_TOKENS else f"whole row {row.index}",
             f"?row={row.index}" + f"&from={first}" * bool(first),
-            question.row == row.index and question.against == "retokenized" and question.window == first,
-            heading=again,
+            question.row == row.index and question.against == "retokenized" and question.window == first, heading=again,
         )
         for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
     ][:MAX_CHOICES]
@@ -359,13 +346,9 @@ def _against_prompt(
         f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
     )
     return comparison, PairWords(
-        title=f"Step {step.index}: expected against read",
-        left=f"Expected: the stream of step {step.parent}",
-        left_note="its prompt and what was sampled, verbatim",
-        right=f"Read: the prompt of step {step.index}",
-        right_note="the ids the engine was given",
-        verdict=verdict,
-        tone="no" if step.breaks else "yes",
+        title=f"Step {step.index}: expected against read", left=f"Expected: the stream of step {step.parent}",
+        left_note="its prompt and what was sampled, verbatim", right=f"Read: the prompt of step {step.index}",
+        right_note="the ids the engine was given", verdict=verdict, tone="no" if step.breaks else "yes",
     )
 
 
@@ -420,14 +403,10 @@ def _against_retokenized(
     else:
         verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
     return comparison, PairWords(
-        title=f"{what}: sampled against re-tokenized",
-        left="Sampled" if question.step else "As recorded",
+        title=f"{what}: sampled against re-tokenized", left="Sampled" if question.step else "As recorded",
         left_note=f"{len(sampled):,} tokens{', as the engine drew them' if question.step else ''}",
-        right="Re-tokenized",
-        right_note=f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
-        verdict=verdict,
-        tone="no" if comparison.n_sites else "yes",
-        note=note,
+        right="Re-tokenized", right_note=f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
+        verdict=verdict, tone="no" if comparison.n_sites else "yes", note=note,
     )
 
 

@@ -62,15 +62,12 @@ def against(
         f"{repair['trained_tokens']:,} trained. In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
     )
     return comparison, PairWords(
-        title=f"Row {row}: as recorded, and with the repaired chat template",
-        left=f"Row {row} as recorded",
+        title=f"Row {row}: as recorded, and with the repaired chat template", left=f"Row {row} as recorded",
         left_note=f"{rows[row].n_tokens:,} tokens, {rows[row].n_trained:,} trained",
         right=f"Row {index} with the repair",
-        right_note=f"{len(repaired.ids):,} tokens, {repaired.n_trained:,} trained",
-        verdict=verdict,
+        right_note=f"{len(repaired.ids):,} tokens, {repaired.n_trained:,} trained", verdict=verdict,
         tone="yes" if repair["rows_count"] < len(rows) else "",
-        note="The completions and messages are the recorded ones; only the chat template is another.",
-        masks="trained",
+        note="The completions and messages are the recorded ones; only the chat template is another.", masks="trained",
     )
 
 

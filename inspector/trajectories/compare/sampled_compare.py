@@ -74,14 +74,10 @@ def against(
     else:
         verdict = f"This row trains exactly what was sampled: {both:,} tokens."
     return comparison, PairWords(
-        title=f"Row {row}: sampled stream against trained row",
-        left="Sampled stream",
-        left_note=f"{len(ids):,} tokens of its steps, {int(sampled.sum()):,} sampled",
-        right="Trained row",
-        right_note=f"{len(trained):,} tokens as recorded, {int(trained.sum()):,} trained",
-        verdict=verdict,
-        tone="no" if wrong or lost else "yes",
-        masks="sampled on the left, trained on the right",
+        title=f"Row {row}: sampled stream against trained row", left="Sampled stream",
+        left_note=f"{len(ids):,} tokens of its steps, {int(sampled.sum()):,} sampled", right="Trained row",
+        right_note=f"{len(trained):,} tokens as recorded, {int(trained.sum()):,} trained", verdict=verdict,
+        tone="no" if wrong or lost else "yes", masks="sampled on the left, trained on the right",
     )
 
 

@@ -68,9 +68,7 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         lines = [audit_line(turn, tokens, painter, row) for turn in turns]
         odd_sentences = oddities(tokens, turns, painter, compared)
         page = replace(
-            page,
-            roles=mask_table(turns, tokens.loss_mask),
-            turns=[turn for turn, _ in lines],
+            page, roles=mask_table(turns, tokens.loss_mask), turns=[turn for turn, _ in lines],
             verdicts=dict(_verdicts(tokens, turns, painter, compared)),
             oddities=[*odd_sentences, *_found(trajectory, row, bool(odd_sentences))],
             not_odd=_not_odd(trajectory, tokens, turns),

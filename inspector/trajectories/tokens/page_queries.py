@@ -44,11 +44,8 @@ def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> di
 
 
 def read_turns(
-    trajectory: models.StoredTrajectory,
-    row: RowSummary,
-    steps: Sequence[StepSummary],
-    findings: Sequence[DrawnFinding],
-    within: tuple[int, int] | None = None,
+    trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
+    findings: Sequence[DrawnFinding], within: tuple[int, int] | None = None,
 ) -> list[Turn]:
     """The turns of a row, or those that touch the tokens ``within``. Two queries where the row follows its steps.
 
@@ -111,10 +108,7 @@ def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[n
 
 
 def read_tokens(
-    trajectory: models.StoredTrajectory,
-    row: RowSummary,
-    start: int,
-    stop: int,
+    trajectory: models.StoredTrajectory, row: RowSummary, start: int, stop: int,
     steps: Sequence[StepSummary] | None = None,
 ) -> Tokens:
     """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known.

@@ -65,10 +65,7 @@ def token_texts(table: ByteTable | None, ids: np.ndarray, logprobs: np.ndarray |
 
 
 def window_tokens(
-    tokens: Tokens,
-    table: ByteTable | None,
-    turns: Sequence[Turn] = (),
-    findings: Sequence[DrawnFinding] = (),
+    tokens: Tokens, table: ByteTable | None, turns: Sequence[Turn] = (), findings: Sequence[DrawnFinding] = (),
 ) -> list[TokenFields]:
     """Every field of each token. ``findings``: those of the row."""
     fields: list[TokenFields] = []

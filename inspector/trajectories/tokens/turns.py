@@ -132,13 +132,8 @@ def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
 
 
 def make_turns(
-    spans: Iterable[tuple[int, Span]],
-    roles: Mapping[int, Sequence[str]],
-    findings: Sequence[DrawnFinding],
-    row: int,
-    trained_steps: frozenset[int] | None,
-    finish_reasons: Mapping[int, str],
-    mask: NDArray[np.bool_] | None = None,
+    spans: Iterable[tuple[int, Span]], roles: Mapping[int, Sequence[str]], findings: Sequence[DrawnFinding], row: int,
+    trained_steps: frozenset[int] | None, finish_reasons: Mapping[int, str], mask: NDArray[np.bool_] | None = None,
 ) -> list[Turn]:
     """The turns of one row, of its spans and their numbers.
 
