@@ -11,7 +11,7 @@ from django import forms
 from django.conf import settings
 
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
-from rollout_inspector.streams.message_validation import messages_problem, tools_problem
+from rollout_inspector.streams.messages import messages_problem, tools_problem
 from rollouts.store.chat_templates.tokenizers import tokenizers_of
 from rollouts.store.models import Project, Tokenizer
 

@@ -18,9 +18,8 @@ from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
 from inspector.trajectories import tabs
-from inspector.trajectories.alternatives_page import alternatives_page
 from inspector.trajectories.discussion import Discussion, discussion_of
-from inspector.trajectories.find_page import find_page
+from inspector.trajectories.find_page import alternatives_page, find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of, shows_one
 from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens.finding_groups import kinds_in_run

@@ -28,8 +28,7 @@ from inspector.trajectories.tokens.lenses import Legend
 from inspector.trajectories.tokens.scales import Scale, scale_of
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.tokens_page import check_lines
-from inspector.trajectories.tokens.turn_section import TurnSection
-from inspector.trajectories.tokens.turns import Turn
+from inspector.trajectories.tokens.turns import Turn, TurnSection
 from rollout_inspector.diagnose.checks import all_clear, check_sentence, totals
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.formats import lacks_of

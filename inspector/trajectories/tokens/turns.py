@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inspector.html.tokens import Block
 from inspector.trajectories.tokens.findings import DrawnFinding
+from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.roles import RoleTurn
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Origin
@@ -169,3 +171,38 @@ def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str,
         line["tokens"] += turn.n_tokens
         line["trained"] += int(mask[turn.start : turn.stop].sum())
     return list(table.values())
+
+
+@dataclass(frozen=True)
+class TurnSection:
+    """The part of one turn that is shown."""
+
+    turn: Turn
+    start: int
+    stop: int
+    url: str
+    """The address of the turn in the token view."""
+    blocks: Sequence[Block] = ()
+    n_foreign: int = 0
+    """Tokens of the part that are trained, and not as they were sampled."""
+
+    @property
+    def is_continued(self) -> bool:
+        return self.start > self.turn.start
+
+    @property
+    def tokens_text(self) -> str:
+        return f"tokens {self.turn.start:,}-{self.turn.stop:,}" if self.turn.n_tokens else "no tokens"
+
+    @property
+    def trained_text(self) -> str:
+        n = self.turn.n_trained
+        if n is None:
+            return ""
+        words = trained_words(n, self.turn.n_tokens)
+        return words + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
+
+    @property
+    def findings_text(self) -> str:
+        n = len(self.turn.findings)
+        return f"{n} finding{'s' * (n != 1)}" if n else ""
