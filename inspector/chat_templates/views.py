@@ -13,8 +13,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.chat_templates.check_page import drawn, drawn_conversation, drawn_repair
-from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
-from inspector.chat_templates.check_values import CheckPage
+from inspector.chat_templates.check_values import CheckPage, failing_probe, filled_in, subject
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
 from inspector.web.access import (
     access,

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens import page_queries as data
-from inspector.trajectories.tokens.token_window import TokenText, token_texts
+from inspector.trajectories.tokens.tokens_page import TokenText, token_texts
 from inspector.web.twins import Page
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.tokenizers import ByteTable

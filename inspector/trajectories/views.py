@@ -25,8 +25,7 @@ from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens.finding_groups import kinds_in_run
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, read_token_view
-from inspector.trajectories.tokens.token_window import card_columns
-from inspector.trajectories.tokens.tokens_page import trajectory_page
+from inspector.trajectories.tokens.tokens_page import card_columns, trajectory_page
 from inspector.web.access import (
     found_or_404,
     reads_trajectory,

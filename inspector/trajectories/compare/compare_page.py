@@ -15,7 +15,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from inspector.html.tokens import TokenPainter, painter_of
-from inspector.trajectories.compare import group_compare, repair_compare, sampled_compare
+from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
     PairWords,
     TokenComparison,
@@ -124,10 +124,10 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     painter = painter_of(table)
     repair = None
     if question.against == "repair" and question.row is not None:
-        repair, replay = repair_compare.repair_state(trajectory)
+        repair, replay = sampled_compare.repair_state(trajectory)
         answer = None
         if repair["state"] == "done" and not repair["refused"] and replay is not None:
-            answer = repair_compare.against(
+            answer = sampled_compare.against_repair(
                 trajectory, rows, question.row, repair, replay, painter, notices, **question.shown
             )
     else:
