@@ -187,7 +187,6 @@ TEMPLATES = [
                 "django.contrib.messages.context_processors.messages",
             ],
             "libraries": {
-                "check_tags": "inspector.html.check_tags",
                 "inspector_tags": "inspector.html.inspector_tags",
             },
         },

@@ -8,9 +8,13 @@ import numpy as np
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.text import bytes_text_html
-from inspector.html.tokens import TokenPainter, Tokens
+from inspector.html.tokens import Marks, TokenPainter
+from rollout_inspector.diagnose.finding import Axis
 from rollout_inspector.streams.align import AlignedGroup, align_ids
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.prefix import merge_steps
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Trajectory
+from rollouts.store.models import StoredFinding
+from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
 MAX_BOXES = 12
 """The most differing tokens of one side that are drawn."""
@@ -82,3 +86,40 @@ def _boxes(painter: TokenPainter, ids: Ids) -> str:
         f"<i>{'' if piece is None else bytes_text_html(piece, spaces=True)}<small>{token_id}</small></i>"
         for token_id, piece in zip(ids.tolist(), pieces, strict=True)
     )
+
+
+BEFORE, BEHIND = 3, 2
+MAX_TOKENS = 8
+"""The most tokens of a fault that are drawn."""
+
+Strip = list[tuple[str, SafeString]]
+"""Name and HTML of each side."""
+
+
+def fault_strip(painter: TokenPainter, trajectory: Trajectory, finding: StoredFinding) -> Strip:
+    """Both sides of a break, or the faulty tokens of a row. Empty where the finding is about no tokens."""
+    tokens, expected = _stream(trajectory, finding), finding.expected_ids
+    expected = NO_IDS if expected is None else expected
+    start, stop = finding.start, min(finding.stop, finding.start + MAX_TOKENS)
+    if start == stop and not len(expected):
+        return []
+    if finding.axis == Axis.ROW and not len(expected):
+        around = tokens.slice(max(start - BEFORE, 0), stop + BEHIND)
+        return [("trained" if around.loss_mask.any() else "row", painter.window(around, Marks(((start, stop),))))]
+    is_whole = max(finding.stop - start, len(expected)) <= MAX_TOKENS
+    before, behind = tokens.ids[max(start - BEFORE, 0) : start], tokens.ids[stop : stop + BEHIND * is_whole]
+    sides = token_diff(painter, expected[:MAX_TOKENS], tokens.ids[start:stop], before, behind)
+    name = "template" if finding.axis == Axis.DELTA else "sampled"
+    return [(name, sides[0]), ("trained" if finding.axis == Axis.ROW else "read next", sides[1])]
+
+
+def _stream(trajectory: Trajectory, finding: StoredFinding) -> Tokens:
+    """The tokens that the place of a finding counts in."""
+    if finding.step_index is not None:
+        return plain_tokens(trajectory.steps[finding.step_index].stream)
+    index = finding.row_index or 0
+    if not trajectory.rows:
+        return plain_tokens(trajectory.steps[merge_steps(trajectory.steps)[index][-1]].stream)
+    row = trajectory.rows[index]
+    is_whole = len(row.loss_mask) == len(row.ids)
+    return plain_tokens(row.ids, mask=np.asarray(row.loss_mask, dtype=np.bool_) if is_whole else None)

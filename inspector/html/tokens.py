@@ -294,11 +294,7 @@ class TokenPainter:
     # Runs -------------------------------------------------------------------------------------------------------------
 
     def blocks(
-        self,
-        tokens: Tokens,
-        marks: Marks = NO_MARKS,
-        logprob: bool = False,
-        size: int = 512,
+        self, tokens: Tokens, marks: Marks = NO_MARKS, logprob: bool = False, size: int = 512,
         parts: Ranges | None = None,
     ) -> Iterator[Block]:
         """Text in runs of equal state, in blocks of about ``size`` tokens that never cut a character.

@@ -15,7 +15,7 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
-from inspector.html.fault_strip import Strip, fault_strip
+from inspector.html.token_diff import Strip, fault_strip
 from inspector.html.tokens import painter_of
 from inspector.web.access import access, chosen_project, form_project
 from inspector.web.twins import Page, json_page, page, wants_json

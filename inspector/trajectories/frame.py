@@ -195,11 +195,8 @@ def waiting_words(job: Job) -> str:
 
 
 def work_state(
-    trajectory: StoredTrajectory,
-    missing: Callable[[StoredTrajectory], Refusal | None],
-    find: Callable[[], Any],
-    live: str,
-    unasked: str,
+    trajectory: StoredTrajectory, missing: Callable[[StoredTrajectory], Refusal | None], find: Callable[[], Any],
+    live: str, unasked: str,
 ) -> tuple[str, Any, str]:
     """How far what a worker makes for a page is, its record, and a sentence.
 

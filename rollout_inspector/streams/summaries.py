@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from rollout_inspector.streams.message_places import same
-from rollout_inspector.streams.message_view import read_message
+from rollout_inspector.streams.messages import read_message, same
 from rollout_inspector.streams.trajectory import Message
 
 LEAST = 24

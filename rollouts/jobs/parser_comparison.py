@@ -11,7 +11,7 @@ from django.db import transaction
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
-from rollout_inspector.streams.message_view import ToolCall
+from rollout_inspector.streams.messages import ToolCall
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates

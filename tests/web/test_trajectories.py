@@ -777,7 +777,7 @@ def test_the_mask_is_explained_and_oddities_are_said(make, reader):
     assert reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()["oddities"] == []
     continued = reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()
     assert [(turn["role"], turn["part"]) for turn in continued["turns"][:4]] == [
-        ("user", "history"), ("assistant", "history"), ("tool", "history"), ("assistant", "prompt"),
+        ("user", "history"), ("assistant", "history"), ("tool", "history"), ("assistant", "completion"),
     ]
     assert "an earlier reply, written again" in continued["turns"][1]["why"]
     assert continued["turns"][3]["why"] == "the generation prompt: read, never sampled"

@@ -10,11 +10,11 @@ from typing import Any
 from django import forms
 
 from inspector.chat_templates.check_forms import JsonField
-from inspector.chat_templates.repair_page import named
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, served_models
+from rollouts.jobs.template_checks import repairs_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
 from rollouts.store.chat_templates.chat_templates import (
@@ -284,7 +284,7 @@ def _template(access: Access, project: Project, name: str, asked: str, repaired:
         return {name: "", f"{name}_text": check.chat_template.text, f"{name}_label": label}
     if not repaired:
         return {name: check.chat_template_id, f"{name}_text": ""}
-    repair = named(check.report or {}).get(repaired)
+    repair = repairs_of(check.report or {}).get(repaired)
     if repair is None:
         return None
     # The label holds as long as nobody changes the text.

@@ -183,22 +183,13 @@ def _delta(
         comparison = _beside(written, tokens, painter)
         words = "what the chat template writes", "what the engine read"
     value = TemplateDelta(
-        step=step.index,
-        after_step=step.parent.index if step.parent else 0,
-        start=step.shared_length,
-        stop=step.shared_length + len(ids),
-        ids=tuple(ids.tolist()),
-        text=text,
+        step=step.index, after_step=step.parent.index if step.parent else 0, start=step.shared_length,
+        stop=step.shared_length + len(ids), ids=tuple(ids.tolist()), text=text,
         messages=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
         extends=not broken,
-        origins=(", ".join(counts) or "nothing") if has_origin else "not known which of it is template",
-        agrees=agrees,
-        verdict=verdict,
-        template_ids=expected_ids,
-        same_ids=same_ids,
-        prefix_render=renders.prefix,
-        full_render=renders.full,
-        render_problem=renders.problem,
+        origins=(", ".join(counts) or "nothing") if has_origin else "not known which of it is template", agrees=agrees,
+        verdict=verdict, template_ids=expected_ids, same_ids=same_ids, prefix_render=renders.prefix,
+        full_render=renders.full, render_problem=renders.problem,
     )
     start, stop, n_hidden = tokens.start, tokens.start + len(ids), len(ids) - HEAD - TAIL
     panes = [tokens] if n_hidden <= 0 else [tokens.slice(start, start + HEAD), tokens.slice(stop - TAIL, stop)]

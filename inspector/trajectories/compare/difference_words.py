@@ -46,6 +46,18 @@ def difference_words(
     return f"{'; '.join(clauses)}{tail}."
 
 
+def mask_words(left: Tokens, right: Tokens, groups: Sequence[AlignedGroup]) -> str:
+    """How many tokens of equal stretches only one side trains, as a sentence; empty where both train the same."""
+    gained = lost = 0
+    for group in groups:
+        if group.equal:
+            before = left.loss_mask[group.left_start : group.left_stop]
+            after = right.loss_mask[group.right_start : group.right_stop]
+            gained, lost = gained + int((after & ~before).sum()), lost + int((before & ~after).sum())
+    clauses = [f"{n:,} {words}" for n, words in ((gained, "more are trained"), (lost, "are no longer trained")) if n]
+    return f" Of the equal tokens {' and '.join(clauses)}." if clauses else ""
+
+
 def _n_left(site: AlignedGroup) -> int:
     return site.left_stop - site.left_start
 

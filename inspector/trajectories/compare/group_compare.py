@@ -59,11 +59,9 @@ def against(
     shared = f"The first {first:,} token{'s are' if first != 1 else ' is'} the same. " if first else ""
     return comparison, PairWords(
         title=f"{trajectory.external_id[:80]} against {other.external_id[:80]}",
-        left=_name(trajectory, left, len(rows)),
-        left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
+        left=_name(trajectory, left, len(rows)), left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
         right=f"{_name(other, right, len(there))}{_run(trajectory, other)}",
-        right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
-        verdict=f"{shared}{comparison.words}",
+        right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained", verdict=f"{shared}{comparison.words}",
     )
 
 

@@ -145,8 +145,8 @@ class PairWords:
     tone: str = ""
     """``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty."""
     note: str = ""
-    masks: bool = False
-    """The sides are drawn with their loss masks."""
+    masks: str = ""
+    """What the masks mean with which the sides are drawn; empty = they are drawn without."""
 
 
 def linked(
@@ -163,9 +163,7 @@ def linked(
         url = "" if place is None else base + place.marked(*span)
         lines.append(replace(line, url=url, open_url=_opening(query, line.left_start) if line.kind == "fold" else ""))
     return replace(
-        comparison,
-        lines=tuple(lines),
-        earlier_url=_from(query, None) if comparison.n_before else "",
+        comparison, lines=tuple(lines), earlier_url=_from(query, None) if comparison.n_before else "",
         next_url="" if comparison.next_from is None else _from(query, comparison.next_from),
     )
 
@@ -247,15 +245,8 @@ def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
 
 
 def compare(
-    left: Tokens,
-    right: Tokens,
-    groups: Iterable[AlignedGroup],
-    painter: TokenPainter,
-    tail_is_new: bool = False,
-    opened: frozenset[int] = frozenset(),
-    first: int = 0,
-    sampled: Mask | None = None,
-    most: int = MAX_SIDE_TOKENS,
+    left: Tokens, right: Tokens, groups: Iterable[AlignedGroup], painter: TokenPainter, tail_is_new: bool = False,
+    opened: frozenset[int] = frozenset(), first: int = 0, sampled: Mask | None = None, most: int = MAX_SIDE_TOKENS,
 ) -> TokenComparison:
     """The table of an alignment of two streams, each drawn with its own token states.
 

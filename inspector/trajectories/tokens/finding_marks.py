@@ -84,13 +84,8 @@ def _diff(item: DrawnFinding, expected: Ids, actual: Ids, breaks: Mapping[Break,
 
 
 def row_marks(
-    place: PagePlace,
-    findings: Sequence[DrawnFinding],
-    diffs: Sequence[DiffIds | None],
-    tokens: Tokens,
-    n_tokens: int,
-    painter: TokenPainter,
-    comments: Mapping[int, str] | None = None,
+    place: PagePlace, findings: Sequence[DrawnFinding], diffs: Sequence[DiffIds | None], tokens: Tokens, n_tokens: int,
+    painter: TokenPainter, comments: Mapping[int, str] | None = None,
 ) -> Marks:
     """What findings and comments draw over the row that the place names. ``comments``: row offset -> their sign."""
     here = [item for item in findings if item.drawn_row == place.row]
@@ -112,9 +107,7 @@ def row_marks(
         faults=[span for item in wrong for span in item.drawn_places],
         notes=[span for item in noted for span in item.drawn_places],
         foreign=[span for item in here if item.kind in NOT_SAMPLED for span in item.drawn_places],
-        origins_tell=has_origin,
-        chosen=place.mark,
-        gaps=gaps,
+        origins_tell=has_origin, chosen=place.mark, gaps=gaps,
     )
 
 

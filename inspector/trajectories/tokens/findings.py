@@ -146,10 +146,7 @@ def read_findings(
 
 
 def _placed(
-    trajectory: StoredTrajectory,
-    items: list[DrawnFinding],
-    steps: Sequence[StepSummary],
-    rows: Sequence[RowSummary],
+    trajectory: StoredTrajectory, items: list[DrawnFinding], steps: Sequence[StepSummary], rows: Sequence[RowSummary],
 ) -> list[DrawnFinding]:
     """The findings; one that no row holds gets the place of what a row trains instead. Reads the arrays for these."""
     trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}

@@ -64,9 +64,7 @@ class LaneTree(Page):
 
 
 def read_lanes(
-    trajectory: StoredTrajectory,
-    rows: Sequence[RowSummary],
-    steps: Sequence[StepSummary],
+    trajectory: StoredTrajectory, rows: Sequence[RowSummary], steps: Sequence[StepSummary],
     findings: Sequence[DrawnFinding],
 ) -> list[Lane]:
     """The lanes of a trajectory, of the first 1,000 with their words; empty where it has one alone.
@@ -117,10 +115,7 @@ def lane_tree(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequenc
 
 
 def drawn_lanes(
-    trajectory: StoredTrajectory,
-    lanes: Sequence[Lane],
-    rows: Sequence[RowSummary],
-    address_of: Callable[[Lane], str],
+    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], address_of: Callable[[Lane], str],
     current_row: int | None = None,
 ) -> dict[str, Any]:
     """The list of lanes for the template; empty where the trajectory has one alone.

@@ -68,9 +68,7 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         lines = [audit_line(turn, tokens, painter, row) for turn in turns]
         odd_sentences = oddities(tokens, turns, painter, compared)
         page = replace(
-            page,
-            roles=mask_table(turns, tokens.loss_mask),
-            turns=[turn for turn, _ in lines],
+            page, roles=mask_table(turns, tokens.loss_mask), turns=[turn for turn, _ in lines],
             verdicts=dict(_verdicts(tokens, turns, painter, compared)),
             oddities=[*odd_sentences, *_found(trajectory, row, bool(odd_sentences))],
             not_odd=_not_odd(trajectory, tokens, turns),
@@ -157,7 +155,7 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
             "an earlier reply, written again" if turn.role == "assistant" else "read, not sampled"
         )
     elif turn.part == "prompt":
-        why = f"{'the generation prompt' if turn.role == 'assistant' else 'the first prompt'}: read, never sampled"
+        why = "the first prompt: read, never sampled"
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])

@@ -106,9 +106,7 @@ class TokenView:
 
 
 def read_token_view(
-    trajectory: StoredTrajectory,
-    params: Mapping[str, str],
-    part: PagePart = PagePart.PAGE,
+    trajectory: StoredTrajectory, params: Mapping[str, str], part: PagePart = PagePart.PAGE,
     discussion: Discussion = NOBODY,
 ) -> TokenView:
     """What an address of the tokens page names. The number of queries does not depend on the tokens."""
@@ -132,15 +130,9 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
     findings = read_findings(trajectory, steps, rows)
     return TokenView(
-        trajectory,
-        part,
-        rows,
-        steps,
-        lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps),
-        findings,
-        trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
-        read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [],
-        discussion,
+        trajectory, part, rows, steps, lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps),
+        findings, trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
+        read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [], discussion,
         *data.table_of(trajectory.run.tokenizer),
     )
 
@@ -165,11 +157,8 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
     if lenses.find(place.lens) is None and (part.is_drawn or lens_values.is_weight(place.lens)):
         values, lacks = lens_values.lens_values(trajectory, row, place.lens, view.steps)
     view = replace(
-        view,
-        turns=data.read_turns(trajectory, row, view.steps, view.findings, within),
-        tokens=data.read_tokens(trajectory, row, start, stop, view.steps),
-        lens_values=values,
-        lens_lacks=lacks,
+        view, turns=data.read_turns(trajectory, row, view.steps, view.findings, within),
+        tokens=data.read_tokens(trajectory, row, start, stop, view.steps), lens_values=values, lens_lacks=lacks,
     )
     if part.is_drawn:
         return view
