@@ -77,6 +77,8 @@ class StepSummary:
     """Whether the entropy of its completion is kept."""
     n_alternatives: int | None = None
     """Alternatives that are kept for each sampled token; None = none."""
+    least_kept: int | None = None
+    """The size of the smallest kept set of its tokens; None = none is recorded."""
     stop_reason: str = ""
     """What stopped it, in the word of the engine."""
     logprobs_mode: str = ""
