@@ -1,4 +1,4 @@
-"""Lets vLLM's Model Runner V2 run on its CPU build, by Triton's interpreter: a plugin, ``pytest -p tests.engines.runner_v2``.
+"""Runs vLLM's Model Runner V2 on its CPU build by Triton's interpreter: ``pytest -p tests.engines.runner_v2``.
 
 On a GPU a dense model gets this runner. The CPU build falls back to V1, because Triton has no backend for a CPU. The
 stand-in here says that it has one, and the interpreter runs the kernels as Python. That shows what the runner does, and
