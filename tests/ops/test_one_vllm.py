@@ -106,6 +106,13 @@ def test_what_the_engine_names_is_in_the_installed_vllm(wheel: Path) -> None:
     assert fields(wheel, "outputs.py", "SamplingMask") == {"token_ids"}
 
 
+def test_the_options_that_the_docs_name_are_arguments_of_the_installed_vllm(wheel: Path) -> None:
+    table = (ROOT / "docs/configuration.md").read_text().partition("| option of vLLM |")[2].partition("\n\n")[0]
+    names = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(
+        r"`(\w+)`", line.split("|")[1])}
+    assert len(names) >= 10 and names <= fields(wheel, "engine/arg_utils.py", "EngineArgs"), names
+
+
 def used_elsewhere() -> set[str]:
     """Keys of the engine's source that are not vLLM's: of prompts, of calls of tools, and of what a step keeps."""
     return {"prompt_token_ids", "output_kind", "id", "type", "function", "name", "arguments", "weight_versions",
