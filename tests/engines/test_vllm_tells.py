@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rollout_inspector.streams.strategies import Context
 from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.tokenizers import load
 from rollouts.sampling.engines import Generation, GenerationRequest, Sampling
+from rollouts.sampling.engines.engine_thread import EngineThread
 from rollouts.sampling.engines.vllm_engine import VllmEngine
+from rollouts.sampling.loop import RolloutJob
+from tests.loop.harness import Harness
 
 pytestmark = pytest.mark.vllm
 V2 = bool(os.environ.get("TRITON_INTERPRET"))
@@ -24,8 +31,7 @@ def engine(vllm_available: bool, tiny_tokenizer: Path) -> Iterator[VllmEngine]:
     """The options of a model in ``INSPECTOR_MODELS`` go to vLLM as they are."""
     masks = {"return_sampling_mask": True} if V2 else {}
     built = VllmEngine(tiny_tokenizer, max_model_len=192, max_live=4, enable_prefix_caching=False, **masks)
-    yield built
-    built.close()
+    yield built  # the last test closes it
 
 
 def sample(engine: VllmEngine, sampling: Sampling, versions: tuple[str, ...] = ()) -> Generation:
@@ -71,3 +77,20 @@ def test_kept_sets_are_told_by_the_runner_that_has_them(engine: VllmEngine, stop
         assert len(cut.kept_set) == 6 and (whole.kept_set == engine.vocab_size).all()
     else:
         assert cut.kept_set is whole.kept_set is None
+
+
+def test_a_small_launch_runs_on_it(engine: VllmEngine, tiny_tokenizer: Path) -> None:
+    """The loop of a launch: token in, token out. It is the last test here, because it closes the engine."""
+    tokenizer = load(tiny_tokenizer)
+    context = Context(tokenizer, renderer(tokenizer, tokenizer.chat_template or ""), tokenizer.stop_ids)
+    harness = Harness(tokenizer, context, folder=str(tiny_tokenizer))
+    limits = harness.limits(sampling={"max_tokens": 24, "seed": 3, "top_k": 50}, max_turns=2)
+    jobs = [RolloutJob(n, task) for n, task in enumerate(harness.tasks(2))]
+    assert harness.run(EngineThread(lambda: engine), jobs, limits) == ((), "")
+    assert {len(steps) > 0 for steps in harness.steps.values()} == {True} and len(harness.done) == 2
+    for steps in harness.steps.values():
+        for step in steps:
+            assert step.logprobs is not None and len(step.logprobs) == len(step.completion_ids) > 0
+            assert (step.kept_set is not None) is V2 and (step.kept_set is None or step.kept_set.max() <= 50)
+        for before, after in pairwise(steps):
+            assert after.prompt_ids[: len(before.stream)].tolist() == before.stream.tolist()

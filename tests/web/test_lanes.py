@@ -101,7 +101,8 @@ def test_a_branch_whose_answer_a_later_step_reads_is_called_a_sub_agent(web, mak
 @pytest.mark.parametrize(
     ("extra", "words"),
     [({"line": {"agent": "<b>explore"}}, "agent “<b>explore”; step"),
-     ({"agent": "plan" * 40}, f"agent “{'plan' * 20}”"), ({"line": {"agent": ["x"]}}, ""), ({"line": 5, "agent": None}, "")],
+     ({"agent": "plan" * 40}, f"agent “{'plan' * 20}”"), ({"line": {"agent": ["x"]}}, ""),
+     ({"line": 5, "agent": None}, "")],
 )
 def test_a_lane_has_the_name_of_the_sub_agent_that_its_source_noted(web, make, setup, extra: Any, words: str) -> None:
     value = PLANTERS["subagent_interleaved"](setup).trajectory
