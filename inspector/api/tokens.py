@@ -43,7 +43,7 @@ class TokensAsked(Schema):
     """Offset behind the last token; the end by default. One answer holds 65,536 tokens of JSON, 1,048,576 of Arrow."""
     columns: Text = ""
     """Names with commas between them: ids, loss_mask, logprobs, origin, step, those of a trainer and of an engine:
-    entropy, entropy_at_least, behind_likeliest. Empty = all."""
+    entropy, kept_set, entropy_at_least, behind_likeliest. Empty = all."""
 
 
 def wants_arrow(request: HttpRequest) -> bool:

@@ -53,6 +53,7 @@ STEP_FIELDS = (
     StepField("engine", "text", 60),
     StepField("policy_version", "text", 100),
     StepField("entropy", "floats"),
+    StepField("kept_set", "floats"),
     StepField("alternative_ids", "optional_ids"),
     StepField("alternative_logprobs", "floats"),
     StepField("extra", "mapping", column="extra_id"),

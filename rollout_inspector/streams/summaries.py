@@ -31,6 +31,8 @@ class Told:
     """The messages behind those that it shares with the parent's request."""
     reply: Message | None
     """The assistant's message; None = not recorded."""
+    agent: str = ""
+    """The sub-agent that made the call, by the name that its harness gave; empty = none is named."""
 
     @cached_property
     def texts(self) -> list[tuple[str, str]]:

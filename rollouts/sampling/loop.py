@@ -316,11 +316,13 @@ class _Batch:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             engine=f"{info.name} {info.version}",
-            policy_version=self.policy_version,
+            policy_version=generation.policy_version or self.policy_version,
             entropy=generation.entropy,
+            kept_set=generation.kept_set,
             alternative_ids=generation.alternative_ids,
             alternative_logprobs=generation.alternative_logprobs,
             delta_origin=live.strategy.delta_origin,
+            extra=generation.extra,
         )
 
     def _completed(

@@ -85,6 +85,8 @@ class FilterParameters(BaseModel):
     """A part of the external id, in upper or lower case."""
     policy_version: Annotated[Text, Field(alias="policy"), FilterInput("policy", "policy:v3")] = ""
     """The policy version that sampled the first step."""
+    kept_max: Annotated[Count | None, Field(alias="kept"), FilterInput("kept", "kept:5")] = None
+    """Only trajectories with a token that was drawn from a kept set of at most so many tokens."""
     flawed: Annotated[bool, FilterInput("flawed", "flawed:yes")] = False
     """Only trajectories that have a finding."""
     muted: Annotated[MutedName, FilterInput("muted", "muted:hide")] = ""
@@ -147,6 +149,9 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
     if filters.policy_version:
         first = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), index=0)
         trajectories = trajectories.filter(Exists(first.filter(policy_version=filters.policy_version)))
+    if filters.kept_max is not None:
+        steps = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), least_kept__lte=filters.kept_max)
+        trajectories = trajectories.filter(Exists(steps))
     if filters.comments:
         # People write few comments: those of the run are read first.
         comments = models.Comment.objects.filter(trajectory__run=run)

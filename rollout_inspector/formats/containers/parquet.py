@@ -134,7 +134,7 @@ def _plain(value: Any) -> Any:
     """The value as JSON can hold it: NaN becomes null, bytes and dates become text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):  # an entry of a map is a pair
         return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -67,6 +67,7 @@ class StepWriter:
             messages_shared=messages_shared,
             has_entropy=step.entropy is not None or None,
             n_alternatives=alternatives.count(step) or None,
+            least_kept=alternatives.least_kept(step),
             **values,
         )
         self._steps.append(stored)
