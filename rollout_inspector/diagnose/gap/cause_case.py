@@ -23,7 +23,8 @@ MIN_STEPS = 4
 STATIONARY = 0.3
 """The first third of the steps shows at least this part of what the last third shows: no training made it."""
 QUIET_STEPS, QUIET_TIMES = 3, (1.5, 3.0)
-"""Steps are quiet up to so many times the gap of the third one, in the order of their gaps; first strictly."""
+"""Steps are quiet up to so many times the gap of the third one, in the order of their gaps, or of the quieter half
+of few steps; first strictly."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class CauseCase:
             names, units = means_of(steps, tokens.per_row(logs, doubtful), tokens.per_row(doubtful))
             self._step_units = tokens, names, np.exp(units)
         _, names, units = self._step_units
-        limit = times * float(np.sort(units)[min(QUIET_STEPS, len(units)) - 1])
+        limit = times * float(np.sort(units)[min(QUIET_STEPS, max(len(units) // 2, 1)) - 1])
         quiet: Mask = np.isin(steps, names[units <= limit])[tokens.row]
         return quiet
 

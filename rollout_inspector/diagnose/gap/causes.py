@@ -16,7 +16,9 @@ from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES, heavy_behind
 from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 
-OVER_ALL = frozenset(("temperature", "top_p_renormalised", "weights_not_delivered", "unexplained"))
+OVER_ALL = frozenset(
+    ("temperature", "top_p_renormalised", "weights_not_delivered", "weights_rounded_away", "unexplained")
+)
 """Causes that move all tokens, so that others may lie behind them."""
 HIDDEN = ("routing_repeated", "near_context_limit", "first_token", "heavy_tokens")
 """Causes of some tokens, which a cause of all tokens may hide."""

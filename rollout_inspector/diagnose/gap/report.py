@@ -15,7 +15,7 @@ from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
-VERSION = 4
+VERSION = 5
 """Raise it when a report says other things than before: stored ones are then stale."""
 MAX_WORST = 50
 """Tokens that a report lists, those of the greatest absolute d."""
@@ -125,6 +125,10 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     if len(workers := tokens.workers) > 1:
         worker = np.minimum(tokens.worker, MAX_PARTS - 1)
         yield "worker", _lines(tokens, worker, lambda one: workers[one] or "not recorded")
+    if any(row.packed is not None for row in tokens.rows):
+        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
+        in_pack = packed[tokens.row]
+        yield "place in the pack", _lines(tokens, in_pack, lambda one: str(one) if one >= 0 else "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))

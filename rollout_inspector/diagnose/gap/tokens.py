@@ -31,6 +31,15 @@ CACHED = ("num_cached_tokens", "cached_tokens", "prefix_cached_tokens")
 """Keys in ``extra`` of a step or row: how many tokens of the prompt the engine took from its cache."""
 WORKERS = ("worker", "worker_id", "rollout_worker", "engine_id", "server", "replica", "dp_rank")
 """Keys in ``extra`` of a step, a row or a trajectory that name who sampled it."""
+PACKED = ("pack_index", "packed_index", "index_in_pack", "sequence_in_pack")
+"""Keys in ``extra`` of a row or trajectory: how many sequences stand before it in the packed row of the trainer."""
+PRECISIONS = (
+    ("engine_dtype", "rollout_dtype", "sampler_dtype", "generation_dtype"),
+    ("trainer_dtype", "policy_dtype", "actor_dtype", "training_dtype"),
+)
+"""Keys in ``extra`` of a step, a row or a trajectory with the precision that sampler and trainer hold weights in."""
+BITS = {"float32": 23, "fp32": 23, "float16": 10, "fp16": 10, "half": 10, "bfloat16": 7, "bf16": 7, "fp8": 3, "fp4": 1}
+"""Bits of the fraction of each precision: what an update must reach to change a weight."""
 CONFIDENT, CONFIDENT_DROP = math.log(0.5), 2.0
 """A confident disagreement: a probability of one half at least for the sampler, and 2 nats less for the trainer."""
 VERSIONS = ("policy_version", "weight_version", "policy_versions", "version")
@@ -64,6 +73,10 @@ class GapRow:
     """Its trajectory holds engine calls."""
     worker: str = ""
     """The engine that sampled it, where several are told apart; empty = not recorded, or several in one row."""
+    packed: int | None = None
+    """Sequences before it in the packed row that the trainer read; None = not recorded."""
+    precisions: tuple[str, ...] = ("", "")
+    """What sampler and trainer hold weights in; empty = not recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -315,13 +328,15 @@ def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset
         float(repeats) if isinstance(repeats, int | float) else None, counts[0] if counts else None,
         next((step.top_p for step in steps if step.top_p is not None), None),
         next((step.temperature for step in steps if step.temperature is not None), None), bool(value.steps),
-        _worker(value, row, steps),
+        _one_name(value, row, steps, WORKERS),
+        next((n for key in PACKED if isinstance(n := _told(row.extra, value.extra, key), int)), None),
+        tuple(_one_name(value, row, steps, keys).removeprefix("torch.").lower() for keys in PRECISIONS),
     )
 
 
-def _worker(value: Trajectory, row: Row, steps: Sequence[Step]) -> str:
-    """The one worker of a row; empty = none is named, or its calls name several."""
-    for key in WORKERS:
+def _one_name(value: Trajectory, row: Row, steps: Sequence[Step], keys: Sequence[str]) -> str:
+    """The one worker, or precision, of a row; empty = none is named, or its calls name several."""
+    for key in keys:
         names = {str(name)[:100] for step in steps if isinstance(name := step.extra.get(key), str | int)}
         if not names and isinstance(name := _told(row.extra, value.extra, key), str | int):
             names = {str(name)[:100]}
