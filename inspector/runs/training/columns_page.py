@@ -203,7 +203,8 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError:
         return _told(request, run, f"“{typed}” is no temperature. Write a number such as 0.7.", 422)
     try:
-        job, is_new = rescore.ask(run, model, engine, request.user, temperature)
+        more = {name: request.POST.get(name, "") in ("on", "1", "true") for name in ("replay", "calibrate")}
+        job, is_new = rescore.ask(run, model, engine, request.user, temperature, **more)
     except Refusal as error:
         return _told(request, run, str(error), 422)
     if is_new and (sentence := send_job(job)):

@@ -16,6 +16,8 @@ AGREE_TAIL = 0.15
 """... and when 99 percent of the absolute d are at most this."""
 FINE = ((0.003, 2.5), (0.001, 10.0))
 """A mean absolute d below :data:`AGREE_MEAN` disagrees all the same, where others are so many times smaller still."""
+NOISE_TIMES = 4.0
+"""The noise of an engine that was measured so many times raises both limits: the other side has a noise of its own."""
 MIN_TOKENS = 32
 """A cause that fewer tokens show is not named."""
 MIN_STEPS = 4
@@ -48,6 +50,7 @@ class CauseCase:
 
     def __init__(self, tokens: GapTokens) -> None:
         self.tokens = tokens
+        self.agree_mean, self.agree_tail = limits_of(tokens.noise)
         self.left: Mask = np.ones(len(tokens), np.bool_)
         self.scope: Mask = np.ones(len(tokens), np.bool_)
         """The tokens ``[N]`` by which a cause is decided: all, or those of steps that a cause of all tokens moves
@@ -98,8 +101,8 @@ class CauseCase:
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
         mean, times = self.mean(where), self.per_uncertainty(where) / max(self.per_uncertainty(others), 1e-12)
-        return (mean > AGREE_MEAN and times >= factor) or any(
-            mean > least and times >= clear * factor for least, clear in FINE
+        return (mean > self.agree_mean and times >= factor) or any(
+            mean > max(least, self.agree_mean - AGREE_MEAN) and times >= clear * factor for least, clear in FINE
         )
 
     def in_rows(self, rows: Mask) -> Mask:
@@ -111,8 +114,18 @@ class CauseCase:
         """Whether what is left agrees to rounding."""
         size = self.tokens.size[self.left]
         return not len(size) or (
-            float(size.mean(dtype=np.float64)) <= AGREE_MEAN and float(np.quantile(size, 0.99)) <= AGREE_TAIL
+            float(size.mean(dtype=np.float64)) <= self.agree_mean
+            and float(np.quantile(size, 0.99)) <= self.agree_tail
         )
+
+
+def limits_of(noise: tuple[float, float] | None) -> tuple[float, float]:
+    """The mean and the 99th percentile of the absolute d up to which both sides agree; never below those of the docs.
+
+    ``noise``: the same two of an engine against itself; None = not measured.
+    """
+    mean, tail = noise or (0.0, 0.0)
+    return max(AGREE_MEAN, NOISE_TIMES * mean), max(AGREE_TAIL, NOISE_TIMES * tail)
 
 
 def is_stationary(case: CauseCase, where: Mask, of: Mask | None = None) -> bool:

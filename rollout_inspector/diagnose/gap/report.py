@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.gap.cause_case import limits_of
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollout_inspector.diagnose.gap.parts import Replay, parts_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
@@ -27,8 +29,8 @@ _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
 
 
-def gap_report(tokens: GapTokens) -> dict[str, Any]:
-    """All that a page says of the gap of a run.
+def gap_report(tokens: GapTokens, replays: Sequence[Replay] = ()) -> dict[str, Any]:
+    """All that a page says of the gap of a run. ``replays``: what engines said of it later, the sampler's own first.
 
     ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
     ``exp(d)``; None without compared tokens. A ``parts`` table
@@ -55,12 +57,14 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
             for cause in causes
         ],
         "undecided": undecided,
+        "limits": dict(zip(("mean", "tail"), limits_of(tokens.noise), strict=True)),
         "decidable_now": {name: not cause.decides_now for name, cause in CAUSES.items()},
         "measures": measures,
         "confident": [_token(tokens, int(place)) for place in _worst(tokens, tokens.confident)],
         "confident_tokens": int(tokens.confident.sum()),
         "worst": [_token(tokens, int(place)) for place in _worst(tokens)],
-        "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
+        "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1}
+        | dict(parts_report(tokens, replays)),
         "ids": _by_id(tokens),
         "steps": _by_step(tokens),
     }

@@ -31,6 +31,8 @@ CACHED = ("num_cached_tokens", "cached_tokens", "prefix_cached_tokens")
 """Keys in ``extra`` of a step or row: how many tokens of the prompt the engine took from its cache."""
 WORKERS = ("worker", "worker_id", "rollout_worker", "engine_id", "server", "replica", "dp_rank")
 """Keys in ``extra`` of a step, a row or a trajectory that name who sampled it."""
+KEPT_MASS = "kept_logprob_mass"
+"""A column of a row: the logarithm of the mass of the tokens that top-p and top-k left, by the sampler's policy."""
 PACKED = ("pack_index", "packed_index", "index_in_pack", "sequence_in_pack")
 """Keys in ``extra`` of a row or trajectory: how many sequences stand before it in the packed row of the trainer."""
 PRECISIONS = (
@@ -107,6 +109,12 @@ class GapTokens:
     """``[N]``: a :class:`~rollout_inspector.diagnose.gap.token_classes.TokenClass`; None = no tokenizer was used."""
     columns: Mapping[str, int] = field(default_factory=dict)
     """The trainer's column -> rows that were compared with it."""
+    scored: Mapping[str, Reals] = field(default_factory=dict)
+    """Further columns ``[N]`` that engines made later, by name; NaN = no value."""
+    kept: Reals | None = None
+    """``[N]``: the logarithm of the mass that top-p and top-k left, 0 = all of it; None = no row records it."""
+    noise: tuple[float, float] | None = None
+    """Mean and 99th percentile of the absolute difference of an engine against itself; None = not measured."""
     rows_without: int = 0
     """Rows with trained tokens that lack a side, or hold it in another length."""
 
@@ -189,11 +197,14 @@ class GapTokens:
 class GapCollector:
     """Gathers the compared tokens of a run."""
 
-    def __init__(self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None) -> None:
+    def __init__(
+        self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None, more: Sequence[str] = ()
+    ) -> None:
         """``sampler``, ``trainer``: names of columns of the rows; empty = the sampled log-probabilities, and the first
-        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token."""
+        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token. ``more``: further columns to keep."""
         self._names, self._classes = (sampler, trainer), classes
         self._kinds: list[NDArray[np.uint8]] = []
+        self._more: dict[str, list[Reals]] = {name: [] for name in (*more, KEPT_MASS)}
         self._rows: list[GapRow] = []
         self._parts: list[tuple[Ints, Ids, Reals, Reals, Ints, Ints, Ints]] = []
         self._versions: dict[str, int] = {}
@@ -218,10 +229,13 @@ class GapCollector:
         names = [np.concatenate(columns) for columns in zip(*self._parts, strict=True)] if self._parts else _EMPTY
         offset, ids, sampler, trainer, position, turn, version = names
         counts = [len(part[0]) for part in self._parts]
+        more = {name: np.concatenate(columns) for name, columns in self._more.items() if columns}
+        kept = more.pop(KEPT_MASS, None)
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         return GapTokens(
             self._rows, row, offset, ids, sampler, trainer, position, turn, order[version], versions,
-            np.concatenate(self._kinds) if self._kinds else None, self._columns, self._without,
+            np.concatenate(self._kinds) if self._kinds else None, self._columns, more,
+            np.nan_to_num(kept) if kept is not None and np.isfinite(kept).any() else None, rows_without=self._without,
         )
 
     def _add_row(self, value: Trajectory, index: int, row: Row, name: str, kinds: frozenset[str]) -> None:
@@ -248,6 +262,9 @@ class GapCollector:
         self._parts.append((offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use]))
         if self._classes is not None:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
+        for name, held in self._more.items():
+            column = row.columns.get(name)
+            held.append(np.full(len(offset), np.nan, np.float32) if column is None else column[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1
         self._rows.append(_row_of(value, index, row, name, kinds, int(trained[0])))
 

@@ -19,5 +19,6 @@ from rollouts.sampling.engines.registry import (
     build_engine,
     engine_spec,
     offered_engines,
+    replaying_engines,
     scoring_engines,
 )

@@ -17,9 +17,11 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.columns import SAMPLER, SCORED, column_of, compared_row, recorded_columns, rows_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows
+from rollout_inspector.diagnose.gap.parts import Replay
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
-from rollouts.store.models import RowScores, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.models.scored_columns import DECODED
 from rollouts.store.trajectories.retokenized import checksum
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 
@@ -145,22 +147,44 @@ def scored_columns(run: Run) -> list[ScoredColumn]:
     return list(run.scored_columns.select_related("created_by").order_by("pk"))
 
 
+def replays_of(run: Run) -> list[Replay]:
+    """What engines say of a run that scored it with a replay, the oldest first. One query."""
+    whole = [column for column in scored_columns(run) if column.finished_at is not None]
+
+    def made_by(column: ScoredColumn) -> tuple[str, str, str]:
+        engine = f"{column.engine.removesuffix(DECODED)} {column.engine_version}".strip()
+        return engine, f"{column.model} {column.weights}".strip(), f"{column.temperature:g}"
+
+    read = {made_by(column): column for column in whole if not column.is_decoded}
+    return [
+        Replay(f"{SCORED}{read[key].code}", f"{SCORED}{column.code}", *key[:2])
+        for column in whole if column.is_decoded and (key := made_by(column)) in read
+    ]
+
+
+def newest_noise(run: Run) -> dict[str, Any] | None:
+    """How far an engine differed from itself when a run was last scored with a calibration. One query."""
+    done = run.jobs.filter(kind="rescore", status=Job.Status.DONE, report__noise__isnull=False).order_by("-pk")
+    return next((job.report["noise"] | {"by": job.options["engine"]} for job in done[:1] if job.report), None)
+
+
 def find_scored_column(run: Run, code: str) -> ScoredColumn | None:
     """A column of a run by its code. One query."""
     return run.scored_columns.filter(code=code[:16].replace("\0", "")).first()
 
 
 def load_compared(
-    trajectories: Sequence[StoredTrajectory], sampler: str = SAMPLER, trainer: str = ""
+    trajectories: Sequence[StoredTrajectory], sampler: str = SAMPLER, trainer: str = "", more: Sequence[str] = ()
 ) -> Iterator[Trajectory]:
     """The values of some trajectories of one run, whose ``rows`` hold two columns to compare.
 
     ``sampler`` and ``trainer`` are names of :func:`columns_of`; an empty ``trainer`` leaves the recorded columns. Each
     row has the first as its ``logprobs`` and the second as its trainer's column, None where the trajectory lacks it.
-    So :func:`gap_of_rows` compares any two. The rows of a trajectory that has steps alone
-    follow from them. A fixed number of queries for all of them; an unknown name compares nothing.
+    So :func:`gap_of_rows` compares any two. ``more``: scored columns that each row holds besides, by their names. The
+    rows of a trajectory that has steps alone follow from them. A fixed number of queries for all of them; an unknown
+    name compares nothing.
     """
-    names = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
+    names = {name.removeprefix(SCORED): name for name in (sampler, trainer, *more) if name.startswith(SCORED)}
     scores = _scores(trajectories, list(names))
     for record, value in zip(trajectories, load_trajectories(trajectories), strict=True):
         rows = rows_of(value)
@@ -169,14 +193,17 @@ def load_compared(
         def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = values_of) -> Floats | None:
             return held[name][index] if name in held else column_of(row, name)
 
+        compared = (
+            compared_row(row, column(row, n, sampler), column(row, n, trainer))
+            if trainer
+            else replace(row, logprobs=column(row, n, sampler))
+            for n, row in enumerate(rows)
+        )
+        beside = [{name: held for name in more if (held := column(row, n, name)) is not None}
+                  for n, row in enumerate(rows)]
         yield replace(
-            value,
-            rows=tuple(
-                compared_row(row, column(row, n, sampler), column(row, n, trainer))
-                if trainer
-                else replace(row, logprobs=column(row, n, sampler))
-                for n, row in enumerate(rows)
-            ),
+            value, rows=tuple(replace(row, columns={**row.columns, **held})
+                              for row, held in zip(compared, beside, strict=True)),
         )
 
 
