@@ -131,10 +131,11 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     except EngineError as error:
         raise _failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
-    made = engine, scorer.info.version, weights, job.created_by, temperature
-    columns = [begin_column(run, model.name, *made)]
-    if job.options.get("replay"):
-        columns.append(begin_column(run, model.name, f"{engine}{DECODED}", *made[1:]))
+    engines = [engine, f"{engine}{DECODED}"][: 1 + bool(job.options.get("replay"))]
+    columns = [
+        begin_column(run, model.name, name, scorer.info.version, weights, job.created_by, temperature)
+        for name in engines
+    ]
     report: dict[str, Any] = {"column": columns[0].code, "columns": [column.code for column in columns]}
     if job.options.get("calibrate"):
         report["noise"] = scorer.noise(finished)

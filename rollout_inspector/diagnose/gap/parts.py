@@ -22,7 +22,7 @@ BY_CLASS = "parts of the gap, "
 
 
 @dataclass(frozen=True)
-class Replay:
+class EnginePass:
     """What one engine with one set of weights says of a run. Both names are of :attr:`GapTokens.scored`."""
 
     prefill: str
@@ -35,18 +35,18 @@ class Replay:
     """The served model with a digest of its weights."""
 
 
-def parts_of(tokens: GapTokens, replays: Sequence[Replay]) -> dict[str, NDArray[np.float64]]:
+def parts_of(tokens: GapTokens, replays: Sequence[EnginePass]) -> dict[str, NDArray[np.float64]]:
     """Part -> its nats ``[N]``, so that their sum is ``d``; NaN where a token lacks a value. Empty without a replay.
 
-    The first replay stands for the sampler's engine. What it does not give again is the kept set, where the mass of the
-    kept tokens is recorded, and the rest: another engine, other weights or another cache when the run was sampled.
+    The first replay stands for the sampler's engine. What it does not give again is the kept set, where its mass is
+    recorded, and the rest. The rest is another engine, other weights or another cache when the run was sampled.
     """
     if not replays or not len(tokens):
         return {}
     columns = {name: values.astype(np.float64) for name, values in tokens.scored.items()}
     first, last = replays[0], replays[-1]
     parts = dict.fromkeys(PARTS, np.zeros(len(tokens)))
-    parts[KEPT] = np.zeros(len(tokens)) if tokens.kept is None else tokens.kept.astype(np.float64)
+    parts[KEPT] = np.zeros(len(tokens)) if tokens.kept_mass is None else tokens.kept_mass.astype(np.float64)
     parts[SAMPLED] = columns[first.decode] - tokens.sampler - parts[KEPT]
     parts[DECODE] = columns[first.prefill] - columns[first.decode]
     for before, behind in zip(replays[:-1], replays[1:], strict=True):
@@ -57,7 +57,7 @@ def parts_of(tokens: GapTokens, replays: Sequence[Replay]) -> dict[str, NDArray[
     return parts
 
 
-def parts_report(tokens: GapTokens, replays: Sequence[Replay]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def parts_report(tokens: GapTokens, replays: Sequence[EnginePass]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Tables of the parts: of all tokens, and of each class. A line has the tokens, both means, and the share.
 
     ``share``: the part of the sum of absolute parts. Parts that are 0 everywhere are left out, the rest is told always.

@@ -12,7 +12,7 @@ from rollout_inspector.diagnose.gap.cause_case import limits_of
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
-from rollout_inspector.diagnose.gap.parts import Replay, parts_report
+from rollout_inspector.diagnose.gap.parts import EnginePass, parts_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
@@ -29,7 +29,7 @@ _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
 
 
-def gap_report(tokens: GapTokens, replays: Sequence[Replay] = ()) -> dict[str, Any]:
+def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = ()) -> dict[str, Any]:
     """All that a page says of the gap of a run. ``replays``: what engines said of it later, the sampler's own first.
 
     ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio

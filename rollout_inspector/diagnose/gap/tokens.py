@@ -111,7 +111,7 @@ class GapTokens:
     """The trainer's column -> rows that were compared with it."""
     scored: Mapping[str, Reals] = field(default_factory=dict)
     """Further columns ``[N]`` that engines made later, by name; NaN = no value."""
-    kept: Reals | None = None
+    kept_mass: Reals | None = None
     """``[N]``: the logarithm of the mass that top-p and top-k left, 0 = all of it; None = no row records it."""
     noise: tuple[float, float] | None = None
     """Mean and 99th percentile of the absolute difference of an engine against itself; None = not measured."""
@@ -230,12 +230,12 @@ class GapCollector:
         offset, ids, sampler, trainer, position, turn, version = names
         counts = [len(part[0]) for part in self._parts]
         more = {name: np.concatenate(columns) for name, columns in self._more.items() if columns}
-        kept = more.pop(KEPT_MASS, None)
+        mass = more.pop(KEPT_MASS, None)
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         return GapTokens(
             self._rows, row, offset, ids, sampler, trainer, position, turn, order[version], versions,
             np.concatenate(self._kinds) if self._kinds else None, self._columns, more,
-            np.nan_to_num(kept) if kept is not None and np.isfinite(kept).any() else None, rows_without=self._without,
+            np.nan_to_num(mass) if mass is not None and np.isfinite(mass).any() else None, rows_without=self._without,
         )
 
     def _add_row(self, value: Trajectory, index: int, row: Row, name: str, kinds: frozenset[str]) -> None:
@@ -262,9 +262,9 @@ class GapCollector:
         self._parts.append((offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use]))
         if self._classes is not None:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
-        for name, held in self._more.items():
-            column = row.columns.get(name)
-            held.append(np.full(len(offset), np.nan, np.float32) if column is None else column[offset])
+        for column_name, parts in self._more.items():
+            column = row.columns.get(column_name)
+            parts.append(np.full(len(offset), np.nan, np.float32) if column is None else column[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1
         self._rows.append(_row_of(value, index, row, name, kinds, int(trained[0])))
 

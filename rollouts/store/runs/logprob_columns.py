@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from rollout_inspector.diagnose.gap.columns import SAMPLER, SCORED, column_of, compared_row, recorded_columns, rows_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows
-from rollout_inspector.diagnose.gap.parts import Replay
+from rollout_inspector.diagnose.gap.parts import EnginePass
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
 from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredTrajectory
@@ -147,7 +147,7 @@ def scored_columns(run: Run) -> list[ScoredColumn]:
     return list(run.scored_columns.select_related("created_by").order_by("pk"))
 
 
-def replays_of(run: Run) -> list[Replay]:
+def replays_of(run: Run) -> list[EnginePass]:
     """What engines say of a run that scored it with a replay, the oldest first. One query."""
     whole = [column for column in scored_columns(run) if column.finished_at is not None]
 
@@ -157,7 +157,7 @@ def replays_of(run: Run) -> list[Replay]:
 
     read = {made_by(column): column for column in whole if not column.is_decoded}
     return [
-        Replay(f"{SCORED}{read[key].code}", f"{SCORED}{column.code}", *key[:2])
+        EnginePass(f"{SCORED}{read[key].code}", f"{SCORED}{column.code}", *key[:2])
         for column in whole if column.is_decoded and (key := made_by(column)) in read
     ]
 
@@ -199,12 +199,13 @@ def load_compared(
             else replace(row, logprobs=column(row, n, sampler))
             for n, row in enumerate(rows)
         )
-        beside = [{name: held for name in more if (held := column(row, n, name)) is not None}
-                  for n, row in enumerate(rows)]
-        yield replace(
-            value, rows=tuple(replace(row, columns={**row.columns, **held})
-                              for row, held in zip(compared, beside, strict=True)),
-        )
+        beside = [
+            {name: values for name in more if (values := column(row, n, name)) is not None}
+            for n, row in enumerate(rows)
+        ]
+        rows = tuple(replace(row, columns={**row.columns, **columns})
+                     for row, columns in zip(compared, beside, strict=True))
+        yield replace(value, rows=rows)
 
 
 def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:
