@@ -79,8 +79,10 @@ class CauseCase:
         uncertainty = float(self.tokens.uncertainty[where].sum(dtype=np.float64))
         return float(self.tokens.size[where].sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
 
-    def quiet(self, times: float = QUIET_TIMES[-1]) -> Mask:
+    def quiet(self, times: float = QUIET_TIMES[-1], nth: int = QUIET_STEPS) -> Mask:
         """The tokens ``[N]`` of the training steps that agree best: there a cause shows that another one covers later.
+
+        The steps are those with at most so many times the gap of the ``nth`` one.
 
         All tokens where no step is recorded, or no step agrees better than others.
         """
@@ -94,7 +96,7 @@ class CauseCase:
             names, units = means_of(steps, tokens.per_row(logs, doubtful), tokens.per_row(doubtful))
             self._step_units = tokens, names, np.exp(units)
         _, names, units = self._step_units
-        limit = times * float(np.sort(units)[min(QUIET_STEPS, max(len(units) // 2, 1)) - 1])
+        limit = times * float(np.sort(units)[min(nth, max(len(units) // 2, 1)) - 1])
         quiet: Mask = np.isin(steps, names[units <= limit])[tokens.row]
         return quiet
 

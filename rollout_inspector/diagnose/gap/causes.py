@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollout_inspector.diagnose.gap.cause_case import QUIET_TIMES, Cause, CauseCase
+from rollout_inspector.diagnose.gap.cause_case import QUIET_STEPS, QUIET_TIMES, Cause, CauseCase
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES, heavy_behind
 from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
@@ -60,8 +60,8 @@ def _also_in_quiet_steps(rule: Callable[[CauseCase], None], case: CauseCase) -> 
     """Look in all steps, and where nothing shows in those that agree best."""
     n, everywhere = len(case.causes), case.scope
     rule(case)
-    for times in QUIET_TIMES:
+    for times, nth in (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1)):
         if len(case.causes) == n:
-            case.scope = case.quiet(times)
+            case.scope = case.quiet(times, nth)
             rule(case)
     case.scope = everywhere

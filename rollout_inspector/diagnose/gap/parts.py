@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def parts_of(tokens: GapTokens, replays: Sequence[EnginePass]) -> dict[str, NDAr
     parts[KEPT] = np.zeros(len(tokens)) if tokens.kept_mass is None else tokens.kept_mass.astype(np.float64)
     parts[SAMPLED] = columns[first.decode] - tokens.sampler - parts[KEPT]
     parts[DECODE] = columns[first.prefill] - columns[first.decode]
-    for before, behind in zip(replays[:-1], replays[1:], strict=True):
+    for before, behind in pairwise(replays):
         is_same = before.engine == behind.engine, before.weights == behind.weights
         name = {(True, False): WEIGHTS, (False, True): ENGINES}.get(is_same, BOTH)
         parts[name] = parts[name] + columns[behind.prefill] - columns[before.prefill]
