@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.report import VERSION, gap_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
@@ -22,7 +21,7 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.gap import RECENT, has_gap, newest_report, trajectories_with_gap
-from rollouts.store.runs.logprob_columns import columns_of, load_compared, newest_noise, replays_of
+from rollouts.store.runs.logprob_columns import SAMPLER, columns_of, load_compared, newest_noise, replays_of
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.findings import kinds_by_row
@@ -146,8 +145,9 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
     if not (has_gap(run, RECENT) if grows else not why_no_gap(run)):
         return
     if (last := newest_report(run)) is not None:
-        little = grows and last.finished <= run.n_finished < GROWTH * last.finished
-        if last.trainer or little or last.key == gap_key(run):
+        key, finished, trainer = last
+        little = grows and finished <= run.n_finished < GROWTH * finished
+        if trainer or little or key == gap_key(run):
             return
     job, is_new = ask_job(run, KIND.slug, user=user)
     if is_new:

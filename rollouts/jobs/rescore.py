@@ -20,14 +20,7 @@ from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.launch import ServedModel, served_models
 from rollouts.jobs.warm_engines import engine_of
-from rollouts.sampling.engines import (
-    EngineError,
-    GenerationRequest,
-    Sampling,
-    engine_spec,
-    replaying_engines,
-    scoring_engines,
-)
+from rollouts.sampling.engines import EngineError, GenerationRequest, Sampling, engine_spec, scoring_engines
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineOwner
 from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.protocol import EngineInfo
@@ -82,10 +75,8 @@ def ask(
         raise Refusal(problem)
     options: dict[str, Any] = {"model": served.name, "engine": engine}
     if replay and not engine_spec(engine).replays:
-        raise Refusal(
-            f"The engine {engine} cannot decode a completion that is given; choose one of "
-            f"{', '.join(replaying_engines())}."
-        )
+        able = ", ".join(name for name in scoring_engines() if engine_spec(name).replays)
+        raise Refusal(f"The engine {engine} cannot decode a completion that is given; choose one of {able}.")
     options |= {"temperature": temperature} if temperature != 1 else {}
     options |= {name: True for name, is_asked in (("replay", replay), ("calibrate", calibrate)) if is_asked}
     if not run.n_finished:

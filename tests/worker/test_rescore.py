@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows, pairs_of
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
@@ -31,7 +30,7 @@ from rollouts.store.jobs.job_queue import next_engine_job, take_engine_job, take
 from rollouts.store.jobs.jobs import ask_job, cancel_job
 from rollouts.store.models import Job, RowScores, Run, ScoredColumn
 from rollouts.store.runs import runs
-from rollouts.store.runs.logprob_columns import columns_of, delete_column, load_compared
+from rollouts.store.runs.logprob_columns import SAMPLER, columns_of, delete_column, load_compared
 from rollouts.store.runs.runs import create_run, delete_run, end_run
 from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker import jobs

@@ -198,7 +198,7 @@ def _over_updates(case: CauseCase) -> None:
     seen_before = _seen_before(case.tokens, rows)
     if _stale_cache(case, seen_before, rows):
         return
-    trend, means = _trend(case, rows), case.mean
+    trend = _trend(case, rows)
     later = case.in_rows((rows > trend.steps[0]) & ~seen_before) if len(trend.steps) else case.left
     if trend.grows():
         case.name(
@@ -215,17 +215,17 @@ def _over_updates(case: CauseCase) -> None:
         case.name(
             "stale_cache", case.in_rows(seen_before),
             f"The mean difference is {trend.means[0]:.3g} before the first update, jumps to "
-            f"{trend.means[1:].mean():.3g} after it "
-            f"and does not grow, and every later prompt was seen under an earlier policy.",
+            f"{trend.means[1:].mean():.3g} after it and does not grow, and every later prompt was seen under an "
+            "earlier policy.",
             _first_above(case, trend),
         )
     elif (at := _jump(case, trend, rows, seen_before, is_rounded)) is not None:
         before, behind = case.in_rows(rows < trend.parts[at]), case.in_rows(rows >= trend.parts[at])
         case.name(
             lost, behind,
-            f"Before step {trend.parts[at]:,} the mean difference is {means(before):.3g}, from it on "
-            f"{means(behind):.3g}, "
-            f"in all rows alike and at new prompts too: an update changed the trainer and not the sampler.{why}",
+            f"Before step {trend.parts[at]:,} the mean difference is {case.mean(before):.3g}, from it on "
+            f"{case.mean(behind):.3g}, in all rows alike and at new prompts too: an update changed the trainer and not "
+            f"the sampler.{why}",
             int(trend.parts[at]) if case.tokens.step_of_row.min() >= 0 else None,
         )
         # Few tokens that lie far off since the same step are the tail of the same update.
@@ -251,19 +251,19 @@ def _lost_or_rounded(tokens: GapTokens) -> tuple[str, str]:
     The engine names a new version at each training step, so it took the update; or its precision is coarser than the
     trainer's. Where both hold weights alike, or the version stays, the update did not arrive.
     """
-    steps, precisions = tokens.step_of_row, {row.precisions for row in tokens.rows}
-    advances: float | None = None
+    steps, advances = tokens.step_of_row, -1.0  # not known
     if steps.min() >= 0 and (tokens.version >= 0).all():
-        names, newest = means_of(steps, tokens.newest.astype(np.float64), np.ones(len(steps)))
-        advances = float((np.diff(newest) > 0).mean()) if len(names) > 1 else None
-        if advances is not None and advances < ADVANCES:
-            return "weights_not_delivered", " The version that the engine names stays behind the training steps."
-    (sampler, trainer), *more = sorted(precisions)
-    if not more and sampler and trainer:
-        if BITS.get(sampler[:8], BITS.get(sampler[:3], 99)) < BITS.get(trainer[:8], BITS.get(trainer[:3], 0)):
+        newest = means_of(steps, tokens.newest.astype(np.float64), np.ones(len(steps)))[1]
+        advances = float((np.diff(newest) > 0).mean()) if len(newest) > 1 else -1.0
+    if 0 <= advances < ADVANCES:
+        return "weights_not_delivered", " The version that the engine names stays behind the training steps."
+    (sampler, trainer), *more = {row.precisions for row in tokens.rows}
+    if sampler and trainer and not more:
+        bits = [BITS.get(name.partition("_")[0], least) for name, least in ((sampler, 99), (trainer, 0))]
+        if bits[0] < bits[1]:
             return "weights_rounded_away", f" The sampler holds weights in {sampler}, the trainer in {trainer}."
         return "weights_not_delivered", f" Both hold weights alike ({sampler}, {trainer}), so nothing is rounded away."
-    if advances is not None:
+    if advances >= 0:
         return "weights_rounded_away", " The engine names a newer version at each training step, so the update arrived."
     return "weights_not_delivered", ""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, trainer_column
+from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.row_versions import RUN_LENGTHS, run_lengths
 from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajectory
@@ -360,11 +360,3 @@ def _one_name(value: Trajectory, row: Row, steps: Sequence[Step], keys: Sequence
         if names:
             return names.pop() if len(names) == 1 else ""
     return ""
-
-
-def lacking(value: Trajectory) -> str:
-    """Which side the rows of a trajectory lack: ``sampler``, ``trainer``, ``both`` or empty."""
-    rows = value.rows
-    sampler = any(row.logprobs is not None for row in rows)
-    trainer = any(name in row.columns for row in rows for name in TRAINER_LOGPROBS)
-    return {(True, True): "", (True, False): "trainer", (False, True): "sampler"}.get((sampler, trainer), "both")

@@ -77,7 +77,7 @@ class Command(TerminalCommand):
                 raise CommandError(f"Run {run.code} has no column named {name!r}; it has {', '.join(names) or 'none'}.")
         gap = gap_of_columns(run, first, second)
         if as_json:
-            self.stdout.write(json.dumps({"run": run.code, "columns": [first, second], **_figures(gap)}))
+            self.stdout.write(json.dumps({"run": run.code, "columns": [first, second], **gap.values()}))
         elif not gap.tokens:
             self.stdout.write("No token under the loss mask has a value in both columns.")
         else:
@@ -90,7 +90,7 @@ class Command(TerminalCommand):
                 "run": column.run.code, "column": value.name, "model": value.model, "engine": value.engine,
                 "weights": value.weights, "temperature": value.temperature,
                 "trajectories": column.n_trajectories, "tokens": column.n_tokens,
-                "against_sampler": None if gap is None else _figures(gap),
+                "against_sampler": None if gap is None else gap.values(),
                 "columns": [f"scored:{code}" for code in (job.report or {}).get("columns", [])],
                 "noise": (job.report or {}).get("noise"), "notes": job.notes,
             }
@@ -108,10 +108,6 @@ class Command(TerminalCommand):
             self.stdout.write("No token under the loss mask has a log-probability of the sampler to compare them with.")
             return
         self.stdout.write(f"Against the sampler, {_sentence(gap)}")
-
-
-def _figures(gap: GapFigures) -> dict[str, Any]:
-    return {"tokens": gap.tokens, "mean_abs": gap.mean_abs, "k3": gap.mean_k3, "largest": gap.largest}
 
 
 def _sentence(gap: GapFigures) -> str:

@@ -19,6 +19,5 @@ from rollouts.sampling.engines.registry import (
     build_engine,
     engine_spec,
     offered_engines,
-    replaying_engines,
     scoring_engines,
 )

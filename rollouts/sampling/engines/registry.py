@@ -151,11 +151,6 @@ def scoring_engines() -> list[str]:
     return [name for name in offered_engines() if ENGINES[name].scores]
 
 
-def replaying_engines() -> list[str]:
-    """The names of the engines that decode the completions of a run again."""
-    return [name for name in offered_engines() if ENGINES[name].replays]
-
-
 def engine_spec(name: str) -> EngineSpec:
     """The facts about an engine. An unknown name gets the defaults; ``build_engine`` refuses it."""
     return ENGINES.get(name) or EngineSpec(name, "")
