@@ -41,6 +41,8 @@ class Made:
     cut: int = LENGTH
     worker: str = ""
     extra: dict[str, object] = field(default_factory=dict)
+    columns: dict[str, Reals] = field(default_factory=dict)
+    top_p: float | None = None
 
 
 class ToyRun:
@@ -131,13 +133,16 @@ def trajectories(rows: list[Made]) -> Iterator[tuple[Trajectory, dict[int, tuple
             extra["routing"] = {"repeats": made.routing, "zero_layers": 0, "length": 9}
         row = Row(
             ids, mask, made.sampler[: made.cut].astype(np.float32),
-            columns={"trainer_logprobs": made.trainer[: made.cut].astype(np.float32)},
+            columns={
+                name: values[: made.cut].astype(np.float32)
+                for name, values in {"trainer_logprobs": made.trainer, **made.columns}.items()
+            },
             step_indices=tuple(range(len(made.versions))),
             extra=extra,
         )
         edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
         steps = tuple(
-            Step(ids[:start], ids[start:stop], policy_version=version, finish_reason=made.finish)
+            Step(ids[:start], ids[start:stop], policy_version=version, finish_reason=made.finish, top_p=made.top_p)
             for (start, stop), version in zip(edges, made.versions, strict=False)
         )
         value = Trajectory(

@@ -147,6 +147,13 @@ def _top_p_renormalised(case: CauseCase) -> None:
     tokens, unexplained = case.tokens, case.left
     d = tokens.d[unexplained]
     mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
+    if tokens.kept_mass is not None:
+        kept_mass = tokens.kept_mass[unexplained]
+        rest, masses = (float(np.abs(values).mean()) for values in (d - kept_mass, kept_mass)) if len(d) else (0, 0)
+        if masses > AGREE_MEAN >= rest:
+            case.name("top_p_renormalised", unexplained.copy(), f"The logarithm of the mass that was kept is {masses:.3g} "
+                      f"on the mean. Where the trainer's values are divided by it, too, {rest:.2g} is left.")
+        return
     if abs(mean) < ONE_SIDED:
         return
     # Kernels differ to both sides. What lies beyond nearly all that is on the minor side is not their noise.
@@ -401,6 +408,8 @@ def _unexplained(case: CauseCase) -> None:
                 "step on: kernels of low precision (FP8) make as much. No cause is looked for behind it."
             )
             return
+        if any(row.top_p is not None and row.top_p < 1 for row in case.tokens.rows) and case.tokens.kept_mass is None:
+            case.undecided["top_p_renormalised"] = "It would need the mass of the kept tokens: kept_logprob_mass."
         size = case.tokens.size[unexplained]
         also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
         case.name(
