@@ -33,7 +33,7 @@ def test_the_mass_of_the_kept_tokens_decides_top_p() -> None:
     for made in rows:
         made.columns = {"kept_logprob_mass": (made.trainer - made.sampler) * made.mask}
     (cause,) = gap_report(tokens_of(rows))["causes"]
-    assert cause["cause"] == "top_p_renormalised" and "is 0.211 on the mean" in cause["evidence"]
+    assert cause["cause"] == "top_p_renormalised" and "is 0.211 on the mean." in cause["evidence"]
     for made in rows:  # the whole vocabulary was kept, so whatever makes the gap, top-p does not
         made.columns = {"kept_logprob_mass": np.zeros(len(made.mask))}
     assert [cause["cause"] for cause in gap_report(tokens_of(rows))["causes"]] == ["unexplained"]

@@ -151,8 +151,8 @@ def _top_p_renormalised(case: CauseCase) -> None:
         kept_mass = tokens.kept_mass[unexplained]
         rest, masses = (float(np.abs(values).mean()) for values in (d - kept_mass, kept_mass)) if len(d) else (0, 0)
         if masses > AGREE_MEAN >= rest:
-            case.name("top_p_renormalised", unexplained.copy(), f"The logarithm of the mass that was kept is {masses:.3g} "
-                      f"on the mean. Where the trainer's values are divided by it, too, {rest:.2g} is left.")
+            case.name("top_p_renormalised", unexplained.copy(), f"The logarithm of the kept mass is {masses:.3g} on "
+                      f"the mean. Where the trainer's values are divided by that mass, too, {rest:.2g} is left.")
         return
     if abs(mean) < ONE_SIDED:
         return
