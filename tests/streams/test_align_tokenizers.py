@@ -15,8 +15,8 @@ from rollout_inspector.text.tokenizers import load
 TEXTS = (
     "The answer is 172, not 17.2: see line 40.\n\n    return f(x) ** 2  # ok",
     '{"name": "search", "arguments": {"q": "caf\u00e9 \u6771\u4eac", "n": 3}}',
-    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 "
-    "\u05e9\u05dc\u05d5\u05dd",
+    ("\U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 "
+     "\u05e9\u05dc\u05d5\u05dd"),
     "HAVING\tcount(*) >= 1000000;   \r\n\u3000end",
 )
 
