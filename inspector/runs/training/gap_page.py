@@ -49,7 +49,7 @@ class GapPage(Page):
 
 
 def gap_of(run: Run) -> GapPage:
-    """The stored report of a run, or why there is none. At most two queries."""
+    """The stored report of a run, or why there is none. At most four queries."""
     jobs = latest_jobs(run, KIND.slug)
     latest = jobs[0] if jobs else None
     done = next((job for job in jobs if job.status == Job.Status.DONE), None)
@@ -65,7 +65,7 @@ def gap_of(run: Run) -> GapPage:
 
 @reads_run
 def gap(request: HttpRequest, run: Run) -> HttpResponse:
-    """The page of the stored report and of the weights in the loss. At most four queries beside the run's own."""
+    """The page of the stored report and of the weights in the loss. At most six queries beside the run's own."""
     data, weights = gap_of(run), weights_of(run, request.GET)
     report = data.report
     html: dict[str, Any] = {

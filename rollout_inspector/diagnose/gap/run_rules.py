@@ -149,10 +149,10 @@ def _top_p_renormalised(case: CauseCase) -> None:
     mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
     if tokens.kept_mass is not None:
         kept_mass = tokens.kept_mass[unexplained]
-        rest, masses = (float(np.abs(values).mean()) for values in (d - kept_mass, kept_mass)) if len(d) else (0, 0)
-        if masses > AGREE_MEAN >= rest:
+        other, masses = (float(np.abs(values).mean()) for values in (d - kept_mass, kept_mass)) if len(d) else (0, 0)
+        if masses > AGREE_MEAN >= other:
             case.name("top_p_renormalised", unexplained.copy(), f"The logarithm of the kept mass is {masses:.3g} on "
-                      f"the mean. Where the trainer's values are divided by that mass, too, {rest:.2g} is left.")
+                      f"the mean. Where the trainer's values are divided by that mass, too, {other:.2g} is left.")
         return
     if abs(mean) < ONE_SIDED:
         return
