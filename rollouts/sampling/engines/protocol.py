@@ -57,6 +57,8 @@ class GenerationRequest:
     prompt_ids: Ids
     """``[P]``"""
     sampling: Sampling
+    forced_ids: Ids | None = None
+    """A completion to compute token by token in place of a sampled one, of ``sampling.max_tokens``; None = sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +194,8 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
         raise EngineError(f"The engine returned the id {bad}, and the model's ids run from 0 to {vocab_size - 1}.")
+    if request.forced_ids is not None and not np.array_equal(ids, request.forced_ids):
+        raise EngineError("The engine decoded other ids than it was given. It cannot replay a completion.")
     if len(ids) > request.sampling.max_tokens:
         raise EngineError(f"The engine returned {len(ids)} tokens where {request.sampling.max_tokens} were allowed.")
     # Written so that NaN fails too: a third pass over each completion would cost as much again.

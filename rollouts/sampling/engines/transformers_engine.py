@@ -280,7 +280,9 @@ class TransformersEngine:
 
     def _sample(self, slots: list[Slot], logits: torch.Tensor) -> None:
         live = [slot.owner for slot in slots]
-        sampled = draw(logits, [item.request.sampling for item in live], [item.draws for item in live])
+        completions = [item.request.forced_ids for item in live]
+        forced = [None if ids is None else int(ids[len(item.ids)]) for item, ids in zip(live, completions, strict=True)]
+        sampled = draw(logits, [item.request.sampling for item in live], [item.draws for item in live], forced)
         for item, (token, logprob, alternatives) in zip(live, sampled, strict=True):
             item.ids.append(token)
             item.logprobs.append(logprob)

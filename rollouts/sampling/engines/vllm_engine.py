@@ -152,6 +152,7 @@ class VllmEngine:
                 ignore_eos=True,  # only stop_token_ids end a completion
                 logprobs=sampling.alternatives,  # beside that of the sampled token
                 output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
+                **({} if request.forced_ids is None else {"trace_decode_token_ids": request.forced_ids.tolist()}),
             )
             self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
         except self._refusals as error:  # vllm's own checks of one request; the engine still works

@@ -10,6 +10,9 @@ from rollouts.store.models.codes import new_code
 from rollouts.store.models.runs import Run
 from rollouts.store.models.trajectories import StoredTrajectory
 
+DECODED = " decode"
+"""What the engine of a column ends with whose values were decoded token by token; the others were read at once."""
+
 
 class ScoredColumn(models.Model):
     """What one engine with one model returns for the tokens of a run. The same engine and model find it again."""
@@ -37,6 +40,11 @@ class ScoredColumn(models.Model):
                 name="one_column_of_an_engine",
             )
         ]
+
+    @property
+    def is_decoded(self) -> bool:
+        """Its values were decoded token by token."""
+        return str(self.engine).endswith(DECODED)
 
     def __str__(self) -> str:
         at = "" if self.temperature == 1 else f" at temperature {self.temperature:g}"
