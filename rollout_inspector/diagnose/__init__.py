@@ -30,7 +30,7 @@ from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.retokenized import rows_again
-from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.streams.trajectory import FORKED, Trajectory
 
 __all__ = [
     "BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Diagnosis", "Finding", "FindingKind", "Severity", "diagnose",
@@ -88,6 +88,8 @@ def examine(
     ``not_decidable`` says so. Deterministic; O(new tokens) while each step extends its parent.
     """
     case = DiagnosisContext(trajectory, codec, renderer_for, rows_template)
+    if FORKED in trajectory.extra:
+        case.undecided |= dict.fromkeys(("first_prompt", "control_text"), "first prompt of its own")
     if _is_text_alone(trajectory):
         gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
         return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
@@ -149,7 +151,7 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
 
 
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
-    if index in case.no_ids:
+    if index in case.no_ids or FORKED in case.trajectory.extra:
         return []
     rules = (
         step_checks.doubled_bos, step_checks.head_lost, template.first_prompt, delta_rules.control_text_in_prompt
