@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
-from inspector.trajectories import tabs
+from inspector.trajectories import forks_page, tabs
 from inspector.trajectories.alternatives_page import alternatives_page
 from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import find_page
@@ -216,6 +216,31 @@ def tab_view(tab: Tab) -> View:
         return page(request, f"trajectories/{tab.slug}.html", value, **frame, **html)
 
     return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
+
+
+@writes_trajectory
+def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """Continue a trajectory from a token."""
+    form = forks_page.ForkForm(trajectory.run, request.POST)
+    return forks_page.continue_from_token(request, trajectory, form) or _refused_forms(request, trajectory, form, None)
+
+
+@writes_trajectory
+def new_effect(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """Continue a trajectory from both sides of a finding."""
+    form = forks_page.EffectForm(trajectory.run, request.POST)
+    return forks_page.continue_both_sides(request, trajectory, form) or _refused_forms(request, trajectory, None, form)
+
+
+def _refused_forms(
+    request: HttpRequest, trajectory: StoredTrajectory, *sent: forks_page.ContinuationForm | None
+) -> HttpResponse:
+    request.share = None  # type: ignore[attr-defined]
+    value, html = forks_page.forks_page(request, trajectory, *sent)  # type: ignore[arg-type]
+    if wants_json(request):
+        return json_page({"errors": value.errors}, 422)
+    tab = next(tab for tab in tabs.TABS if tab.slug == "forks")
+    return page(request, "trajectories/forks.html", value, 422, **_frame(request, trajectory, tab), **html)
 
 
 def _not_kept(view: View) -> View:

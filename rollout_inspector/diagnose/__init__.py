@@ -96,7 +96,8 @@ def examine(
     findings: list[Finding] = []
     indices: list[int] = []
     for index in range(len(case.steps)):
-        missing = step_checks.missing_ids(case, index)
+        # The first completion of a fork may go on in the middle of a turn, so that one token alone ends it.
+        missing = None if not index and FORKED in trajectory.extra else step_checks.missing_ids(case, index)
         if missing is not None:
             findings.append(missing)
         elif index not in case.no_ids and (inconsistent := step_checks.inconsistent(case, index)) is not None:

@@ -42,6 +42,10 @@ from rollouts.store.trajectories.trajectory_parts import (
 NO_ENVIRONMENT = "prompts"
 """The environment of what has none: its episode ends after one completion, and a task without an answer scores none."""
 MAX_SAMPLES = 512
+NOTHING_READ = (
+    "This finding changes no token that the policy reads, or it is not known what should stand there: there are no "
+    "two sides to continue from."
+)
 
 
 @dataclass(frozen=True)
@@ -137,13 +141,17 @@ def fork_start(run: Run) -> ForkStart | None:
         return None
     if stored.parent is None:
         raise Refusal("The trajectory that this run continues was deleted, so the run cannot go on.")
-    prefix, request = fork_prefix(stored), _request(stored.parent, stored.step_index)
+    prefix, at = fork_prefix(stored), stored.step_index
+    steps = load_trajectory(stored.parent).steps if at is not None else ()
+    request = None if at is None else steps[at].request
     messages = request.messages if request else ()
+    # The harness may have sent a reply back otherwise than the environment answered it.
+    replies = {len(step.request.messages): step.reply for step in steps[:at] if step.request and step.reply}
     if stored.text is None:
-        return ForkStart(prefix, stored.prompt_length, messages, stored.goes_on)
+        return ForkStart(prefix, stored.prompt_length, messages, replies, stored.goes_on)
     last = max(n for n, message in enumerate(messages) if message.get("role") == "assistant")
-    observed = (*messages[last + 1 : -1], {**messages[-1], "content": stored.text})
-    return ForkStart(prefix, stored.prompt_length, messages[:last], stored.goes_on, messages[last], observed)
+    observed = (*messages[last + 1 : -1], {**messages[-1], **({"content": stored.text} if stored.text else {})})
+    return ForkStart(prefix, stored.prompt_length, messages[:last], replies, stored.goes_on, messages[last], observed)
 
 
 def _launch(
@@ -258,26 +266,36 @@ def _sides(trajectory: StoredTrajectory, number: int) -> dict[str, dict[str, Any
     _, steps = rows_and_steps(trajectory)
     step = None if finding.step_index is None else steps[finding.step_index]
     if step is not None:
-        row, base, turn_start, at_step = step.row, step.pk, step.prompt_length, step.index
+        row, turn_start = step.row, step.prompt_length
         end = max(stop, start) if stop > turn_start or start >= turn_start else turn_start
         handle = StoredStep(pk=step.pk, trajectory_id=trajectory.pk, index=step.index)
-        whole = stream_ids(handle, step.prompt_length + step.completion_length)
+        whole, place = stream_ids(handle, step.prompt_length + step.completion_length), None
     else:
         assert finding.row_index is not None
         place = _place(trajectory, finding.row_index, max(stop, 1))
         end = max(place.turn_start, stop)
         whole = _place(trajectory, finding.row_index, max(end, 1)).before
-        row, base, turn_start = finding.row_index, None, place.turn_start
-        at_step = None if place.step is None else place.step.index
-    tail = np.concatenate([finding.expected_ids, whole[stop:end]]).astype(np.int32)
-    as_it_is: dict[str, Any] = {"n_shared": end, "tail_ids": NO_IDS}
-    mended: dict[str, Any] = {"n_shared": start, "tail_ids": tail}
+        row, turn_start = finding.row_index, place.turn_start
+    of_place = step or (place and place.step)
+    common: dict[str, Any] = {
+        "row": row, "offset": start, "step_index": None if of_place is None else of_place.index,
+        "base_step_id": None if step is None else step.pk, "tail_ids": NO_IDS,
+    }
+    as_it_is, mended = common | {"n_shared": end}, common | {"n_shared": start}
+    if step is not None and finding.axis == Axis.DELTA and not len(finding.expected_ids):
+        parent = steps[step.parent] if step.parent is not None else None
+        if parent is None or step.shared_length < step.parent_length:
+            raise Refusal(NOTHING_READ)
+        # What should stand there is not stored. The strategy writes the recorded messages as the template does.
+        mended |= {"n_shared": step.parent_length, "base_step_id": parent.pk, "text": ""}
+        mended["prompt_length"], as_it_is["prompt_length"] = parent.prompt_length, end
+        return {Fork.Side.SAMPLED.value: mended, Fork.Side.BROKEN.value: as_it_is}
+    if step is not None and start >= turn_start and not len(finding.expected_ids):
+        raise Refusal(NOTHING_READ)
+    mended["tail_ids"] = np.concatenate([finding.expected_ids, whole[stop:end]]).astype(np.int32)
     for columns in (as_it_is, mended):
         length = columns["n_shared"] + len(columns["tail_ids"])
-        columns |= {
-            "row": row, "offset": start, "base_step_id": base, "step_index": at_step,
-            "prompt_length": turn_start if start >= turn_start else length,
-        }
+        columns["prompt_length"] = turn_start if start >= turn_start else length
     # What a step sampled stands as it was sampled; the expected ids are what encoding its text would make of it.
     was_sampled = step is not None and start >= step.prompt_length
     sampled, broken = (as_it_is, mended) if was_sampled else (mended, as_it_is)
@@ -289,11 +307,8 @@ def why_no_sides(finding: StoredFinding) -> str:
     expected, actual = finding.expected_ids, finding.actual_ids
     if finding.severity == Severity.INFO:
         return "This finding is a note: nothing is broken, so there are no two sides to continue from."
-    if finding.axis != Axis.STREAM and not len(expected):
-        return (
-            "This finding changes no token that the policy reads, or it is not known what should stand there: "
-            "there are no two sides to continue from."
-        )
+    if finding.axis == Axis.ROW and not len(expected):
+        return NOTHING_READ
     if finding.step_index is None and finding.row_index is None:
         return "This finding names no place in the tokens, so nothing can be continued from it."
     if max(len(expected), len(actual), finding.stop - finding.start) >= MAX_STRETCH:
@@ -301,7 +316,7 @@ def why_no_sides(finding: StoredFinding) -> str:
             f"The two sides differ in {MAX_STRETCH} tokens or more, and only the first {MAX_STRETCH} are kept. "
             "Continue from a token instead."
         )
-    if np.array_equal(expected, actual):
+    if len(expected) and np.array_equal(expected, actual):
         return "Both sides of this finding hold the same tokens: continuing from them would tell nothing."
     return ""
 

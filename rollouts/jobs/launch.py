@@ -267,7 +267,8 @@ def launch(
     """Store a run with all its trajectories queued, and send it to the worker of its model.
 
     ``prompts`` come from an uploaded file (``read_prompts``), for an environment that takes its tasks from a file.
-    ``project``: None = the default one. ``fork``: the task of its trajectories, and the fields of its ``Fork``. Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
+    ``project``: None = the default one. ``fork``: the task of its trajectories, and the fields of its ``Fork``.
+    Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
     with the reason.
     """
     problems = settings.problems()

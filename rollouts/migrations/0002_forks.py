@@ -23,7 +23,7 @@ class Migration(migrations.Migration):
                 ('tail_ids', rollouts.store.fields.IdsField(help_text='Ids of the prefix behind these: another token, or another text.')),
                 ('prompt_length', models.PositiveIntegerField(help_text='Ids of the prefix before the turn that is continued.')),
                 ('token_id', models.IntegerField(help_text='The token that stands at the place instead.', null=True)),
-                ('text', models.TextField(help_text='The text of the observation behind the step instead.', null=True)),
+                ('text', models.TextField(help_text='What the strategy observes instead; empty = what was recorded.', null=True)),
                 ('goes_on', models.BooleanField(default=False, help_text='Also where the environment answers otherwise.')),
                 ('pair', models.CharField(blank=True, help_text='The two sides of a break share it.', max_length=16)),
                 ('side', models.CharField(blank=True, choices=[('sampled', 'Sampled'), ('broken', 'Broken')], max_length=10)),

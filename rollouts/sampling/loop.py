@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -45,6 +45,8 @@ class ForkStart:
     """How many of these are prompt. The others begin the assistant's own turn."""
     messages: tuple[Message, ...]
     """The conversation so far, without the turn that is continued. It begins with the messages of the task."""
+    replies: Mapping[int, Message] = field(default_factory=dict)
+    """Place in ``messages`` -> the reply that the environment answered, where another one may stand there."""
     goes_on: bool = False
     """Go on with the recorded messages where the environment answers otherwise."""
     reply: Message | None = None
@@ -55,9 +57,9 @@ class ForkStart:
     def recorded(self, n_task: int) -> list[tuple[Message, list[Message]]]:
         """Each reply behind the ``n_task`` messages of the task, with what was answered to it."""
         turns: list[tuple[Message, list[Message]]] = []
-        for message in self.messages[n_task:]:
+        for place, message in enumerate(self.messages[n_task:], n_task):
             if message.get("role") == "assistant":
-                turns.append((message, []))
+                turns.append((self.replies.get(place, message), []))
             elif turns:
                 turns[-1][1].append(message)
         return turns
@@ -169,6 +171,14 @@ def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> Engine
             if info.done():
                 raise
     return None
+
+
+def _turn_head(live: _Live) -> Ids:
+    """The ids of the turn that a fork continues: they stand before its first completion, in the same message."""
+    start = live.job.start
+    if start is None or start.reply is not None or live.n_steps:
+        return NO_IDS
+    return start.prompt_ids[start.prompt_length :]
 
 
 def _n_calls(reply: Message) -> int:
@@ -388,10 +398,8 @@ class _Batch:
     def _reply(self, live: _Live, ids: Ids) -> Message:
         """A completion as a message. If the prompt ends inside that message, its earlier calls do not count."""
         before = NO_IDS if live.strategy.continues_message else live.prompt_ids
-        start = live.job.start
-        if start is not None and start.reply is None and not live.n_steps:
-            # The turn began before the fork: its message is made of all its tokens.
-            before, ids = before[: start.prompt_length], np.concatenate([start.prompt_ids[start.prompt_length :], ids])
+        if len(head := _turn_head(live)):
+            before, ids = before[: -len(head)], np.concatenate([head, ids])
         reply = self.parse(before, ids, live.job.task.tools)
         if not self.call_ids:
             return reply
@@ -428,9 +436,8 @@ class _Batch:
         """Let the stream grow by a completion, then ask the environment. A truncated completion ends the trajectory."""
         if reply is None:
             reply = self._reply(live, ids)
-        start = live.job.start
-        if start is not None and start.reply is None and not live.n_steps and start.prompt_length < len(live.prompt_ids):
-            ids, logprobs = np.concatenate([start.prompt_ids[start.prompt_length :], ids]), None
+        if len(head := _turn_head(live)):
+            ids, logprobs = np.concatenate([head, ids]), None
         live.messages.append(reply)
         live.n_steps += 1
         live.n_calls += _n_calls(reply)

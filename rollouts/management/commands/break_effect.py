@@ -21,7 +21,7 @@ class Command(ContinuationCommand):
         parser.add_argument("--finding", type=int, required=True, metavar="N", help="its number, from 1")
 
     def handle(self, *_: Any, **options: Any) -> None:
-        _, runs = self.launched(
+        _trajectory, runs = self.launched(
             options,
             lambda trajectory, settings, enqueue: list(
                 break_effect(trajectory, options["finding"], settings, enqueue=enqueue)
@@ -31,5 +31,5 @@ class Command(ContinuationCommand):
         assert side is not None
         effect = effect_of(side.pair)
         assert effect is not None
-        self.print_result(options["json"], effect.contract(), effect.sentence)
+        self.print_result(options["json"], effect.contract(), " ".join(effect.sentences))
         self.check_ended(runs)

@@ -36,7 +36,7 @@ class Fork(models.Model):
     tail_ids = IdsField(help_text="Ids of the prefix behind these: another token, or another text.")
     prompt_length = models.PositiveIntegerField(help_text="Ids of the prefix before the turn that is continued.")
     token_id = models.IntegerField(null=True, help_text="The token that stands at the place instead.")
-    text = models.TextField(null=True, help_text="The text of the observation behind the step instead.")
+    text = models.TextField(null=True, help_text="What the strategy observes instead; empty = what was recorded.")
     goes_on = models.BooleanField(default=False, help_text="Also where the environment answers otherwise.")
     pair = models.CharField(max_length=16, blank=True, help_text="The two sides of a break share it.")
     side = models.CharField(max_length=10, choices=Side.choices, blank=True)

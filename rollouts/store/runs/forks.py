@@ -10,7 +10,8 @@ from typing import Any
 from django.db.models import F, Q
 
 from rollout_inspector.streams.figures import paired_difference, reward_mean
-from rollout_inspector.streams.trajectory import FORKED, Ids
+from rollout_inspector.streams.prefix import common_prefix
+from rollout_inspector.streams.trajectory import FORKED, NO_IDS, Ids
 from rollouts.store.models import ACTIVE, Fork, Run, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.reading import attach_steps, fork_prefix
 
@@ -27,13 +28,19 @@ class ForkSample:
     code: str
     """Code of its trajectory."""
     status: str
+    """``queued``, ``running``, ``done`` or ``failed``."""
     seed: int | None
+    """Both sides of a break have the same seeds."""
     reward: float | None
+    """Null = it has none."""
     n_tokens: int
     """Tokens that it adds to the parent."""
     n_sampled: int
+    """Tokens that were sampled."""
     n_steps: int
+    """Engine calls."""
     error: str
+    """Why it failed."""
 
 
 def add_fork(run: Run, parent: StoredTrajectory, **fields: Any) -> dict[str, Mapping[str, Any]]:
@@ -76,9 +83,50 @@ def first_completions(runs: Collection[int]) -> dict[int, list[Ids]]:
     """Key of a run -> the first completion of each of its continuations that has one. One query."""
     steps = StoredStep.objects.filter(trajectory__run__in=runs, index=0).annotate(run=F("trajectory__run"))
     completions: dict[int, list[Ids]] = defaultdict(list)
-    for step in attach_steps(steps.select_related("tokens", "segment").order_by("trajectory__index"), ("completion_ids",)):
+    in_order = steps.select_related("tokens", "segment").order_by("trajectory__index")
+    for step in attach_steps(in_order, ("completion_ids",)):
         completions[step.run].append(step.tokens.completion_ids)  # type: ignore[attr-defined]
     return completions
+
+
+@dataclass(frozen=True)
+class ForkFigures:
+    """A fork, and what its continuations came to."""
+
+    run: str
+    """Code of its run."""
+    name: str
+    """Of its run."""
+    status: str
+    """Of its run."""
+    row: int
+    """The row of the parent."""
+    offset: int
+    """The place in the row: the first token that is not the parent's."""
+    token_id: int | None
+    """The token that stands there instead; null = none does."""
+    text: str | None
+    """The text of the observation instead; null = none."""
+    side: str
+    """``sampled`` or ``broken`` of a finding; empty = it was asked for alone."""
+    finding: int | None
+    """Number of that finding."""
+    expected: int
+    """Continuations that were asked for."""
+    finished: int
+    """Those that have ended."""
+    failed: int
+    """Those that ended with an error."""
+    reward_mean: float | None
+    """Of those that have a reward."""
+    length_mean: float | None
+    """Sampled tokens of those that have ended."""
+    calls_mean: float | None
+    """Engine calls of those that have ended."""
+    parts_at: int | None
+    """The first token at which the continuations differ, as an offset in their rows; null = they do not."""
+    samples: list[ForkSample]
+    """Each continuation."""
 
 
 @dataclass(frozen=True)
@@ -92,30 +140,39 @@ class SideFigures:
     """Mean reward; null = none has a reward."""
     n: int
     """Continuations that have ended."""
-    n_asked: int
+    expected: int
+    """Continuations that were asked for."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """Broken - sampled, over pairs with one seed."""
 
     n: int
     """Pairs of which both sides have ended and have the number."""
     difference: float | None
-    """Null = there are fewer than two pairs."""
+    """The mean; null = there are fewer than two pairs."""
     interval: tuple[float | None, float | None]
-    """95 %."""
-
-    @property
-    def is_seen(self) -> bool:
-        """The interval does not hold 0."""
-        low, high = self.interval
-        return low is not None and high is not None and not low <= 0 <= high
+    """95 %, from low to high."""
+    seen: bool
+    """The interval does not hold 0."""
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[float, float]]) -> Difference:
-        effect = paired_difference(pairs)
-        return cls(len(pairs), None, (None, None)) if effect is None else cls(len(pairs), effect[0], effect[1:])
+    def of(cls, pairs: Sequence[tuple[float, float]]) -> PairedDifference:
+        """The difference of second - first."""
+        if (effect := paired_difference(pairs)) is None:
+            return cls(len(pairs), None, (None, None), False)
+        difference, low, high = effect
+        return cls(len(pairs), difference, (low, high), not low <= 0 <= high)
+
+    def words(self, what: str, unit: str = "") -> str:
+        """The difference as a sentence."""
+        if self.difference is None:
+            return f"{what}: too few pairs have ended to compare the two sides."
+        low, high = (f"{edge:+.3g}{unit}" for edge in self.interval if edge is not None)
+        if not self.seen:
+            return f"{what}: no difference to be seen with n = {self.n} (95 %: {low} to {high})."
+        return f"{what}: {self.difference:+.3g}{unit} on the broken side (95 %: {low} to {high}, n = {self.n})."
 
 
 @dataclass(frozen=True)
@@ -123,35 +180,26 @@ class BreakEffect:
     """What a break did to the policy: two runs that continue from both of its sides."""
 
     pair: str
+    """The code of the two runs together."""
     finding: int
     """Number of the finding."""
+    active: bool
+    """Whether a worker is at it."""
     sampled: SideFigures
+    """From what was sampled."""
     broken: SideFigures
-    reward: Difference
-    success: Difference
-    """Of the share of continuations with a reward of at least 0.5."""
-    length: Difference
+    """From what was made of it."""
+    reward: PairedDifference
+    """Of the rewards."""
+    success: PairedDifference
+    """Of the share with a reward of at least 0.5."""
+    length: PairedDifference
     """Of the sampled tokens."""
 
     @property
-    def sentence(self) -> str:
+    def sentences(self) -> list[str]:
         """The effect in words."""
-        change, n = self.reward, min(self.sampled.n, self.broken.n)
-        if n < min(self.sampled.n_asked, self.broken.n_asked) and is_any_active(self.sampled.status, self.broken.status):
-            return f"{self.sampled.n + self.broken.n} of {self.sampled.n_asked + self.broken.n_asked} have ended."
-        if change.difference is None:
-            change = self.length
-            if change.difference is None:
-                return "Too few continuations have ended to compare the two sides."
-            what, words = "No continuation has a reward. Length", "tokens"
-        else:
-            what, words = "Reward", ""
-        low, high = change.interval
-        if not change.is_seen:
-            return f"{what}: no difference to be seen with n = {change.n} ({low:+.3g} to {high:+.3g} {words}".rstrip() + ")."
-        return f"{what} of the broken side: {change.difference:+.3g} {words}".rstrip() + (
-            f" (95 %: {low:+.3g} to {high:+.3g}, n = {change.n})."
-        )
+        return [self.reward.words("Reward"), self.success.words("Success"), self.length.words("Length", " tokens")]
 
     def contract(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -161,13 +209,8 @@ class BreakEffect:
         }
         change = self.reward
         return sides | {
-            "difference": change.difference, "interval": list(change.interval), "seen": change.is_seen
+            "difference": change.difference, "interval": list(change.interval), "seen": change.seen
         }
-
-
-def is_any_active(*statuses: str) -> bool:
-    """Whether one of these is the status of what goes on."""
-    return any(status in ACTIVE for status in statuses)
 
 
 def effect_of(pair: str) -> BreakEffect | None:
@@ -188,21 +231,51 @@ def effects_of(forks: Sequence[Fork], samples: Mapping[int, Sequence[ForkSample]
 
 
 def _effect(pair: str, sides: Mapping[str, Fork], samples: Mapping[int, Sequence[ForkSample]]) -> BreakEffect:
-    figures, ended = [], []
-    for name in (Fork.Side.SAMPLED, Fork.Side.BROKEN):
-        run = sides[name].run
-        of_side = [sample for sample in samples.get(run.pk, ()) if sample.status == StoredTrajectory.Status.DONE]
-        rewards = [sample.reward for sample in of_side if sample.reward is not None]
-        mean = reward_mean(sum(rewards), len(rewards))
-        figures.append(SideFigures(run.code, run.status, mean, len(of_side), run.n_expected))
-        ended.append({sample.seed: sample for sample in of_side})
-    pairs = [(ended[0][seed], ended[1][seed]) for seed in ended[0] if seed in ended[1]]
+    ended = {
+        side: {sample.seed: sample for sample in samples.get(fork.pk, ()) if sample.status == Run.Status.DONE}
+        for side, fork in sides.items()
+    }
+    sampled, broken = ended[Fork.Side.SAMPLED], ended[Fork.Side.BROKEN]
+    pairs = [(sampled[seed], broken[seed]) for seed in sampled if seed in broken]
     scored = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
     return BreakEffect(
-        pair, sides[Fork.Side.SAMPLED].finding or 0, *figures,
-        reward=Difference.of(scored),
-        success=Difference.of([(float(a >= SUCCESS), float(b >= SUCCESS)) for a, b in scored]),
-        length=Difference.of([(float(a.n_sampled), float(b.n_sampled)) for a, b in pairs]),
+        pair, sides[Fork.Side.SAMPLED].finding or 0, any(fork.run.status in ACTIVE for fork in sides.values()),
+        *(_side(sides[side], list(ended[side].values())) for side in (Fork.Side.SAMPLED, Fork.Side.BROKEN)),
+        PairedDifference.of(scored),
+        PairedDifference.of([(float(a >= SUCCESS), float(b >= SUCCESS)) for a, b in scored]),
+        PairedDifference.of([(float(a.n_sampled), float(b.n_sampled)) for a, b in pairs]),
+    )
+
+
+def _side(fork: Fork, ended: Sequence[ForkSample]) -> SideFigures:
+    return SideFigures(fork.run.code, fork.run.status, _reward_mean(ended), len(ended), fork.run.n_expected)
+
+
+def _reward_mean(ended: Sequence[ForkSample]) -> float | None:
+    rewards = [sample.reward for sample in ended if sample.reward is not None]
+    return reward_mean(sum(rewards), len(rewards))
+
+
+def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
+    """What the continuations of forks came to. Two queries and those of the arrays."""
+    runs = [fork.pk for fork in forks]
+    samples, completions = samples_of(runs), first_completions(runs)
+    return [_figures(fork, samples[fork.pk], completions[fork.pk]) for fork in forks]
+
+
+def _figures(fork: Fork, samples: list[ForkSample], completions: Sequence[Ids]) -> ForkFigures:
+    ended = [sample for sample in samples if sample.status == StoredTrajectory.Status.DONE]
+    first = completions[0] if completions else NO_IDS
+    shared = min((common_prefix(first, other) for other in completions[1:]), default=None)
+    # All samples may be equal: then they never part.
+    parts = shared is not None and any(len(other) != len(first) or shared < len(first) for other in completions[1:])
+    start = fork.n_shared + len(fork.tail_ids)
+    n = len(ended) or None
+    return ForkFigures(
+        fork.run.code, fork.run.name, fork.run.status, fork.row, fork.offset, fork.token_id, fork.text, fork.side,
+        fork.finding, fork.run.n_expected, len(ended), fork.run.n_failed, _reward_mean(ended),
+        n and sum(sample.n_sampled for sample in ended) / n, n and sum(sample.n_steps for sample in ended) / n,
+        start + (shared or 0) if parts else None, samples,
     )
 
 
