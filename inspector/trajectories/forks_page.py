@@ -18,14 +18,13 @@ from inspector.web.access import may_write, reader_of
 from inspector.web.forms import PlainForm, code_area
 from inspector.web.twins import json_page, wants_json, whole_number
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs.forks import ContinuationSettings, ForkSettings, break_effect, fork
+from rollouts.jobs.forks import MAX_TEXT, ContinuationSettings, ForkSettings, break_effect, fork
 from rollouts.jobs.launch import LaunchRefused, served_models
 from rollouts.sampling.engines import offered_engines
 from rollouts.store.chat_templates.chat_templates import newest_chat_templates
 from rollouts.store.models import Run, StoredTrajectory
 from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, find_fork, fork_figures, forks_of
 
-MAX_TEXT = 20_000
 MAX_TEMPLATES = 50
 
 

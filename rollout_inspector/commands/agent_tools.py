@@ -35,6 +35,11 @@ FINDING_FIELDS = (
     "trajectory", "number", "kind", "title", "severity", "step", "row", "start", "stop", "remedy", "missing",
     "trained_tokens_lost", "trained_tokens_wrong", "muted",
 )
+FORK_FIELDS = (
+    "run", "status", "row", "offset", "token_id", "side", "finding", "expected", "finished", "failed", "reward_mean",
+    "length_mean", "calls_mean", "parts_at",
+)
+SAMPLE_FIELDS = ("code", "status", "seed", "reward", "n_tokens", "n_sampled", "n_steps")
 CHECK_FIELDS = ("code", "status", "error", "progress", "tokenizer", "label", "verdicts", "prefix_preserving")
 PROBE_FIELDS = ("name", "title", "status", "void", "decisive", "line")
 REPAIR_FIELDS = ("verified", "scope", "fixes", "still_broken", "changed_conversations")
@@ -185,15 +190,12 @@ class AgentTools:
         chat_template: Jinja text. tokenizer: a name that is registered on the server. Name one of the two, or both.
         Call it again with the same question while progress is not empty: nothing is done twice.
         """
-        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
-            raise ToolRefused(f"wait_seconds is 0 to {MAX_WAIT_SECONDS:.0f}.")
         client = self._client()
-        check = client.check_template(chat_template=chat_template, tokenizer=tokenizer, label=label)
-        waited = 0.0
-        while (check["status"] not in ENDED or check["progress"]) and waited < wait_seconds:
-            self._pause(POLL_SECONDS)
-            waited += POLL_SECONDS
-            check = client.check(check["code"])
+        check = self._waited(
+            lambda: client.check_template(chat_template=chat_template, tokenizer=tokenizer, label=label),
+            lambda check: client.check(check["code"]),
+            lambda check: check["status"] in ENDED and not check["progress"], wait_seconds,
+        )
         return answer_text(_checked(client, check))
 
     def propose_repair(self, check: str, content: bool = True) -> str:
@@ -209,6 +211,56 @@ class AgentTools:
             "wider": bool(repair and repair.get("wider")),
         }
         return answer_text(answer, repair["diff"] if repair and content else None)
+
+    def fork(
+        self, trajectory: str, row: int, at: int, token: int | None = None, samples: int = 16,
+        wait_seconds: float = 60.0,
+    ) -> str:
+        """Let the policy go on from token ``at`` of a row, and wait. The token needs the scope launch.
+
+        token: an id that stands at this place instead. get_forks shows what has ended later.
+        """
+        client = self._client()
+        how = {"samples": _count(samples, "samples")} | ({} if token is None else {"token": _count(token, "token")})
+        fork = self._waited(
+            lambda: client.fork(_code(trajectory), _count(row, "row"), _count(at, "at"), **how),
+            lambda made: next(fork for fork in client.forks(trajectory) if fork["run"] == made["run"]),
+            lambda fork: fork["status"] in ENDED, wait_seconds,
+        )
+        return answer_text(_forked(fork) | _at(client, f"/trajectories/{trajectory}/forks"))
+
+    def get_forks(self, trajectory: str) -> str:
+        """The forks of a trajectory: where they begin, and rewards, lengths and calls of their continuations."""
+        client = self._client()
+        forks = [_forked(fork) for fork in client.forks(_code(trajectory))]
+        return answer_text({"forks": forks, **_at(client, f"/trajectories/{trajectory}/forks")})
+
+    def break_effect(self, trajectory: str, finding: int, samples: int = 16, wait_seconds: float = 60.0) -> str:
+        """What a finding did: continue from what was sampled and from what was made of it, with the same seeds.
+
+        The differences are broken - sampled, with 95 % intervals. The token needs the scope launch.
+        """
+        client = self._client()
+        number, n = _count(finding, "finding"), _count(samples, "samples")
+        effect = self._waited(
+            lambda: client.break_effect(_code(trajectory), number, samples=n),
+            lambda made: client.effect(trajectory, made["pair"]), lambda effect: not effect["active"], wait_seconds,
+        )
+        return answer_text({**effect, **_at(client, f"/trajectories/{trajectory}/forks")})
+
+    def _waited(
+        self, ask: Callable[[], Mapping[str, Any]], look: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        has_ended: Callable[[Mapping[str, Any]], bool], wait_seconds: float,
+    ) -> Mapping[str, Any]:
+        """What is asked for, looked at until it has ended or the caller has waited long enough."""
+        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
+            raise ToolRefused(f"wait_seconds is 0 to {MAX_WAIT_SECONDS:.0f}.")
+        made, waited = ask(), 0.0
+        while not has_ended(made) and waited < wait_seconds:
+            self._pause(POLL_SECONDS)
+            waited += POLL_SECONDS
+            made = look(made)
+        return made
 
     def link(self, trajectory: str, row: int = 0, start: int = 0, stop: int = 1) -> str:
         """The address of a range of tokens for a person: tokens start to stop of a training row, stop not included."""
@@ -294,6 +346,12 @@ def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
     probes = [_of(probe, PROBE_FIELDS) for probe in check["probes"]]
     return {**_of(check, CHECK_FIELDS), "probes": probes, "has_repair": check["repair"] is not None,
             **_at(client, check["url"])}
+
+
+def _forked(fork: Mapping[str, Any]) -> dict[str, Any]:
+    """A fork without texts of the rollout."""
+    samples = [{**_of(sample, SAMPLE_FIELDS), "error": shown_text(sample["error"])} for sample in fork["samples"]]
+    return {**_of(fork, FORK_FIELDS), "samples": samples}
 
 
 def _without_texts(value: Any) -> Any:

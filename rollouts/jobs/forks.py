@@ -11,6 +11,7 @@ import numpy as np
 
 from rollout_inspector.diagnose.context import MAX_STRETCH
 from rollout_inspector.diagnose.finding import Axis, Severity
+from rollout_inspector.formats.containers.json_text import json_problem
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import NO_IDS, Ids, Request, ids_array
 from rollouts.gallery import task_asked
@@ -42,6 +43,8 @@ from rollouts.store.trajectories.trajectory_parts import (
 NO_ENVIRONMENT = "prompts"
 """The environment of what has none: its episode ends after one completion, and a task without an answer scores none."""
 MAX_SAMPLES = 512
+MAX_TEXT = 20_000
+"""Characters of another observation."""
 NOTHING_READ = (
     "This finding changes no token that the policy reads, or it is not known what should stand there: there are no "
     "two sides to continue from."
@@ -102,6 +105,9 @@ def fork(
     if settings.text:
         if settings.token is not None:
             raise LaunchRefused({"text": "Choose another token or another text, not both."})
+        if len(settings.text) > MAX_TEXT or (problem := json_problem(settings.text)):
+            why = f"Write at most {MAX_TEXT:,} characters." if len(settings.text) > MAX_TEXT else f"This {problem}."
+            raise LaunchRefused({"text": why})
         if place.parent is None or not place.row.follows_steps or settings.at >= place.turn_start:
             raise LaunchRefused({"text": "This token is in no observation that a step of this row read."})
         # The whole reply is shared. The strategy writes what comes behind it again, with the other text.
