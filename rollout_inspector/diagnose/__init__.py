@@ -37,6 +37,8 @@ __all__ = [
     "examine",
 ]
 
+OF_FIRST_TURN = ("text", "reply", "first_prompt", "control_text")
+"""The checks that a fork cannot decide: another trajectory has its first prompt, and may have begun its first turn."""
 Rule = Callable[[Break], "Fault | None"]
 
 # Why a prompt does not start with the sampled stream. The first rule that matches names the cause.
@@ -89,16 +91,16 @@ def examine(
     """
     case = DiagnosisContext(trajectory, codec, renderer_for, rows_template)
     if FORKED in trajectory.extra:
-        case.undecided |= dict.fromkeys(("first_prompt", "control_text"), "first prompt of its own")
+        case.undecided |= dict.fromkeys(OF_FIRST_TURN, "first turn of its own")
     if _is_text_alone(trajectory):
         gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
         return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
     findings: list[Finding] = []
     indices: list[int] = []
     for index in range(len(case.steps)):
-        # The first completion of a fork may go on in the middle of a turn, so that one token alone ends it.
-        missing = None if not index and FORKED in trajectory.extra else step_checks.missing_ids(case, index)
-        if missing is not None:
+        if not index and FORKED in trajectory.extra:
+            pass  # its completion may be the end of a turn alone, whose message holds all of the turn
+        elif (missing := step_checks.missing_ids(case, index)) is not None:
             findings.append(missing)
         elif index not in case.no_ids and (inconsistent := step_checks.inconsistent(case, index)) is not None:
             findings.append(inconsistent)

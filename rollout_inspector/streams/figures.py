@@ -69,5 +69,5 @@ def paired_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, floa
     # The t quantile: the expansion of Cornish and Fisher, exact to 1 % from two degrees of freedom on.
     t = Z + (Z**3 + Z) / (4 * degrees) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * degrees**2)
     t += (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * degrees**3)
-    half = t * (max(variance, 0.0) / (n + 2)) ** 0.5
+    half = t * (max(variance, 0.0) / (n + 2)) ** 0.5 + scale / (2 * (n + 2))  # a share moves in steps
     return sum(differences) / n, middle - half, middle + half
