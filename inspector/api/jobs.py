@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, TypeVar
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from ninja import File, Form, Path, Query, Router, Schema
 from ninja.files import UploadedFile
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, create_model
 
 from inspector.api.answers import AnswerItems, AnswerPart, answer, found, resting_run, the_run, the_trajectory
 from inspector.api.callers import named_tokenizer, project_for
@@ -56,16 +56,18 @@ class SettingsAsked(LaunchSettings):
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
 
-class ForkAsked(ForkSettings):
-    """From where a trajectory is continued, and how."""
+def _body(name: str, settings: type[ContinuationSettings]) -> Any:
+    """A body whose keys are the fields of some settings."""
+    types = get_type_hints(settings)
+    keys: dict[str, Any] = {
+        setting.name: (types[setting.name], Field(setting.default, description=setting.metadata["description"]))
+        for setting in fields(settings)
+    }
+    return create_model(name, __base__=Body, __doc__=settings.__doc__, **keys)
 
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
-
-class EffectAsked(ContinuationSettings):
-    """How both sides of a finding are continued."""
-
-    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+ForkAsked = _body("ForkAsked", ForkSettings)
+EffectAsked = _body("EffectAsked", ContinuationSettings)
 
 
 class LaunchAsked(Body):
@@ -168,7 +170,7 @@ def fork_trajectory(request: HttpRequest, code: str, asked: ForkAsked) -> HttpRe
     """Continue a trajectory from one of its tokens, under the policy that sampled it. The fork is a run."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
-    run = _launched(lambda: forks.fork(trajectory, asked, request.user))
+    run = _launched(lambda: forks.fork(trajectory, ForkSettings(**asked.dict()), request.user))
     return answer(fork_figures([fork for fork in forks_of(trajectory) if fork.pk == run.pk])[0], 201)
 
 
@@ -179,7 +181,8 @@ def continue_both_sides(request: HttpRequest, code: str, number: Path[Count], as
     """Continue a trajectory from both sides of a finding with the same seeds. Read its effect by ``pair`` later."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
-    sampled, _broken = _launched(lambda: forks.break_effect(trajectory, number, asked, request.user))
+    settings = ContinuationSettings(**asked.dict())
+    sampled, _broken = _launched(lambda: forks.break_effect(trajectory, number, settings, request.user))
     effects = effects_of(forks_of(trajectory), {})
     return answer(next(effect for effect in effects if effect.sampled.run == sampled.code), 201)
 
