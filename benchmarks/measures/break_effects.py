@@ -68,7 +68,7 @@ def measured(planted: PlantedBreak, trials: int = TRIALS, seed: int = 1) -> Cove
     draw = random.Random(f"{seed} {planted}")
     effects = [PairedDifference.of([rewards(planted, draw) for _ in range(planted.n)]) for _ in range(trials)]
     covered = sum(holds(effect.interval, planted.effect) for effect in effects)
-    return Covered(planted, covered / trials, sum(effect.seen for effect in effects) / trials)
+    return Covered(planted, covered / trials, sum(effect.is_seen for effect in effects) / trials)
 
 
 def holds(interval: Sequence[float | None], number: float) -> bool:

@@ -177,7 +177,7 @@ def fork_trajectory(request: HttpRequest, code: str, asked: ForkAsked) -> HttpRe
 @router.post(
     "/trajectories/{code}/findings/{number}/effect", response={201: BreakEffect}, openapi_extra=extra(413, 422)
 )
-def continue_both_sides(request: HttpRequest, code: str, number: Path[Count], asked: EffectAsked) -> HttpResponse:
+def continue_both_break_starts(request: HttpRequest, code: str, number: Path[Count], asked: EffectAsked) -> HttpResponse:
     """Continue a trajectory from both sides of a finding with the same seeds. Read its effect by ``pair`` later."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)

@@ -205,7 +205,7 @@ def continue_from_token(request: HttpRequest, trajectory: StoredTrajectory, form
     )
 
 
-def continue_both_sides(request: HttpRequest, trajectory: StoredTrajectory, form: EffectForm) -> HttpResponse | None:
+def continue_both_break_starts(request: HttpRequest, trajectory: StoredTrajectory, form: EffectForm) -> HttpResponse | None:
     """Answers the form of a finding."""
 
     def launch(settings: Any) -> dict[str, str]:

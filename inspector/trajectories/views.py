@@ -229,7 +229,7 @@ def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse
 def new_effect(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
     """Continue a trajectory from both sides of a finding."""
     form = forks_page.EffectForm(trajectory.run, request.POST)
-    return forks_page.continue_both_sides(request, trajectory, form) or _refused_forms(request, trajectory, None, form)
+    return forks_page.continue_both_break_starts(request, trajectory, form) or _refused_forms(request, trajectory, None, form)
 
 
 def _refused_forms(

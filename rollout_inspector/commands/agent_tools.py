@@ -224,7 +224,7 @@ class AgentTools:
         how = {"samples": _count(samples, "samples")} | ({} if token is None else {"token": _count(token, "token")})
         fork = self._waited(
             lambda: client.fork(_code(trajectory), _count(row, "row"), _count(at, "at"), **how),
-            lambda made: next(fork for fork in client.forks(trajectory) if fork["run"] == made["run"]),
+            lambda work: next(fork for fork in client.forks(trajectory) if fork["run"] == work["run"]),
             lambda fork: fork["status"] in ENDED, wait_seconds,
         )
         return answer_text(_forked(fork) | _at(client, f"/trajectories/{trajectory}/forks"))
@@ -244,7 +244,7 @@ class AgentTools:
         number, n = _count(finding, "finding"), _count(samples, "samples")
         effect = self._waited(
             lambda: client.break_effect(_code(trajectory), number, samples=n),
-            lambda made: client.effect(trajectory, made["pair"]), lambda effect: not effect["active"], wait_seconds,
+            lambda work: client.effect(trajectory, work["pair"]), lambda effect: not effect["active"], wait_seconds,
         )
         return answer_text({**effect, **_at(client, f"/trajectories/{trajectory}/forks")})
 
@@ -255,12 +255,12 @@ class AgentTools:
         """What is asked for, looked at until it has ended or the caller has waited long enough."""
         if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
             raise ToolRefused(f"wait_seconds is 0 to {MAX_WAIT_SECONDS:.0f}.")
-        made, waited = ask(), 0.0
-        while not has_ended(made) and waited < wait_seconds:
+        work, waited = ask(), 0.0
+        while not has_ended(work) and waited < wait_seconds:
             self._pause(POLL_SECONDS)
             waited += POLL_SECONDS
-            made = look(made)
-        return made
+            work = look(work)
+        return work
 
     def link(self, trajectory: str, row: int = 0, start: int = 0, stop: int = 1) -> str:
         """The address of a range of tokens for a person: tokens start to stop of a training row, stop not included."""

@@ -54,9 +54,9 @@ Z = 1.959964
 def paired_difference(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float] | None:
     """The mean of second - first over pairs, and a 95 % interval around it; None of fewer than two pairs.
 
-    Agresti and Min (2005), for numbers that are not only 0 and 1: two pairs are added, half a pair each with the
-    largest difference in either direction and one without any; then Student's t. So the interval of a few equal
-    pairs is not empty. The largest difference is that of all numbers, of 0 and of 1.
+    Agresti and Min (2005), for numbers that are not only 0 and 1. Two pairs are added: half a pair each with the
+    largest difference in either direction, and one without any. Then follows Student's t. So the interval of a few
+    equal pairs is not empty. The largest difference is that of all numbers, of 0 and of 1.
     """
     n = len(pairs)
     if n < 2:

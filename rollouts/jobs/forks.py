@@ -129,7 +129,7 @@ def break_effect(
     """
     if settings.seed is None:
         settings = replace(settings, seed=secrets.randbelow(2**31))
-    pair, sides = new_code(), _sides(trajectory, number)
+    pair, sides = new_code(), _break_starts(trajectory, number)
     sampled, broken = (
         _launch(
             trajectory, settings,
@@ -225,10 +225,10 @@ def _inherited(trajectory: StoredTrajectory, step_index: int | None) -> tuple[La
     settings = LaunchSettings(environment=NO_ENVIRONMENT, chat_template=run.chat_template_id or "")
     if step_index is not None:
         step = value.steps[step_index]
-        told = {name: getattr(step, name) for name in ("temperature", "top_p", "top_k")}
-        told["max_tokens"] = max(settings.max_tokens, 2 * max(len(step.completion_ids) for step in value.steps))
-        told["template_kwargs"] = dict(request.chat_template_kwargs) if request else {}
-        settings = replace(settings, **{name: number for name, number in told.items() if number is not None})
+        sampling = {name: getattr(step, name) for name in ("temperature", "top_p", "top_k")}
+        sampling["max_tokens"] = max(settings.max_tokens, 2 * max(len(step.completion_ids) for step in value.steps))
+        sampling["template_kwargs"] = dict(request.chat_template_kwargs) if request else {}
+        settings = replace(settings, **{name: number for name, number in sampling.items() if number is not None})
     if KEY in run.settings and (task := task_asked(messages)) is not None:
         return replace(settings, environment="calculator"), task
     return settings, Task(messages, tools)
@@ -261,12 +261,12 @@ def _place(trajectory: StoredTrajectory, row_index: int, offset: int) -> _Place:
     return _Place(row, window.ids[:offset], step, int(starts[n]) if n < len(starts) else offset, None)
 
 
-def _sides(trajectory: StoredTrajectory, number: int) -> dict[str, dict[str, Any]]:
+def _break_starts(trajectory: StoredTrajectory, number: int) -> dict[str, dict[str, Any]]:
     """Side of a finding -> where it begins. The sampled side has the expected ids in place of the actual ones."""
     finding = numbered_finding(trajectory, number)
     if finding is None:
         raise Refusal(f"This trajectory has {trajectory.n_findings} findings, counted from 1; there is no {number}.")
-    if why := why_no_sides(finding):
+    if why := why_no_break_starts(finding):
         raise Refusal(why)
     start, stop = finding.start, finding.stop
     _, steps = rows_and_steps(trajectory)
@@ -308,7 +308,7 @@ def _sides(trajectory: StoredTrajectory, number: int) -> dict[str, dict[str, Any
     return {Fork.Side.SAMPLED.value: sampled, Fork.Side.BROKEN.value: broken}
 
 
-def why_no_sides(finding: StoredFinding) -> str:
+def why_no_break_starts(finding: StoredFinding) -> str:
     """Why a finding has no two sides to continue from; empty = it has."""
     expected, actual = finding.expected_ids, finding.actual_ids
     if finding.severity == Severity.INFO:

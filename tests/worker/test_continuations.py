@@ -150,7 +150,7 @@ class TestAFork:
 
 
 class TestTheGallery:
-    def test_both_sides_of_a_break_have_the_same_seeds(self) -> None:
+    def test_both_forks_of_pair_a_break_have_the_same_seeds(self) -> None:
         run = gallery.load()
         trajectory = run.trajectories.select_related("run").get(external_id="tokenizer_mismatch")
         out = io.StringIO()
@@ -178,7 +178,7 @@ class TestTheGallery:
         for trajectory in run.trajectories.select_related("run").order_by("index"):
             for number in range(1, trajectory.n_findings + 1):
                 try:
-                    sides = forks._sides(trajectory, number)
+                    sides = forks._break_starts(trajectory, number)
                 except Refusal as refusal:
                     sentences.add(refusal.sentence)
                     continue

@@ -63,7 +63,7 @@ def forks_of(trajectory: StoredTrajectory) -> list[Fork]:
     return list(forks.order_by("-run__created_at", "-run")[:MAX_FORKS])
 
 
-def sides_of(pair: str) -> dict[str, Fork]:
+def forks_of_pair(pair: str) -> dict[str, Fork]:
     """Side -> its fork, with run and parent, of the two that continue from both sides of a break. One query."""
     forks = Fork.objects.select_related("run__project", "parent__run").filter(~Q(pair=""), pair=pair)
     return {fork.side: fork for fork in forks}
@@ -154,7 +154,7 @@ class PairedDifference:
     """The mean; null = there are fewer than two pairs."""
     interval: tuple[float | None, float | None]
     """95 %, from low to high."""
-    seen: bool
+    is_seen: bool
     """The interval does not hold 0."""
 
     @classmethod
@@ -170,7 +170,7 @@ class PairedDifference:
         if self.difference is None:
             return f"{what}: too few pairs have ended to compare the two sides."
         low, high = (f"{edge:+.3g}{unit}" for edge in self.interval if edge is not None)
-        if not self.seen:
+        if not self.is_seen:
             return f"{what}: no difference to be seen with n = {self.n} (95 %: {low} to {high})."
         return f"{what}: {self.difference:+.3g}{unit} on the broken side (95 %: {low} to {high}, n = {self.n})."
 
@@ -209,13 +209,13 @@ class BreakEffect:
         }
         change = self.reward
         return sides | {
-            "difference": change.difference, "interval": list(change.interval), "seen": change.seen
+            "difference": change.difference, "interval": list(change.interval), "seen": change.is_seen
         }
 
 
 def effect_of(pair: str) -> BreakEffect | None:
     """What the two runs of a break came to so far; None where one of them was deleted. Two queries."""
-    sides = sides_of(pair)
+    sides = forks_of_pair(pair)
     if len(sides) < 2:
         return None
     return effects_of(list(sides.values()), samples_of([side.pk for side in sides.values()]))[0]
