@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from ninja import File, Form, Path, Query, Router, Schema
+from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
-from pydantic import ConfigDict, Field, create_model
+from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerItems, AnswerPart, answer, found, resting_run, the_run, the_trajectory
+from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run, the_trajectory
 from inspector.api.callers import named_tokenizer, project_for
 from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
@@ -27,27 +27,19 @@ from rollouts.jobs import diagnosis, forks, gap_reports, launch
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import ExportOptions
-from rollouts.jobs.forks import ContinuationSettings, ForkSettings
+from rollouts.jobs.forks import ForkSettings
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import run_replays
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Role, Run
+from rollouts.store.models import Job, Role, Run, StoredTrajectory
 from rollouts.store.parameters import Count, StatusName, Text
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
-from rollouts.store.runs.forks import (
-    BreakEffect,
-    ForkFigures,
-    effects_of,
-    fork_figures,
-    forks_of,
-    samples_of,
-)
+from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, fork_figures, forks_of
 from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
 router = Router(tags=["work"])
-Launched = TypeVar("Launched")
 
 
 class SettingsAsked(LaunchSettings):
@@ -56,18 +48,17 @@ class SettingsAsked(LaunchSettings):
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
 
-def _body(name: str, settings: type[ContinuationSettings]) -> Any:
-    """A body whose keys are the fields of some settings."""
-    types = get_type_hints(settings)
-    keys: dict[str, Any] = {
-        setting.name: (types[setting.name], Field(setting.default, description=setting.metadata["description"]))
-        for setting in fields(settings)
-    }
-    return create_model(name, __base__=Body, __doc__=settings.__doc__, **keys)
+class ForkSettingsAsked(ForkSettings):
+    """From where a trajectory is continued, and how."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
 
-ForkAsked = _body("ForkAsked", ForkSettings)
-EffectAsked = _body("EffectAsked", ContinuationSettings)
+class ForkAsked(Body):
+    """A fork of a trajectory: from a token, or from both sides of a finding."""
+
+    settings: ForkSettingsAsked = ForkSettingsAsked()
+    """From where, and how."""
 
 
 class LaunchAsked(Body):
@@ -159,50 +150,38 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
     return answer(whole_run(_again(request, run)), 201)
 
 
-@router.get("/trajectories/{code}/forks", response=AnswerItems[ForkFigures], openapi_extra=extra())
+@dataclass(frozen=True)
+class ForksAnswer(Page):
+    """What the policy would have done otherwise."""
+
+    forks: list[ForkFigures]
+    """The newest forks, with their continuations."""
+    effects: list[BreakEffect]
+    """Of the breaks whose two sides are among them."""
+
+
+@router.get("/trajectories/{code}/forks", response=ForksAnswer, openapi_extra=extra())
 def list_forks(request: HttpRequest, code: str) -> HttpResponse:
-    """The newest forks of a trajectory, with their continuations."""
-    return answer(AnswerItems(fork_figures(forks_of(the_trajectory(request, code)))))
+    """The newest forks of a trajectory, and what breaks did. Read them again while they grow."""
+    return answer(_forks(the_trajectory(request, code)))
 
 
-@router.post("/trajectories/{code}/forks", response={201: ForkFigures}, openapi_extra=extra(413, 422))
+@router.post("/trajectories/{code}/forks", response={201: ForksAnswer}, openapi_extra=extra(413, 422))
 def fork_trajectory(request: HttpRequest, code: str, asked: ForkAsked) -> HttpResponse:
-    """Continue a trajectory from one of its tokens, under the policy that sampled it. The fork is a run."""
+    """Continue a trajectory from a token, or from both sides of a finding. Returns the new forks alone."""
     trajectory = the_trajectory(request, code)
     require(request, trajectory, Role.MEMBER)
-    run = _launched(lambda: forks.fork(trajectory, ForkSettings(**asked.dict()), request.user))
-    return answer(fork_figures([fork for fork in forks_of(trajectory) if fork.pk == run.pk])[0], 201)
-
-
-@router.post(
-    "/trajectories/{code}/findings/{number}/effect", response={201: BreakEffect}, openapi_extra=extra(413, 422)
-)
-def continue_both_break_starts(request: HttpRequest, code: str, number: Path[Count], asked: EffectAsked) -> HttpResponse:
-    """Continue a trajectory from both sides of a finding with the same seeds. Read its effect by ``pair`` later."""
-    trajectory = the_trajectory(request, code)
-    require(request, trajectory, Role.MEMBER)
-    settings = ContinuationSettings(**asked.dict())
-    sampled, _broken = _launched(lambda: forks.break_effect(trajectory, number, settings, request.user))
-    effects = effects_of(forks_of(trajectory), {})
-    return answer(next(effect for effect in effects if effect.sampled.run == sampled.code), 201)
-
-
-@router.get("/trajectories/{code}/effects/{pair}", response=BreakEffect, openapi_extra=extra())
-def get_effect(request: HttpRequest, code: str, pair: str) -> HttpResponse:
-    """What a break did to the policy, as far as its continuations have ended."""
-    trajectory = the_trajectory(request, code)
-    sides = [fork for fork in forks_of(trajectory) if fork.pair == pair]
-    effects = effects_of(sides, samples_of([fork.pk for fork in sides]))
-    return answer(found(effects[0] if effects else None, "pair of continuations", pair))
-
-
-def _launched(launch_it: Callable[[], Launched]) -> Launched:
-    """What is launched. Raises :class:`ApiProblem` with a sentence for each faulty field."""
     try:
-        return launch_it()
+        runs = forks.fork(trajectory, asked.settings, request.user)
     except launch.LaunchRefused as refusal:
-        errors = {name: [sentence] for name, sentence in refusal.problems.items()}
+        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
         raise ApiProblem(422, str(refusal), errors) from refusal
+    return answer(_forks(trajectory, [run.pk for run in runs]), 201)
+
+
+def _forks(trajectory: StoredTrajectory, only: Sequence[int] = ()) -> ForksAnswer:
+    figures = fork_figures([fork for fork in forks_of(trajectory) if fork.pk in only or not only])
+    return ForksAnswer(figures, effects_of(figures))
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,10 @@ from inspector.web.access import (
 )
 from inspector.web.response_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
+from rollouts.jobs.forks import fork
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
@@ -220,25 +222,22 @@ def tab_view(tab: Tab) -> View:
 
 @writes_trajectory
 def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """Continue a trajectory from a token."""
+    """Continue a trajectory from a token, or from both sides of a finding."""
     form = forks_page.ForkForm(trajectory.run, request.POST)
-    return forks_page.continue_from_token(request, trajectory, form) or _refused_forms(request, trajectory, form, None)
-
-
-@writes_trajectory
-def new_effect(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """Continue a trajectory from both sides of a finding."""
-    form = forks_page.EffectForm(trajectory.run, request.POST)
-    return forks_page.continue_both_break_starts(request, trajectory, form) or _refused_forms(request, trajectory, None, form)
-
-
-def _refused_forms(
-    request: HttpRequest, trajectory: StoredTrajectory, *sent: forks_page.ContinuationForm | None
-) -> HttpResponse:
-    request.share = None  # type: ignore[attr-defined]
-    value, html = forks_page.forks_page(request, trajectory, *sent)  # type: ignore[arg-type]
+    if form.is_valid():
+        try:
+            runs = fork(trajectory, form.settings(), request.user)
+        except Refusal as refusal:
+            for name, sentence in getattr(refusal, "problems", {"": refusal.sentence}).items():
+                form.add_error(name if name in form.fields else None, sentence)
+        else:
+            if wants_json(request):
+                return json_page({"runs": [run.code for run in runs]}, 201)
+            return redirect(reverse("trajectory-forks", args=[trajectory.code]) + "#forks")
     if wants_json(request):
-        return json_page({"errors": value.errors}, 422)
+        return json_page({"errors": form.sentences()}, 422)
+    request.share = None  # type: ignore[attr-defined]
+    value, html = forks_page.forks_page(request, trajectory, form)
     tab = next(tab for tab in tabs.TABS if tab.slug == "forks")
     return page(request, "trajectories/forks.html", value, 422, **_frame(request, trajectory, tab), **html)
 

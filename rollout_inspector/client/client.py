@@ -289,22 +289,13 @@ class Client:
         self.wait(self._ask(f"trajectories/{trajectory}/replay", {})["job"], seconds)
         return self._get(f"trajectories/{trajectory}/strategies")
 
-    def fork(self, trajectory: str, row: int, at: int, **how: Any) -> dict[str, Any]:
-        """Continue a trajectory from a token. ``how``: ``token``, ``text``, ``samples``, ``seed``, ``model``, ..."""
-        return self._ask(f"trajectories/{trajectory}/forks", {"row": row, "at": at, **how})
+    def fork(self, trajectory: str, **settings: Any) -> dict[str, Any]:
+        """Continue a trajectory: ``row`` and ``at``, or the number of a ``finding``; ``samples``, ``seed``, ..."""
+        return self._ask(f"trajectories/{trajectory}/forks", {"settings": settings})
 
-    def forks(self, trajectory: str) -> list[dict[str, Any]]:
-        """The newest forks of a trajectory, with their continuations."""
-        forks: list[dict[str, Any]] = self._get(f"trajectories/{trajectory}/forks")["items"]
-        return forks
-
-    def break_effect(self, trajectory: str, finding: int, **how: Any) -> dict[str, Any]:
-        """Continue a trajectory from both sides of a finding. ``how``: ``samples``, ``seed``, ``temperature``, ..."""
-        return self._ask(f"trajectories/{trajectory}/findings/{finding}/effect", how)
-
-    def effect(self, trajectory: str, pair: str) -> dict[str, Any]:
-        """What a break did to the policy so far, by the ``pair`` of :meth:`break_effect`."""
-        return self._get(f"trajectories/{trajectory}/effects/{pair}")
+    def forks(self, trajectory: str) -> dict[str, Any]:
+        """The newest ``forks`` of a trajectory with their continuations, and the ``effects`` of breaks."""
+        return self._get(f"trajectories/{trajectory}/forks")
 
     def export(self, path: str | Path, run: str | None = None, *, seconds: float = 3600.0, **how: Any) -> Path:
         """Have a run written, and keep the file at ``path``. ``how``: ``format``, ``strategy``, ``leave_out``, ..."""

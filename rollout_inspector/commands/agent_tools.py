@@ -213,40 +213,33 @@ class AgentTools:
         return answer_text(answer, repair["diff"] if repair and content else None)
 
     def fork(
-        self, trajectory: str, row: int, at: int, token: int | None = None, samples: int = 16,
-        wait_seconds: float = 60.0,
+        self, trajectory: str, row: int = 0, at: int = 1, token: int | None = None, finding: int | None = None,
+        samples: int = 16, wait_seconds: float = 60.0,
     ) -> str:
         """Let the policy go on from token ``at`` of a row, and wait. The token needs the scope launch.
 
-        token: an id that stands at this place instead. get_forks shows what has ended later.
+        token: an id that stands at this place instead. finding: in place of a token, the number of a finding. Both of
+        its sides are continued with the same seeds; effects are broken - sampled, with 95 % intervals.
         """
         client = self._client()
-        how = {"samples": _count(samples, "samples")} | ({} if token is None else {"token": _count(token, "token")})
-        fork = self._waited(
-            lambda: client.fork(_code(trajectory), _count(row, "row"), _count(at, "at"), **how),
-            lambda work: next(fork for fork in client.forks(trajectory) if fork["run"] == work["run"]),
-            lambda fork: fork["status"] in ENDED, wait_seconds,
+        asked = {"row": row, "at": at, "token": token, "finding": finding, "samples": samples}
+        settings = {name: _count(value, name) for name, value in asked.items() if value is not None}
+        answer = self._waited(
+            lambda: client.fork(_code(trajectory), **settings),
+            lambda work: _only(client.forks(trajectory), [fork["run"] for fork in work["forks"]]),
+            lambda work: all(fork["status"] in ENDED for fork in work["forks"]), wait_seconds,
         )
-        return answer_text(_forked(fork) | _at(client, f"/trajectories/{trajectory}/forks"))
+        return answer_text({
+            "forks": [_forked(fork) for fork in answer["forks"]], "effects": answer["effects"],
+            **_at(client, f"/trajectories/{trajectory}/forks"),
+        })
 
     def get_forks(self, trajectory: str) -> str:
-        """The forks of a trajectory: where they begin, and rewards, lengths and calls of their continuations."""
+        """The forks of a trajectory with rewards, lengths and calls, and what breaks did to the policy."""
         client = self._client()
-        forks = [_forked(fork) for fork in client.forks(_code(trajectory))]
-        return answer_text({"forks": forks, **_at(client, f"/trajectories/{trajectory}/forks")})
-
-    def break_effect(self, trajectory: str, finding: int, samples: int = 16, wait_seconds: float = 60.0) -> str:
-        """What a finding did: continue from what was sampled and from what was made of it, with the same seeds.
-
-        The differences are broken - sampled, with 95 % intervals. The token needs the scope launch.
-        """
-        client = self._client()
-        number, n = _count(finding, "finding"), _count(samples, "samples")
-        effect = self._waited(
-            lambda: client.break_effect(_code(trajectory), number, samples=n),
-            lambda work: client.effect(trajectory, work["pair"]), lambda effect: not effect["active"], wait_seconds,
-        )
-        return answer_text({**effect, **_at(client, f"/trajectories/{trajectory}/forks")})
+        answer = client.forks(_code(trajectory))
+        return answer_text({"forks": [_forked(fork) for fork in answer["forks"]], "effects": answer["effects"],
+                            **_at(client, f"/trajectories/{trajectory}/forks")})
 
     def _waited(
         self, ask: Callable[[], Mapping[str, Any]], look: Callable[[Mapping[str, Any]], Mapping[str, Any]],
@@ -346,6 +339,14 @@ def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
     probes = [_of(probe, PROBE_FIELDS) for probe in check["probes"]]
     return {**_of(check, CHECK_FIELDS), "probes": probes, "has_repair": check["repair"] is not None,
             **_at(client, check["url"])}
+
+
+def _only(answer: Mapping[str, Any], runs: list[str]) -> dict[str, Any]:
+    """Of the forks of a trajectory those of some runs."""
+    return {
+        "forks": [fork for fork in answer["forks"] if fork["run"] in runs],
+        "effects": [effect for effect in answer["effects"] if effect["sampled"] in runs],
+    }
 
 
 def _forked(fork: Mapping[str, Any]) -> dict[str, Any]:

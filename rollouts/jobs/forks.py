@@ -52,10 +52,17 @@ NOTHING_READ = (
 
 
 @dataclass(frozen=True)
-class ContinuationSettings:
-    """How a trajectory is continued. Form, commands and API are made from these fields."""
+class ForkSettings:
+    """From where a trajectory is continued, and how. Form, commands and API are made from these fields."""
 
-    samples: int = setting("Continuations", 16, "How many.", least=1, most=MAX_SAMPLES)
+    finding: int | None = setting(
+        "Both sides of a finding", None, "Its number, from 1, in place of a token.", least=1, most=2**31 - 1
+    )
+    row: int = setting("Row", 0, "Counted from 0.", least=0, most=2**31 - 1)
+    at: int = setting("Token", 1, "The first token that is sampled again: its offset in the row.", least=0, most=2**31)
+    token: int | None = setting("Another token here", None, "Its id. It stands at this place.", least=0, most=2**31 - 1)
+    text: str = setting("Another text of this observation", "", "In place of what the environment answered.")
+    samples: int = setting("Continuations", 16, "How many; of a finding on each side.", least=1, most=MAX_SAMPLES)
     seed: int | None = setting("Seed", None, "Empty: one is drawn and kept.", least=0, most=2**31 - 1)
     temperature: float | None = setting("Temperature", None, "Empty: that of the trajectory.", least=0, most=10)
     model: str = setting("Model", "", "Empty: the model of the run, or the one that has its tokenizer.")
@@ -65,16 +72,6 @@ class ContinuationSettings:
     goes_on: bool = setting(
         "Go on where the environment answers otherwise", False, "It then goes on from the recorded answers."
     )
-
-
-@dataclass(frozen=True)
-class ForkSettings(ContinuationSettings):
-    """From where a trajectory is continued, and how."""
-
-    row: int = setting("Row", 0, "Counted from 0.", least=0, most=2**31 - 1)
-    at: int = setting("Token", 1, "The first token that is sampled again: its offset in the row.", least=0, most=2**31)
-    token: int | None = setting("Another token here", None, "Its id. It stands at this place.", least=0, most=2**31 - 1)
-    text: str | None = setting("Another text of this observation", None, "In place of what the environment answered.")
 
 
 class _Place(NamedTuple):
@@ -91,8 +88,19 @@ class _Place(NamedTuple):
 
 def fork(
     trajectory: StoredTrajectory, settings: ForkSettings, user: Any = None, enqueue: bool = True
-) -> Run:
-    """Launch a run whose trajectories continue this one from a token. Raises :class:`Refusal`."""
+) -> list[Run]:
+    """Launch a run whose trajectories continue this one from a token. Raises :class:`Refusal`.
+
+    Of a finding two runs with the same seeds: from what was sampled, then from what was made of it.
+    """
+    if settings.finding is not None:
+        settings = replace(settings, seed=secrets.randbelow(2**31) if settings.seed is None else settings.seed)
+        pair = {"pair": new_code(), "finding": settings.finding, "goes_on": settings.goes_on}
+        name = f"Finding {settings.finding} of {trajectory.external_id}"
+        return [
+            _launch(trajectory, settings, columns | pair | {"side": side}, f"{name}: the {side} side", user, enqueue)
+            for side, columns in _break_starts(trajectory, settings.finding).items()
+        ]
     place = _place(trajectory, settings.row, settings.at)
     columns: dict[str, Any] = {
         "row": settings.row, "offset": settings.at, "n_shared": settings.at, "tail_ids": NO_IDS,
@@ -117,28 +125,7 @@ def fork(
             "prompt_length": place.parent.prompt_length,
         }
     name = f"Fork of {trajectory.external_id} at token {settings.at:,}"
-    return _launch(trajectory, settings, columns, name, user, enqueue)
-
-
-def break_effect(
-    trajectory: StoredTrajectory, number: int, settings: ContinuationSettings, user: Any = None, enqueue: bool = True
-) -> tuple[Run, Run]:
-    """Launch two runs that continue from both sides of a finding with the same seeds: sampled, then broken.
-
-    Raises :class:`Refusal`.
-    """
-    if settings.seed is None:
-        settings = replace(settings, seed=secrets.randbelow(2**31))
-    pair, sides = new_code(), _break_starts(trajectory, number)
-    sampled, broken = (
-        _launch(
-            trajectory, settings,
-            columns | {"pair": pair, "side": side, "finding": number, "goes_on": settings.goes_on},
-            f"Finding {number} of {trajectory.external_id}: the {side} side", user, enqueue,
-        )
-        for side, columns in sides.items()
-    )
-    return sampled, broken
+    return [_launch(trajectory, settings, columns, name, user, enqueue)]
 
 
 def fork_start(run: Run) -> ForkStart | None:
@@ -161,7 +148,7 @@ def fork_start(run: Run) -> ForkStart | None:
 
 
 def _launch(
-    trajectory: StoredTrajectory, asked: ContinuationSettings, columns: dict[str, Any], name: str, user: Any,
+    trajectory: StoredTrajectory, asked: ForkSettings, columns: dict[str, Any], name: str, user: Any,
     enqueue: bool,
 ) -> Run:
     run = trajectory.run
@@ -173,7 +160,7 @@ def _launch(
     settings, task = _inherited(trajectory, columns["step_index"])
     changes = {
         field.name: value
-        for field in fields(ContinuationSettings)
+        for field in fields(ForkSettings)
         if field.name in LaunchSettings.__dataclass_fields__ and (value := getattr(asked, field.name)) not in (None, "")
     }
     engine = asked.engine or (settings.engine if model == run.model else "")
@@ -194,7 +181,7 @@ def _launch(
     )
 
 
-def chosen_model(run: Run, settings: ContinuationSettings) -> str:
+def chosen_model(run: Run, settings: ForkSettings) -> str:
     """The model that continues a run: the chosen one, that of the run, else a served one with its tokenizer.
 
     Raises :class:`LaunchRefused`.

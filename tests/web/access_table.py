@@ -166,7 +166,6 @@ ROWS: dict[str, list[Row]] = {
     "trajectories/<code:code>/strategies/again": [post(member_gets(302))],
     "trajectories/<code:code>/forks": [get(READ)],
     "trajectories/<code:code>/forks/new": [post(member_gets(422), form={"row": "0", "at": "0"})],
-    "trajectories/<code:code>/forks/effect": [post(member_gets(422), form={"finding": "999"})],
     # One template check.
     "templates/checks/<code:code>": [get(READ)],
     "templates/checks/<code:code>/conversation": [get(READ)],
@@ -271,11 +270,7 @@ ROWS: dict[str, list[Row]] = {
         )
     },
     "api/v1/trajectories/<code>/forks": [
-        get(API_ONE, tokens=API_READ), post(member_gets(422), tokens=api_member(422), form={"at": 0})
-    ],
-    "api/v1/trajectories/<code>/findings/<number>/effect": [post(member_gets(422), tokens=api_member(422))],
-    "api/v1/trajectories/<code>/effects/<pair>": [
-        get("door door 404 404 404 404 404 404", tokens="404 403 403 404 404 401")
+        get(API_ONE, tokens=API_READ), post(member_gets(422), tokens=api_member(422), form={"settings": {"at": 0}})
     ],
     "api/v1/trajectories/<code>/comments": [
         get(API_ONE, tokens=API_READ),

@@ -65,7 +65,7 @@ def test_a_fork_is_asked_for_listed_and_put_beside_its_parent(
     code = of_fork["samples"][0]["code"]
     assert f"/trajectories/{trajectory.code}/compare?with={code}" in page and "token 151" in page
     child = one_line(web.get(f"/trajectories/{code}/forks"))
-    assert "This trajectory continues" in child and trajectory.external_id in child
+    assert "This trajectory continues" in child and f"/trajectories/{trajectory.code}?" in child
     assert web.get(f"/trajectories/{code}").status_code == 200
     assert web.get(f"/trajectories/{code}/record").status_code == 200
     assert web.get(f"/trajectories/{code}/deltas").status_code == 200
@@ -75,12 +75,12 @@ def test_a_fork_is_asked_for_listed_and_put_beside_its_parent(
 
 def test_both_sides_are_asked_for_by_a_press_on_the_finding(web: Client, trajectory: StoredTrajectory) -> None:
     assert "What did it do?" in one_line(web.get(f"/trajectories/{trajectory.code}"))
-    answer = web.post(address(trajectory, "/effect.json"), {"finding": "1", "samples": "2"})
-    assert answer.status_code == 201 and set(answer.json()) == {"sampled", "broken"}
+    answer = web.post(address(trajectory, "/new.json"), {"finding": "1", "samples": "2"})
+    assert answer.status_code == 201 and len(answer.json()["runs"]) == 2
     for fork in Fork.objects.order_by("pk"):
         finish(fork, [300], [301, 302], reward=1.0 if fork.side == "sampled" else 0.0)
     (effect,) = web.get(address(trajectory, ".json")).json()["effects"]
-    assert (effect["finding"], effect["sampled"]["mean"], effect["broken"]["mean"]) == (1, 1.0, 0.0)
+    assert effect["finding"] == 1 and not effect["reward"]["is_seen"] and effect["sampled"] != effect["broken"]
     assert effect["reward"]["difference"] == -1 and effect["length"]["difference"] == 0
     assert "no difference to be seen with n = 2" in one_line(web.get(address(trajectory)))
 
@@ -89,8 +89,8 @@ def test_both_sides_are_asked_for_by_a_press_on_the_finding(web: Client, traject
     ("form", "words"),
     [
         ({"at": "x"}, "Write a whole number"), ({"at": "-1"}, "at least 0"), ({"row": "9"}, "counted from 0"),
-        ({"token": "99999999"}, "run from 0 to"), ({"observed_text": "a\0b"}, "Null characters"),
-        ({"observed_text": "a" * 30_000}, "at most 20000"),
+        ({"token": "99999999"}, "run from 0 to"), ({"text": "a\0b"}, "Null characters"),
+        ({"text": "a" * 30_000}, "at most 20000"),
         ({"model": "<b>"}, "is not offered"), ({"temperature": "nan"}, ""), ({"samples": "999999"}, "at most 512"),
         ({"at": "99999999999999999999"}, "at most"), ({"chat_template": "zz"}, "is not offered"),
     ],
@@ -113,22 +113,23 @@ def test_the_api_refuses_the_same_and_answers_the_same(web: Client, trajectory: 
         ({"at": 0}, "at"), ({"row": 7, "at": 3}, "row"), ({"at": 5, "samples": -1}, "samples"),
         ({"at": 5, "text": "a"}, "text"), ({"at": 5, "token": 10**8}, "token"),
     ):
-        answer = post("/forks", **body)
-        assert answer.status_code == 422 and field in answer.json()["errors"], (body, answer.content)
-    assert post("/forks", at=5, what=1).status_code == 422 and post("/findings/77/effect").status_code == 422
-    made = post("/forks", row=0, at=150, samples=3, seed=1)
-    assert made.status_code == 201 and made.json()["expected"] == 3
-    assert web.get(at + "/forks").json()["items"] == [made.json()]
-    effect = post("/findings/1/effect", samples=2).json()
-    assert effect["active"] and web.get(f"{at}/effects/{effect['pair']}").json() == effect
-    assert web.get(f"{at}/effects/nothing").status_code == 404
+        answer = post("/forks", settings=body)
+        assert answer.status_code == 422 and f"settings.{field}" in answer.json()["errors"], (body, answer.content)
+    assert post("/forks", settings={"at": 5, "what": 1}).status_code == 422
+    assert "counted from 1" in post("/forks", settings={"finding": 77}).json()["detail"]
+    made = post("/forks", settings={"row": 0, "at": 150, "samples": 3, "seed": 1})
+    assert made.status_code == 201 and made.json()["forks"][0]["expected"] == 3
+    assert web.get(at + "/forks").json() == made.json()
+    both = post("/forks", settings={"finding": 1, "samples": 2}).json()
+    assert both["effects"][0]["active"] and len(both["forks"]) == 2
+    assert len(web.get(at + "/forks").json()["forks"]) == 3
 
 
 def test_a_viewer_sees_forks_and_asks_for_none(trajectory: StoredTrajectory, client: Client) -> None:
     viewer = make_member("vera", role="viewer")
     client.force_login(viewer)
     page = one_line(client.get(address(trajectory)))
-    assert "Nothing has been continued" in page and "Continue both sides" not in page
+    assert "Nothing has been continued" in page and "/forks/new" not in page
     assert client.post(address(trajectory, "/new"), FIELDS).status_code == 403
 
 

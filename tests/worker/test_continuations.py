@@ -13,11 +13,11 @@ from django.core.management import CommandError, call_command
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import FORKED
 from rollouts.jobs import forks, gallery
-from rollouts.jobs.forks import ContinuationSettings, ForkSettings, break_effect, fork
+from rollouts.jobs.forks import ForkSettings
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings, launch
 from rollouts.sampling.environments import calculator
 from rollouts.store.models import Fork, Run, StepTokens, StoredTrajectory
-from rollouts.store.runs.forks import effect_of, fork_figures, forks_of
+from rollouts.store.runs.forks import effects_of, fork_figures, forks_of
 from rollouts.store.runs.runs import delete_run, recount
 from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_trajectory
@@ -25,6 +25,12 @@ from rollouts.store.trajectories.trajectory_parts import read_steps
 from rollouts.worker import run_rollouts
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("engines")]
+
+
+def fork(trajectory: StoredTrajectory, settings: ForkSettings, enqueue: bool = True) -> Run:
+    """The run of a fork from a token."""
+    (run,) = forks.fork(trajectory, settings, enqueue=enqueue)
+    return run
 
 
 def worked(run: Run) -> list[StoredTrajectory]:
@@ -161,8 +167,8 @@ class TestTheGallery:
         answer = json.loads(out.getvalue())
         assert set(answer) == {"sampled", "broken", "difference", "interval", "seen"}
         sides = forks_of(trajectory)
-        effect = effect_of(sides[0].pair)
-        assert effect is not None and effect.sampled.n == effect.broken.n == 3 and not effect.active
+        (effect,) = effects_of(fork_figures(sides))
+        assert effect.reward.n == answer["sampled"]["n"] == answer["broken"]["n"] == 3 and not effect.active
         assert answer["difference"] == pytest.approx(answer["broken"]["mean"] - answer["sampled"]["mean"])
         low, high = answer["interval"]
         assert low <= answer["difference"] <= high and answer["seen"] == (not low <= 0 <= high)
@@ -204,7 +210,7 @@ class TestTheGallery:
     def test_a_number_without_a_finding_is_refused(self) -> None:
         trajectory = gallery.load().trajectories.select_related("run").get(external_id="clean")
         with pytest.raises(Refusal, match="counted from 1"):
-            break_effect(trajectory, 1, ContinuationSettings(), enqueue=False)
+            forks.fork(trajectory, ForkSettings(finding=1), enqueue=False)
 
 
 def test_the_command_prints_the_contract(parent: StoredTrajectory) -> None:

@@ -5,31 +5,20 @@ Both sides have the same seeds. With --wait it prints the difference of their re
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from typing import Any
-
-from rollouts.jobs.forks import ContinuationSettings, break_effect
-from rollouts.management.commands.fork import ContinuationCommand
-from rollouts.store.runs.forks import effect_of, find_fork
+from rollouts.management.commands import fork
+from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.forks import ForkFigures, effects_of
 
 
-class Command(ContinuationCommand):
-    kind = ContinuationSettings
+class Command(fork.Command):
+    of_finding = True
 
-    def add_arguments(self, parser: ArgumentParser) -> None:
-        super().add_arguments(parser)
-        parser.add_argument("--finding", type=int, required=True, metavar="N", help="its number, from 1")
-
-    def handle(self, *_: Any, **options: Any) -> None:
-        _trajectory, runs = self.launched(
-            options,
-            lambda trajectory, settings, enqueue: list(
-                break_effect(trajectory, options["finding"], settings, enqueue=enqueue)
-            ),
-        )
-        side = find_fork(runs[0])
-        assert side is not None
-        effect = effect_of(side.pair)
-        assert effect is not None
-        self.print_result(options["json"], effect.contract(), " ".join(effect.sentences))
-        self.check_ended(runs)
+    def tell(self, trajectory: StoredTrajectory, figures: list[ForkFigures], as_json: bool) -> None:
+        """Print the effect."""
+        (effect,), sides = effects_of(figures), {figure.side: figure for figure in figures}
+        change = effect.reward
+        result = {
+            name: {"run": sides[name].run, "mean": sides[name].reward_mean, "n": sides[name].finished}
+            for name in ("sampled", "broken")
+        } | {"difference": change.difference, "interval": list(change.interval), "seen": change.is_seen}
+        self.print_result(as_json, result, " ".join(effect.sentences))

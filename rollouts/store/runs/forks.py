@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db.models import F, Q
+from django.db.models import F
 
 from rollout_inspector.streams.figures import paired_difference, reward_mean
 from rollout_inspector.streams.prefix import common_prefix
@@ -43,7 +43,7 @@ class ForkSample:
     """Why it failed."""
 
 
-def add_fork(run: Run, parent: StoredTrajectory, **fields: Any) -> dict[str, Mapping[str, Any]]:
+def add_fork(run: Run, parent: StoredTrajectory, **fields: Any) -> dict[str, Any]:
     """Store where the trajectories of a run begin. Returns what each of them keeps of it."""
     Fork.objects.create(run=run, parent=parent, **fields)
     place = {FORKED: {"trajectory": parent.code, "row": fields["row"], "offset": fields["offset"]}}
@@ -61,12 +61,6 @@ def forks_of(trajectory: StoredTrajectory) -> list[Fork]:
     """The newest forks of a trajectory, with their runs. One query."""
     forks = Fork.objects.select_related("run").filter(parent=trajectory)
     return list(forks.order_by("-run__created_at", "-run")[:MAX_FORKS])
-
-
-def forks_of_pair(pair: str) -> dict[str, Fork]:
-    """Side -> its fork, with run and parent, of the two that continue from both sides of a break. One query."""
-    forks = Fork.objects.select_related("run__project", "parent__run").filter(~Q(pair=""), pair=pair)
-    return {fork.side: fork for fork in forks}
 
 
 def samples_of(runs: Collection[int]) -> dict[int, list[ForkSample]]:
@@ -111,6 +105,8 @@ class ForkFigures:
     """``sampled`` or ``broken`` of a finding; empty = it was asked for alone."""
     finding: int | None
     """Number of that finding."""
+    pair: str
+    """Both sides of it share this code."""
     expected: int
     """Continuations that were asked for."""
     finished: int
@@ -127,21 +123,6 @@ class ForkFigures:
     """The first token at which the continuations differ, as an offset in their rows; null = they do not."""
     samples: list[ForkSample]
     """Each continuation."""
-
-
-@dataclass(frozen=True)
-class SideFigures:
-    """One side of a break."""
-
-    run: str
-    """Code of the run that continues from it."""
-    status: str
-    mean: float | None
-    """Mean reward; null = none has a reward."""
-    n: int
-    """Continuations that have ended."""
-    expected: int
-    """Continuations that were asked for."""
 
 
 @dataclass(frozen=True)
@@ -177,18 +158,16 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class BreakEffect:
-    """What a break did to the policy: two runs that continue from both of its sides."""
+    """What a break did to the policy: broken - sampled, over two runs that continue from both of its sides."""
 
-    pair: str
-    """The code of the two runs together."""
-    finding: int
+    finding: int | None
     """Number of the finding."""
+    sampled: str
+    """Code of the run that continues from what was sampled."""
+    broken: str
+    """Code of the run that continues from what was made of it."""
     active: bool
     """Whether a worker is at it."""
-    sampled: SideFigures
-    """From what was sampled."""
-    broken: SideFigures
-    """From what was made of it."""
     reward: PairedDifference
     """Of the rewards."""
     success: PairedDifference
@@ -201,59 +180,31 @@ class BreakEffect:
         """The effect in words."""
         return [self.reward.words("Reward"), self.success.words("Success"), self.length.words("Length", " tokens")]
 
-    def contract(self) -> dict[str, Any]:
-        """As the command prints it."""
-        sides = {
-            name: {"run": side.run, "mean": side.mean, "n": side.n}
-            for name, side in (("sampled", self.sampled), ("broken", self.broken))
-        }
-        change = self.reward
-        return sides | {
-            "difference": change.difference, "interval": list(change.interval), "seen": change.is_seen
-        }
 
-
-def effect_of(pair: str) -> BreakEffect | None:
-    """What the two runs of a break came to so far; None where one of them was deleted. Two queries."""
-    sides = forks_of_pair(pair)
-    if len(sides) < 2:
-        return None
-    return effects_of(list(sides.values()), samples_of([side.pk for side in sides.values()]))[0]
-
-
-def effects_of(forks: Sequence[Fork], samples: Mapping[int, Sequence[ForkSample]]) -> list[BreakEffect]:
+def effects_of(figures: Sequence[ForkFigures]) -> list[BreakEffect]:
     """The effects of the breaks of which both sides are among some forks, in their order. No query."""
-    by_pair: dict[str, dict[str, Fork]] = defaultdict(dict)
-    for fork in forks:
-        if fork.pair:
-            by_pair[fork.pair][fork.side] = fork
-    return [_effect(pair, sides, samples) for pair, sides in by_pair.items() if len(sides) == len(Fork.Side.values)]
+    pairs: dict[str, dict[str, ForkFigures]] = defaultdict(dict)
+    for fork in figures:
+        pairs[fork.pair][fork.side] = fork
+    return [
+        _effect(sides[Fork.Side.SAMPLED], sides[Fork.Side.BROKEN])
+        for pair, sides in pairs.items() if pair and len(sides) == len(Fork.Side.values)
+    ]
 
 
-def _effect(pair: str, sides: Mapping[str, Fork], samples: Mapping[int, Sequence[ForkSample]]) -> BreakEffect:
-    ended = {
-        side: {sample.seed: sample for sample in samples.get(fork.pk, ()) if sample.status == Run.Status.DONE}
-        for side, fork in sides.items()
-    }
-    sampled, broken = ended[Fork.Side.SAMPLED], ended[Fork.Side.BROKEN]
-    pairs = [(sampled[seed], broken[seed]) for seed in sampled if seed in broken]
+def _effect(sampled: ForkFigures, broken: ForkFigures) -> BreakEffect:
+    first, second = (
+        {sample.seed: sample for sample in side.samples if sample.status == Run.Status.DONE}
+        for side in (sampled, broken)
+    )
+    pairs = [(first[seed], second[seed]) for seed in first if seed in second]
     scored = [(a.reward, b.reward) for a, b in pairs if a.reward is not None and b.reward is not None]
     return BreakEffect(
-        pair, sides[Fork.Side.SAMPLED].finding or 0, any(fork.run.status in ACTIVE for fork in sides.values()),
-        *(_side(sides[side], list(ended[side].values())) for side in (Fork.Side.SAMPLED, Fork.Side.BROKEN)),
+        sampled.finding, sampled.run, broken.run, sampled.status in ACTIVE or broken.status in ACTIVE,
         PairedDifference.of(scored),
         PairedDifference.of([(float(a >= SUCCESS), float(b >= SUCCESS)) for a, b in scored]),
         PairedDifference.of([(float(a.n_sampled), float(b.n_sampled)) for a, b in pairs]),
     )
-
-
-def _side(fork: Fork, ended: Sequence[ForkSample]) -> SideFigures:
-    return SideFigures(fork.run.code, fork.run.status, _reward_mean(ended), len(ended), fork.run.n_expected)
-
-
-def _reward_mean(ended: Sequence[ForkSample]) -> float | None:
-    rewards = [sample.reward for sample in ended if sample.reward is not None]
-    return reward_mean(sum(rewards), len(rewards))
 
 
 def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
@@ -265,6 +216,7 @@ def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
 
 def _figures(fork: Fork, samples: list[ForkSample], completions: Sequence[Ids]) -> ForkFigures:
     ended = [sample for sample in samples if sample.status == StoredTrajectory.Status.DONE]
+    rewards = [sample.reward for sample in ended if sample.reward is not None]
     first = completions[0] if completions else NO_IDS
     shared = min((common_prefix(first, other) for other in completions[1:]), default=None)
     # All samples may be equal: then they never part.
@@ -273,7 +225,8 @@ def _figures(fork: Fork, samples: list[ForkSample], completions: Sequence[Ids]) 
     n = len(ended) or None
     return ForkFigures(
         fork.run.code, fork.run.name, fork.run.status, fork.row, fork.offset, fork.token_id, fork.text, fork.side,
-        fork.finding, fork.run.n_expected, len(ended), fork.run.n_failed, _reward_mean(ended),
+        fork.finding, fork.pair, fork.run.n_expected, len(ended), fork.run.n_failed,
+        reward_mean(sum(rewards), len(rewards)),
         n and sum(sample.n_sampled for sample in ended) / n, n and sum(sample.n_steps for sample in ended) / n,
         start + (shared or 0) if parts else None, samples,
     )
