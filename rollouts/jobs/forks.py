@@ -13,7 +13,7 @@ from rollout_inspector.diagnose.context import MAX_STRETCH
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.formats.containers.json_text import json_problem
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Request, ids_array
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, ids_array
 from rollouts.gallery import task_asked
 from rollouts.jobs.launch import (
     LaunchRefused,
@@ -27,7 +27,7 @@ from rollouts.jobs.launch import (
 from rollouts.sampling.environments import Task
 from rollouts.sampling.loop import ForkStart
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import Fork, Run, StoredFinding, StoredStep, StoredTrajectory, new_code
+from rollouts.store.models import Fork, Run, StoredStep, StoredTrajectory, new_code
 from rollouts.store.runs.forks import find_fork
 from rollouts.store.runs.gallery import KEY
 from rollouts.store.token_arrays.reading import fork_prefix, stream_ids
@@ -93,13 +93,13 @@ def fork(
 
     Of a finding two runs with the same seeds: from what was sampled, then from what was made of it.
     """
-    if settings.finding is not None:
+    if (number := settings.finding) is not None:
         settings = replace(settings, seed=secrets.randbelow(2**31) if settings.seed is None else settings.seed)
-        pair = {"pair": new_code(), "finding": settings.finding, "goes_on": settings.goes_on}
-        name = f"Finding {settings.finding} of {trajectory.external_id}"
+        pair = {"pair": new_code(), "finding": number, "goes_on": settings.goes_on}
+        name = f"Finding {number} of {trajectory.external_id}"
         return [
             _launch(trajectory, settings, columns | pair | {"side": side}, f"{name}: the {side} side", user, enqueue)
-            for side, columns in _break_starts(trajectory, settings.finding).items()
+            for side, columns in _break_starts(trajectory, number).items()
         ]
     place = _place(trajectory, settings.row, settings.at)
     columns: dict[str, Any] = {
@@ -142,7 +142,9 @@ def fork_start(run: Run) -> ForkStart | None:
     replies = {len(step.request.messages): step.reply for step in steps[:at] if step.request and step.reply}
     if stored.text is None:
         return ForkStart(prefix, stored.prompt_length, messages, replies, stored.goes_on)
-    last = max(n for n, message in enumerate(messages) if message.get("role") == "assistant")
+    last = max((n for n, message in enumerate(messages) if message.get("role") == "assistant"), default=None)
+    if last is None:
+        raise Refusal("The source holds no messages of this turn, so what was observed cannot be written again.")
     observed = (*messages[last + 1 : -1], {**messages[-1], **({"content": stored.text} if stored.text else {})})
     return ForkStart(prefix, stored.prompt_length, messages[:last], replies, stored.goes_on, messages[last], observed)
 
@@ -205,24 +207,20 @@ def _inherited(trajectory: StoredTrajectory, step_index: int | None) -> tuple[La
     run = trajectory.run
     if trajectory.task is not None:
         return LaunchSettings.of(run.settings), Task(**json.loads(trajectory.task.body))
-    value = load_trajectory(trajectory)
-    request = _request(trajectory, step_index)
+    steps = load_trajectory(trajectory).steps
+    request = None if step_index is None else steps[step_index].request
     messages = [dict(message) for message in request.messages] if request else []
     tools = None if request is None or request.tools is None else [dict(tool) for tool in request.tools]
     settings = LaunchSettings(environment=NO_ENVIRONMENT, chat_template=run.chat_template_id or "")
     if step_index is not None:
-        step = value.steps[step_index]
+        step = steps[step_index]
         sampling = {name: getattr(step, name) for name in ("temperature", "top_p", "top_k")}
-        sampling["max_tokens"] = max(settings.max_tokens, 2 * max(len(step.completion_ids) for step in value.steps))
+        sampling["max_tokens"] = max(settings.max_tokens, 2 * max(len(step.completion_ids) for step in steps))
         sampling["template_kwargs"] = dict(request.chat_template_kwargs) if request else {}
         settings = replace(settings, **{name: number for name, number in sampling.items() if number is not None})
     if KEY in run.settings and (task := task_asked(messages)) is not None:
         return replace(settings, environment="calculator"), task
     return settings, Task(messages, tools)
-
-
-def _request(trajectory: StoredTrajectory, step_index: int | None) -> Request | None:
-    return None if step_index is None else load_trajectory(trajectory).steps[step_index].request
 
 
 def _place(trajectory: StoredTrajectory, row_index: int, offset: int) -> _Place:
@@ -253,9 +251,14 @@ def _break_starts(trajectory: StoredTrajectory, number: int) -> dict[str, dict[s
     finding = numbered_finding(trajectory, number)
     if finding is None:
         raise Refusal(f"This trajectory has {trajectory.n_findings} findings, counted from 1; there is no {number}.")
-    if why := why_no_break_starts(finding):
-        raise Refusal(why)
-    start, stop = finding.start, finding.stop
+    start, stop, expected, actual = finding.start, finding.stop, finding.expected_ids, finding.actual_ids
+    if finding.severity == Severity.INFO:
+        raise Refusal("This finding is a note: nothing is broken, so there are no two sides to continue from.")
+    if (finding.axis == Axis.ROW and not len(expected)) or (len(expected) and np.array_equal(expected, actual)):
+        raise Refusal(NOTHING_READ)
+    if max(len(expected), len(actual), stop - start) >= MAX_STRETCH:
+        raise Refusal(f"The two sides differ in {MAX_STRETCH} tokens or more, and only the first are kept. Continue "
+                      "from a token instead.")
     _, steps = rows_and_steps(trajectory)
     step = None if finding.step_index is None else steps[finding.step_index]
     if step is not None:
@@ -264,7 +267,8 @@ def _break_starts(trajectory: StoredTrajectory, number: int) -> dict[str, dict[s
         handle = StoredStep(pk=step.pk, trajectory_id=trajectory.pk, index=step.index)
         whole, place = stream_ids(handle, step.prompt_length + step.completion_length), None
     else:
-        assert finding.row_index is not None
+        if finding.row_index is None:
+            raise Refusal(NOTHING_READ)
         place = _place(trajectory, finding.row_index, max(stop, 1))
         end = max(place.turn_start, stop)
         whole = _place(trajectory, finding.row_index, max(end, 1)).before
@@ -275,7 +279,7 @@ def _break_starts(trajectory: StoredTrajectory, number: int) -> dict[str, dict[s
         "base_step_id": None if step is None else step.pk, "tail_ids": NO_IDS,
     }
     as_it_is, mended = common | {"n_shared": end}, common | {"n_shared": start}
-    if step is not None and finding.axis == Axis.DELTA and not len(finding.expected_ids):
+    if step is not None and finding.axis == Axis.DELTA and not len(expected):
         parent = steps[step.parent] if step.parent is not None else None
         if parent is None or step.shared_length < step.parent_length:
             raise Refusal(NOTHING_READ)
@@ -283,9 +287,9 @@ def _break_starts(trajectory: StoredTrajectory, number: int) -> dict[str, dict[s
         mended |= {"n_shared": step.parent_length, "base_step_id": parent.pk, "text": ""}
         mended["prompt_length"], as_it_is["prompt_length"] = parent.prompt_length, end
         return {Fork.Side.SAMPLED.value: mended, Fork.Side.BROKEN.value: as_it_is}
-    if step is not None and start >= turn_start and not len(finding.expected_ids):
+    if step is not None and start >= turn_start and not len(expected):
         raise Refusal(NOTHING_READ)
-    mended["tail_ids"] = np.concatenate([finding.expected_ids, whole[stop:end]]).astype(np.int32)
+    mended["tail_ids"] = np.concatenate([expected, whole[stop:end]]).astype(np.int32)
     for columns in (as_it_is, mended):
         length = columns["n_shared"] + len(columns["tail_ids"])
         columns["prompt_length"] = turn_start if start >= turn_start else length
@@ -293,23 +297,3 @@ def _break_starts(trajectory: StoredTrajectory, number: int) -> dict[str, dict[s
     was_sampled = step is not None and start >= step.prompt_length
     sampled, broken = (as_it_is, mended) if was_sampled else (mended, as_it_is)
     return {Fork.Side.SAMPLED.value: sampled, Fork.Side.BROKEN.value: broken}
-
-
-def why_no_break_starts(finding: StoredFinding) -> str:
-    """Why a finding has no two sides to continue from; empty = it has."""
-    expected, actual = finding.expected_ids, finding.actual_ids
-    if finding.severity == Severity.INFO:
-        return "This finding is a note: nothing is broken, so there are no two sides to continue from."
-    if finding.axis == Axis.ROW and not len(expected):
-        return NOTHING_READ
-    if finding.step_index is None and finding.row_index is None:
-        return "This finding names no place in the tokens, so nothing can be continued from it."
-    if max(len(expected), len(actual), finding.stop - finding.start) >= MAX_STRETCH:
-        return (
-            f"The two sides differ in {MAX_STRETCH} tokens or more, and only the first {MAX_STRETCH} are kept. "
-            "Continue from a token instead."
-        )
-    if len(expected) and np.array_equal(expected, actual):
-        return "Both sides of this finding hold the same tokens: continuing from them would tell nothing."
-    return ""
-

@@ -350,10 +350,9 @@ class _Batch:
         if live not in self._live:
             return  # it took too long and was given up
         live.deadline = 0.0
-        if isinstance(outcome, AnswersDiffer):
-            self._end(live, error=str(outcome))
-        elif isinstance(outcome, Exception):
-            self._end(live, error=f"The environment failed: {reason(outcome)}.")
+        if isinstance(outcome, Exception):
+            is_ours = isinstance(outcome, AnswersDiffer)
+            self._end(live, error=str(outcome) if is_ours else f"The environment failed: {reason(outcome)}.")
         else:
             self._next_turn(live)
 

@@ -70,7 +70,8 @@ def test_a_fork_is_asked_for_listed_and_put_beside_its_parent(
     assert web.get(f"/trajectories/{code}/record").status_code == 200
     assert web.get(f"/trajectories/{code}/deltas").status_code == 200
     assert web.get(f"/trajectories/{trajectory.code}/compare?with={code}").status_code == 200
-    assert f"Fork of {trajectory.external_id}" in one_line(web.get(f"/runs/{of_fork['run']}"))
+    head = one_line(web.get(f"/runs/{of_fork['run']}"))
+    assert f"Fork of {trajectory.external_id}" in head and f'{address(trajectory)}">continues a trajectory' in head
 
 
 def test_both_sides_are_asked_for_by_a_press_on_the_finding(web: Client, trajectory: StoredTrajectory) -> None:
