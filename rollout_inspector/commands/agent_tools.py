@@ -229,17 +229,12 @@ class AgentTools:
             lambda work: _only(client.forks(trajectory), [fork["run"] for fork in work["forks"]]),
             lambda work: all(fork["status"] in ENDED for fork in work["forks"]), wait_seconds,
         )
-        return answer_text({
-            "forks": [_forked(fork) for fork in answer["forks"]], "effects": answer["effects"],
-            **_at(client, f"/trajectories/{trajectory}/forks"),
-        })
+        return _forks_told(client, trajectory, answer)
 
     def get_forks(self, trajectory: str) -> str:
         """The forks of a trajectory with rewards, lengths and calls, and what breaks did to the policy."""
         client = self._client()
-        answer = client.forks(_code(trajectory))
-        return answer_text({"forks": [_forked(fork) for fork in answer["forks"]], "effects": answer["effects"],
-                            **_at(client, f"/trajectories/{trajectory}/forks")})
+        return _forks_told(client, trajectory, client.forks(_code(trajectory)))
 
     def _waited(
         self, ask: Callable[[], Mapping[str, Any]], look: Callable[[Mapping[str, Any]], Mapping[str, Any]],
@@ -349,10 +344,19 @@ def _only(answer: Mapping[str, Any], runs: list[str]) -> dict[str, Any]:
     }
 
 
-def _forked(fork: Mapping[str, Any]) -> dict[str, Any]:
-    """A fork without texts of the rollout."""
-    samples = [{**_of(sample, SAMPLE_FIELDS), "error": shown_text(sample["error"])} for sample in fork["samples"]]
-    return {**_of(fork, FORK_FIELDS), "samples": samples}
+def _forks_told(client: Client, trajectory: str, answer: Mapping[str, Any]) -> str:
+    """Forks without texts of the rollout, and the effects of breaks."""
+    forks = [
+        {
+            **_of(fork, FORK_FIELDS),
+            "samples": [
+                {**_of(sample, SAMPLE_FIELDS), "error": shown_text(sample["error"])} for sample in fork["samples"]
+            ],
+        }
+        for fork in answer["forks"]
+    ]
+    place = _at(client, f"/trajectories/{trajectory}/forks")
+    return answer_text({"forks": forks, "effects": answer["effects"], **place})
 
 
 def _without_texts(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,34 +63,12 @@ def forks_of(trajectory: StoredTrajectory) -> list[Fork]:
     return list(forks.order_by("-run__created_at", "-run")[:MAX_FORKS])
 
 
-def samples_of(runs: Collection[int]) -> dict[int, list[ForkSample]]:
-    """Key of a run -> its continuations, in order. One query."""
-    samples: dict[int, list[ForkSample]] = defaultdict(list)
-    columns = ("code", "status", "seed", "reward", "n_tokens", "n_sampled", "n_steps", "error")
-    stored = StoredTrajectory.objects.filter(run__in=runs).order_by("run", "index")
-    for run, *values in stored.values_list("run", *columns):
-        samples[run].append(ForkSample(*values))
-    return samples
-
-
-def first_completions(runs: Collection[int]) -> dict[int, list[Ids]]:
-    """Key of a run -> the first completion of each of its continuations that has one. One query."""
-    steps = StoredStep.objects.filter(trajectory__run__in=runs, index=0).annotate(run=F("trajectory__run"))
-    completions: dict[int, list[Ids]] = defaultdict(list)
-    in_order = steps.select_related("tokens", "segment").order_by("trajectory__index")
-    for step in attach_steps(in_order, ("completion_ids",)):
-        completions[step.run].append(step.tokens.completion_ids)  # type: ignore[attr-defined]
-    return completions
-
-
 @dataclass(frozen=True)
 class ForkFigures:
     """A fork, and what its continuations came to."""
 
     run: str
     """Code of its run."""
-    name: str
-    """Of its run."""
     status: str
     """Of its run."""
     row: int
@@ -208,10 +186,19 @@ def _effect(sampled: ForkFigures, broken: ForkFigures) -> BreakEffect:
 
 
 def fork_figures(forks: Sequence[Fork]) -> list[ForkFigures]:
-    """What the continuations of forks came to. Two queries and those of the arrays."""
-    runs = [fork.pk for fork in forks]
-    samples, completions = samples_of(runs), first_completions(runs)
-    return [_figures(fork, samples[fork.pk], completions[fork.pk]) for fork in forks]
+    """What the continuations of forks came to. Two queries, and those of the arrays."""
+    of_forks = [fork.pk for fork in forks]
+    samples: dict[int, list[ForkSample]] = defaultdict(list)
+    columns = ("code", "status", "seed", "reward", "n_tokens", "n_sampled", "n_steps", "error")
+    stored = StoredTrajectory.objects.filter(run__in=of_forks).order_by("run", "index")
+    for run, *values in stored.values_list("run", *columns):
+        samples[run].append(ForkSample(*values))
+    steps = StoredStep.objects.filter(trajectory__run__in=of_forks, index=0).annotate(run=F("trajectory__run"))
+    first: dict[int, list[Ids]] = defaultdict(list)
+    in_order = steps.select_related("tokens", "segment").order_by("trajectory__index")
+    for step in attach_steps(in_order, ("completion_ids",)):
+        first[step.run].append(step.tokens.completion_ids)  # type: ignore[attr-defined]
+    return [_figures(fork, samples[fork.pk], first[fork.pk]) for fork in forks]
 
 
 def _figures(fork: Fork, samples: list[ForkSample], completions: Sequence[Ids]) -> ForkFigures:
@@ -224,7 +211,7 @@ def _figures(fork: Fork, samples: list[ForkSample], completions: Sequence[Ids]) 
     start = fork.n_shared + len(fork.tail_ids)
     n = len(ended) or None
     return ForkFigures(
-        fork.run.code, fork.run.name, fork.run.status, fork.row, fork.offset, fork.token_id, fork.text, fork.side,
+        fork.run.code, fork.run.status, fork.row, fork.offset, fork.token_id, fork.text, fork.side,
         fork.finding, fork.pair, fork.run.n_expected, len(ended), fork.run.n_failed,
         reward_mean(sum(rewards), len(rewards)),
         n and sum(sample.n_sampled for sample in ended) / n, n and sum(sample.n_steps for sample in ended) / n,
