@@ -26,6 +26,7 @@ from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
 from rollouts.jobs.pushes import Pushed
+from rollouts.store.runs.forks import BreakEffect, ForkFigures, ForkSample, PairedDifference
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
 from rollouts.store.trajectories.comments import CommentMoved
 
@@ -45,7 +46,8 @@ class BoundedParser(Parser):
 
 
 OTHERS = (
-    RunSummary, RewardBin, CheckTotal, ProblemDocument, jobs.SettingsAsked, ComparedRun, KindInRuns,
+    RunSummary, RewardBin, CheckTotal, ProblemDocument, BreakEffect, ForkFigures, ForkSample, PairedDifference,
+    jobs.SettingsAsked, jobs.ForkSettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
     Pushed,
 )

@@ -337,7 +337,7 @@ class ChatPainter:
         summary, step_arrays = self.steps.get(index), self.arrays.get(index)
         if summary is None or step_arrays is None or not said or self.table is None:
             return []
-        start, ids = summary.shared_length, step_arrays.tokens.delta_ids
+        start, ids = 0 if summary.parent is None else summary.shared_length, step_arrays.tokens.delta_ids
         turns = role_turns(ids, special_tokens(self.table, ids), self.table.token_bytes)
         if turns and turns[-1][2] == "assistant" and said[-1].role != "assistant":
             turns = turns[:-1]  # the generation prompt

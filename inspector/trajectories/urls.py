@@ -35,6 +35,7 @@ urlpatterns = [
     *twins("trajectories/<code:code>/comments", comment_views.comments, name="comments"),
     *twins("trajectories/<code:code>/comments/<code:comment>", comment_views.comment, name="comment"),
     *tab_urls(TABS),
+    *twins("trajectories/<code:code>/forks/new", views.new_fork, name="fork-new"),
     path("trajectories/<code:code>/parsers/again", views.parsers_again, name="trajectory-audit"),
     path("trajectories/<code:code>/strategies/again", views.strategies_again, name="trajectory-replay"),
 ]

@@ -17,7 +17,7 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
-from inspector.trajectories import tabs
+from inspector.trajectories import forks_page, tabs
 from inspector.trajectories.discussion import Discussion, discussion_of
 from inspector.trajectories.find_page import alternatives_page, find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of, shows_one
@@ -36,8 +36,10 @@ from inspector.web.access import (
 )
 from inspector.web.response_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
+from rollouts.jobs.forks import fork
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
@@ -214,6 +216,28 @@ def tab_view(tab: Tab) -> View:
         return page(request, f"trajectories/{tab.slug}.html", value, **frame, **html)
 
     return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
+
+
+@writes_trajectory
+def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """Continue a trajectory from a token, or from both sides of a finding."""
+    form = forks_page.ForkForm(trajectory.run, request.POST)
+    if form.is_valid():
+        try:
+            runs = fork(trajectory, form.settings(), request.user)
+        except Refusal as refusal:
+            for name, sentence in getattr(refusal, "problems", {"": refusal.sentence}).items():
+                form.add_error(name if name in form.fields else None, sentence)
+        else:
+            if wants_json(request):
+                return json_page({"runs": [run.code for run in runs]}, 201)
+            return redirect(reverse("trajectory-forks", args=[trajectory.code]) + "#forks")
+    if wants_json(request):
+        return json_page({"errors": form.sentences()}, 422)
+    request.share = None  # type: ignore[attr-defined]
+    value, html = forks_page.forks_page(request, trajectory, form)
+    tab = next(tab for tab in tabs.TABS if tab.slug == "forks")
+    return page(request, "trajectories/forks.html", value, 422, **_frame(request, trajectory, tab), **html)
 
 
 def _not_kept(view: View) -> View:

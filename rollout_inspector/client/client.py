@@ -289,6 +289,14 @@ class Client:
         self.wait(self._ask(f"trajectories/{trajectory}/replay", {})["job"], seconds)
         return self._get(f"trajectories/{trajectory}/strategies")
 
+    def fork(self, trajectory: str, **settings: Any) -> dict[str, Any]:
+        """Continue a trajectory: ``row`` and ``at``, or the number of a ``finding``; ``samples``, ``seed``, ..."""
+        return self._ask(f"trajectories/{trajectory}/forks", {"settings": settings})
+
+    def forks(self, trajectory: str) -> dict[str, Any]:
+        """The newest ``forks`` of a trajectory with their continuations, and the ``effects`` of breaks."""
+        return self._get(f"trajectories/{trajectory}/forks")
+
     def export(self, path: str | Path, run: str | None = None, *, seconds: float = 3600.0, **how: Any) -> Path:
         """Have a run written, and keep the file at ``path``. ``how``: ``format``, ``strategy``, ``leave_out``, ..."""
         job = self.wait(self._ask(f"runs/{run or self.run}/exports", how), seconds)

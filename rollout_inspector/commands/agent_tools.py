@@ -35,6 +35,11 @@ FINDING_FIELDS = (
     "trajectory", "number", "kind", "title", "severity", "step", "row", "start", "stop", "remedy", "missing",
     "trained_tokens_lost", "trained_tokens_wrong", "muted",
 )
+FORK_FIELDS = (
+    "run", "status", "row", "offset", "token_id", "side", "finding", "expected", "finished", "failed", "reward_mean",
+    "length_mean", "calls_mean", "parts_at",
+)
+SAMPLE_FIELDS = ("code", "status", "seed", "reward", "n_tokens", "n_sampled", "n_steps")
 CHECK_FIELDS = ("code", "status", "error", "progress", "tokenizer", "label", "verdicts", "prefix_preserving")
 PROBE_FIELDS = ("name", "title", "status", "void", "decisive", "line")
 REPAIR_FIELDS = ("verified", "scope", "fixes", "still_broken", "changed_conversations")
@@ -185,15 +190,12 @@ class AgentTools:
         chat_template: Jinja text. tokenizer: a name that is registered on the server. Name one of the two, or both.
         Call it again with the same question while progress is not empty: nothing is done twice.
         """
-        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
-            raise ToolRefused(f"wait_seconds is 0 to {MAX_WAIT_SECONDS:.0f}.")
         client = self._client()
-        check = client.check_template(chat_template=chat_template, tokenizer=tokenizer, label=label)
-        waited = 0.0
-        while (check["status"] not in ENDED or check["progress"]) and waited < wait_seconds:
-            self._pause(POLL_SECONDS)
-            waited += POLL_SECONDS
-            check = client.check(check["code"])
+        check = self._waited(
+            lambda: client.check_template(chat_template=chat_template, tokenizer=tokenizer, label=label),
+            lambda check: client.check(check["code"]),
+            lambda check: check["status"] in ENDED and not check["progress"], wait_seconds,
+        )
         return answer_text(_checked(client, check))
 
     def propose_repair(self, check: str, content: bool = True) -> str:
@@ -209,6 +211,44 @@ class AgentTools:
             "wider": bool(repair and repair.get("wider")),
         }
         return answer_text(answer, repair["diff"] if repair and content else None)
+
+    def fork(
+        self, trajectory: str, row: int = 0, at: int = 1, token: int | None = None, finding: int | None = None,
+        samples: int = 16, wait_seconds: float = 60.0,
+    ) -> str:
+        """Let the policy go on from token ``at`` of a row, and wait. The token needs the scope launch.
+
+        token: an id that stands at this place instead. finding: in place of a token, the number of a finding. Both of
+        its sides are continued with the same seeds; effects are broken - sampled, with 95 % intervals.
+        """
+        client = self._client()
+        asked = {"row": row, "at": at, "token": token, "finding": finding, "samples": samples}
+        settings = {name: _count(value, name) for name, value in asked.items() if value is not None}
+        answer = self._waited(
+            lambda: client.fork(_code(trajectory), **settings),
+            lambda work: _only(client.forks(trajectory), [fork["run"] for fork in work["forks"]]),
+            lambda work: all(fork["status"] in ENDED for fork in work["forks"]), wait_seconds,
+        )
+        return _forks_told(client, trajectory, answer)
+
+    def get_forks(self, trajectory: str) -> str:
+        """The forks of a trajectory with rewards, lengths and calls, and what breaks did to the policy."""
+        client = self._client()
+        return _forks_told(client, trajectory, client.forks(_code(trajectory)))
+
+    def _waited(
+        self, ask: Callable[[], Mapping[str, Any]], look: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        has_ended: Callable[[Mapping[str, Any]], bool], wait_seconds: float,
+    ) -> Mapping[str, Any]:
+        """What is asked for, looked at until it has ended or the caller has waited long enough."""
+        if not 0 <= wait_seconds <= MAX_WAIT_SECONDS:
+            raise ToolRefused(f"wait_seconds is 0 to {MAX_WAIT_SECONDS:.0f}.")
+        work, waited = ask(), 0.0
+        while not has_ended(work) and waited < wait_seconds:
+            self._pause(POLL_SECONDS)
+            waited += POLL_SECONDS
+            work = look(work)
+        return work
 
     def link(self, trajectory: str, row: int = 0, start: int = 0, stop: int = 1) -> str:
         """The address of a range of tokens for a person: tokens start to stop of a training row, stop not included."""
@@ -294,6 +334,29 @@ def _checked(client: Client, check: Mapping[str, Any]) -> dict[str, Any]:
     probes = [_of(probe, PROBE_FIELDS) for probe in check["probes"]]
     return {**_of(check, CHECK_FIELDS), "probes": probes, "has_repair": check["repair"] is not None,
             **_at(client, check["url"])}
+
+
+def _only(answer: Mapping[str, Any], runs: list[str]) -> dict[str, Any]:
+    """Of the forks of a trajectory those of some runs."""
+    return {
+        "forks": [fork for fork in answer["forks"] if fork["run"] in runs],
+        "effects": [effect for effect in answer["effects"] if effect["sampled"] in runs],
+    }
+
+
+def _forks_told(client: Client, trajectory: str, answer: Mapping[str, Any]) -> str:
+    """Forks without texts of the rollout, and the effects of breaks."""
+    forks = [
+        {
+            **_of(fork, FORK_FIELDS),
+            "samples": [
+                {**_of(sample, SAMPLE_FIELDS), "error": shown_text(sample["error"])} for sample in fork["samples"]
+            ],
+        }
+        for fork in answer["forks"]
+    ]
+    place = _at(client, f"/trajectories/{trajectory}/forks")
+    return answer_text({"forks": forks, "effects": answer["effects"], **place})
 
 
 def _without_texts(value: Any) -> Any:

@@ -55,6 +55,10 @@ def ids_array(values: Sequence[int] | NDArray[Any]) -> Ids:
 REWARD_COLUMNS = ("rewards", "rm_scores", "token_level_scores", "token_level_rewards")
 """Columns of a row that hold the reward of each token (SkyRL, verl)."""
 NO_IDS: Ids = np.zeros(0, dtype=np.int32)
+FORKED = "forked_from"
+"""The key in ``extra`` of a trajectory that continues another one: its ``trajectory``, ``row`` and ``offset``.
+
+Its first prompt holds what another one sampled, so that no template wrote it."""
 OTHER_FIELDS = "other_fields"
 """The key in ``extra`` of a step: ``prompt`` or ``completion`` -> a field that tells it too -> what it tells.
 

@@ -164,6 +164,8 @@ ROWS: dict[str, list[Row]] = {
     "trajectories/<code:code>/parsers": [get(READ)],
     "trajectories/<code:code>/parsers/again": [post(member_gets(302))],
     "trajectories/<code:code>/strategies/again": [post(member_gets(302))],
+    "trajectories/<code:code>/forks": [get(READ)],
+    "trajectories/<code:code>/forks/new": [post(member_gets(422), form={"row": "0", "at": "0"})],
     # One template check.
     "templates/checks/<code:code>": [get(READ)],
     "templates/checks/<code:code>/conversation": [get(READ)],
@@ -267,6 +269,9 @@ ROWS: dict[str, list[Row]] = {
             "jobs/<code>",
         )
     },
+    "api/v1/trajectories/<code>/forks": [
+        get(API_ONE, tokens=API_READ), post(member_gets(422), tokens=api_member(422), form={"settings": {"at": 0}})
+    ],
     "api/v1/trajectories/<code>/comments": [
         get(API_ONE, tokens=API_READ),
         post(member_gets(201), tokens=api_member(201), form={"text": "look here"}),

@@ -11,6 +11,7 @@ from rollouts.store.models.codes import ALPHABET, code_of_number, new_code
 from rollouts.store.models.comments import Comment
 from rollouts.store.models.contents import Content
 from rollouts.store.models.findings import StoredFinding
+from rollouts.store.models.forks import Fork
 from rollouts.store.models.jobs import Job
 from rollouts.store.models.muted import MutedKind
 from rollouts.store.models.parser_audits import ParserAudit

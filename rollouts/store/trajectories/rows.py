@@ -12,8 +12,7 @@ from django.db.models import Count, QuerySet, Sum
 from rollout_inspector.streams.coding import StepExtent, stream_pieces
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Origin, Origins
 from rollouts.store import models
-from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
-from rollouts.store.trajectories.stored_steps import step_extents
+from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, step_extents, steps_with_tokens
 from rollouts.store.trajectories.trajectory_parts import StepSummary
 
 
