@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rollout_inspector.diagnose import KINDS, diagnose
-from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.loss_weights.damage import damage_case
 from rollout_inspector.diagnose.loss_weights.figures import FindingPlaces
 from rollout_inspector.refusal import Refusal
@@ -41,23 +40,36 @@ class KindDamage:
     why: str = ""
 
 
-def damages(policy: Policy, trajectories: Iterable[Trajectory], say: Callable[[str], object]) -> Iterator[KindDamage]:
-    """The damage of each trajectory of the gallery that is called after a kind, in their order."""
+Case = tuple[str, str, Trajectory, list[FindingPlaces]]
+
+
+def cases(policy: Policy, trajectories: Iterable[Trajectory]) -> Iterator[Case]:
+    """Kind, how the rows hold it, trajectory and its findings, of each trajectory that is called after a kind."""
     others = {sha256_of(text): policy.renderer(name) for name, text in policy.templates.items()}
 
-    def findings_of(trajectory: Trajectory) -> list[Finding]:
+    def placed(trajectory: Trajectory) -> list[FindingPlaces]:
         own = policy.context.renderer
-        return diagnose(trajectory, policy.codec, lambda sha256: others.get(sha256) if sha256 else own)
+        findings = diagnose(trajectory, policy.codec, lambda sha256: others.get(sha256) if sha256 else own)
+        return [
+            FindingPlaces(one.kind, one.row, one.step, one.places or ((one.start, one.stop),), one.severity)
+            for one in findings
+        ]
 
     for trajectory in trajectories:
         kind = trajectory.external_id
         if kind not in KINDS:
             continue
-        say(kind)
-        yield _damage(policy, trajectory, kind, "as stored", findings_of(trajectory))
+        yield kind, "as stored", trajectory, placed(trajectory)
         if not trajectory.rows and len(merge_steps(trajectory.steps)) > 1 and kind not in ("branch", "duplicate_call"):
             broken = replace(trajectory, rows=(over_breaks(trajectory),))
-            yield _damage(policy, broken, kind, "one row over the break", findings_of(broken))
+            yield kind, "one row over the break", broken, placed(broken)
+
+
+def damages(policy: Policy, trajectories: Iterable[Trajectory], say: Callable[[str], object]) -> Iterator[KindDamage]:
+    """The damage of each trajectory of the gallery that is called after a kind, in their order."""
+    for kind, rows, trajectory, findings in cases(policy, trajectories):
+        say(f"{kind}, {rows}")
+        yield _damage(policy, trajectory, kind, rows, findings)
 
 
 def over_breaks(trajectory: Trajectory) -> Row:
@@ -74,14 +86,12 @@ def over_breaks(trajectory: Trajectory) -> Row:
     return row
 
 
-def _damage(policy: Policy, trajectory: Trajectory, kind: str, rows: str, findings: list[Finding]) -> KindDamage:
-    placed = [
-        FindingPlaces(one.kind, one.row, one.step, one.places or ((one.start, one.stop),), one.severity)
-        for one in findings
-    ]
+def _damage(
+    policy: Policy, trajectory: Trajectory, kind: str, rows: str, findings: list[FindingPlaces]
+) -> KindDamage:
     try:
-        measured = policy.engine.damage(damage_case(trajectory, placed, None, "uncorrected"))
-        ratio = policy.engine.damage(damage_case(trajectory, placed, None, "grpo"))["relative_error"]
+        measured = policy.engine.damage(damage_case(trajectory, findings, None, "uncorrected"))
+        ratio = policy.engine.damage(damage_case(trajectory, findings, None, "grpo"))["relative_error"]
     except Refusal as error:
         return KindDamage(kind, rows, why=str(error))
     own = [measured["shares"].get(n, 0.0) for n, one in enumerate(findings, start=1) if one.kind == kind]

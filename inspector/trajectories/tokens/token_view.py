@@ -136,13 +136,22 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
         part,
         rows,
         steps,
-        lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps),
+        _with_gradient(trajectory, rows, lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps)),
         findings,
         trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
         read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [],
         discussion,
         *data.table_of(trajectory.run.tokenizer),
     )
+
+
+def _with_gradient(
+    trajectory: StoredTrajectory, rows: list[RowSummary], names: dict[int, list[str]]
+) -> dict[int, list[str]]:
+    """The lenses of each row, with that of a measured gradient. No query."""
+    if trajectory.damage is None:
+        return names
+    return {row.index: [*names.get(row.index, []), lenses.GRADIENT] for row in rows}
 
 
 def drawn_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:
@@ -162,7 +171,9 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
         start, stop = min(place.window, row.n_tokens), min(place.window + WINDOW, row.n_tokens)
     values, lacks = None, ""
     # read_place accepts a column only when the row has it.
-    if lenses.find(place.lens) is None and (part.is_drawn or lens_values.is_weight(place.lens)):
+    if lenses.find(place.lens) is None and (
+        part.is_drawn or place.lens == lenses.GRADIENT or lens_values.is_weight(place.lens)
+    ):
         values, lacks = lens_values.lens_values(trajectory, row, place.lens, view.steps)
     view = replace(
         view,
