@@ -15,6 +15,7 @@ from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Origin, Row, Step, Trajectory, ids_array
 from rollouts.sampling.demo_policy import MODEL_DIR
+from tests.samples.demo_engine import demo_engine
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -23,9 +24,7 @@ ADVANTAGE = 0.7
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    from rollouts.sampling.engines.transformers_engine import TransformersEngine
-
-    return TransformersEngine(MODEL_DIR, threads=1)
+    return demo_engine()
 
 
 def ids(seed: int, n: int) -> np.ndarray:

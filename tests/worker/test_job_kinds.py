@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -29,7 +29,6 @@ from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.jobs.storage import token_moves
-from rollouts.sampling.demo_policy import MODEL_DIR
 from rollouts.sampling.engines import ENGINES, vllm_parsers
 from rollouts.sampling.engines.scripted import ScriptedEngine
 from rollouts.store import files, models
@@ -57,6 +56,7 @@ from tests.conftest import wait_until
 from tests.people import make_member
 from tests.samples.chat_templates import BROKEN
 from tests.samples.deaths import die_after
+from tests.samples.demo_engine import DemoOwner
 from tests.samples.formats import GYM, changed, jsonl
 from tests.samples.shard_work import change_kind
 from tests.samples.training_steps import save, store_steps, world
@@ -118,14 +118,6 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
     return go
 
 
-@cache
-def demo_engine() -> Any:
-    """The engine of the demo policy, loaded once."""
-    from rollouts.sampling.engines.transformers_engine import TransformersEngine  # torch takes seconds to import
-
-    return TransformersEngine(MODEL_DIR, threads=1)
-
-
 def answer_at_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """The model `words`, whose engine scores in the thread that asks."""
 
@@ -133,12 +125,6 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
         def call(self, work: Callable[[Any], Any]) -> Future[Any]:
             future: Future[Any] = Future()
             future.set_result(work(ScriptedEngine()))
-            return future
-
-    class DemoOwner:
-        def call(self, work: Callable[[Any], Any]) -> Future[Any]:
-            future: Future[Any] = Future()
-            future.set_result(work(demo_engine()))
             return future
 
     monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], is_offered=True))

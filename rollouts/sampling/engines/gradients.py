@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ MAX_EXACT = 1_500_000_000
 """Parameters of a model whose whole gradient is computed: three vectors of it stand in memory."""
 MAX_TOKENS = 32_768
 """Of a stream: a backward pass keeps what each layer computed for each token."""
+MAX_KEPT = 16_384
+"""Tokens of a trajectory up to which what each layer computed is kept from one pass to the next."""
 LAST_LAYERS = 2
 """Layers that stand for a larger model."""
 MAX_SHARES = 50
@@ -52,21 +55,22 @@ def _parameters(model: Any, layers: int | None) -> tuple[list[Tensor], str]:
 
 
 def _measured(case: DamageCase, model: Any, parameters: Sequence[Tensor], layers: str) -> dict[str, Any]:
-    with torch.no_grad():
+    with torch.set_grad_enabled(sum(map(len, case.sequences)) <= MAX_KEPT):
         passes = [_forward(model, ids, case.temperature) for ids in case.sequences]
-    scores = [np.append(np.float32(np.nan), logprobs.cpu().numpy()) for logprobs, _ in passes]
+    scores = [np.append(np.float32(np.nan), logprobs.detach().cpu().numpy()) for logprobs, _ in passes]
+    gradients = partial(_gradients, case, model, parameters, [logprobs for logprobs, _ in passes])
     sampled, by_finding, of_rows = case.weights(scores)
     norms = [
         np.append(0.0, passes[n][1].cpu().numpy() * np.abs(weights[1:])).astype(np.float32)
         for weights, (_, n, *_) in zip(of_rows, case.rows, strict=True)
     ]
     difference = [np.sum(parts, axis=0) for parts in zip(*by_finding.values(), strict=True)]
-    own, apart = _gradients(case, model, parameters, [sampled, difference or [np.zeros(len(part)) for part in sampled]])
+    own, apart = gradients([sampled, difference or [np.zeros(len(part)) for part in sampled]])
     shares = dict.fromkeys(list(by_finding)[:MAX_SHARES], 1.0)
     square = _dot(apart, apart)
     if len(by_finding) > 1 and square:
         for number in shares:
-            shares[number] = _dot(_gradients(case, model, parameters, [by_finding[number]])[0], apart) / square
+            shares[number] = _dot(gradients([by_finding[number]])[0], apart) / square
     if len(by_finding) > MAX_SHARES:
         shares[0] = 1 - sum(share for number, share in shares.items() if number)
     size, across = _dot(own, own) ** 0.5, _dot(own, apart)
@@ -83,19 +87,21 @@ def _measured(case: DamageCase, model: Any, parameters: Sequence[Tensor], layers
 
 
 def _gradients(
-    case: DamageCase, model: Any, parameters: Sequence[Tensor], weights: Sequence[Sequence[Any]]
+    case: DamageCase, model: Any, parameters: Sequence[Tensor], kept: Sequence[Tensor], weights: Sequence[Sequence[Any]]
 ) -> list[list[Tensor]]:
-    """For each list of weights, ``[T]`` of each sequence, the gradient of the weighted log-probabilities."""
+    """For each list of weights, ``[T]`` of each sequence, the gradient of the weighted log-probabilities.
+
+    ``kept``: the log-probabilities of each sequence, with their graph where there was memory for it.
+    """
     sums = [[torch.zeros_like(parameter) for parameter in parameters] for _ in weights]
     for n, ids in enumerate(case.sequences):
         used = [k for k, of_sequences in enumerate(weights) if of_sequences[n].any()]
         if not used:
             continue
-        stop = max(int(np.flatnonzero(weights[k][n])[-1]) for k in used) + 1
-        logprobs, _ = _forward(model, ids[:stop], case.temperature)
+        logprobs = kept[n] if kept[n].requires_grad else _forward(model, ids, case.temperature)[0]
         for k in used:
-            loss = (torch.from_numpy(weights[k][n][1:stop]).to(logprobs) * logprobs).sum()
-            parts = torch.autograd.grad(loss, parameters, retain_graph=k != used[-1])
+            loss = (torch.from_numpy(weights[k][n][1:]).to(logprobs) * logprobs).sum()
+            parts = torch.autograd.grad(loss, parameters, retain_graph=True)
             for total, part in zip(sums[k], parts, strict=True):
                 total += part
     return sums
