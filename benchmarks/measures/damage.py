@@ -29,8 +29,8 @@ from rollouts.sampling.engines.gradients import _forward
 from tools.gallery.damage import cases
 from tools.gallery.sampling import Policy
 
-LAYERS = (1, 2, 3)
-TOKENS = 40
+LAYERS = (1, 2)
+TOKENS = 8
 """Tokens of each trajectory whose whole gradient is computed."""
 
 
@@ -71,10 +71,11 @@ def token_norms(model: Any, case: DamageCase) -> tuple[list[float], list[float]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1, help="of torch (default: %(default)s)")
     parser.add_argument("--row", type=int, default=4096, help="tokens of the long row (default: %(default)s)")
     options = parser.parse_args()
     policy = Policy()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(options.threads)
     engine, case = policy.engine, long_row(options.row)
     begun, begun_cpu = time.perf_counter(), time.process_time()
     engine.damage(case)

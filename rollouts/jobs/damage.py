@@ -90,15 +90,12 @@ def _measure(
         FindingPlaces(finding.kind, finding.row_index, finding.step_index, tuple(places_of(finding)), finding.severity)
         for finding in findings
     ]
-    try:
-        case = damage_case(value, placed, advantage, options.get("rule", ""))
-    except Refusal as error:
-        return {"findings": findings, "shares": {}, "missing": str(error)}
-    for ids in case.sequences:
+    for ids in (*(row.ids for row in value.rows), *(step.stream for step in value.steps)):
         vocabulary.check(record, ids)
     try:
+        case = damage_case(value, placed, advantage, options.get("rule", ""))
         figures = wait_for(owner.call(methodcaller("damage", case, options.get("layers"))), beat)
-    except RequestRefused as error:
+    except (Refusal, RequestRefused) as error:
         return {"findings": findings, "shares": {}, "missing": str(error)}
     norms = figures.pop("norms")
     marks = [number for row, *_ in case.rows for number in mark_of(row)]

@@ -5,10 +5,6 @@ from django.db.models.deletion import CASCADE
 
 from rollouts.store.fields import FloatsField, IdsField
 
-NOT_MEASURED = "null = a gradient is zero, or it was not measured."
-ROWS = "Of each row: number of its ids, CRC-32 of its ids."
-NORMS = "Of all rows, one after the other: the norm of each token's contribution."
-
 
 class Migration(migrations.Migration):
     dependencies = [("rollouts", "0001_initial")]
@@ -20,12 +16,12 @@ class Migration(migrations.Migration):
             ("weights", models.CharField(blank=True, help_text="Digest of the weights' files.", max_length=64)),
             ("rule", models.CharField(blank=True, help_text="Of the loss; empty = not measured.", max_length=20)),
             ("layers", models.CharField(blank=True, help_text="That stand for the model; empty = all of it.", max_length=60)),
-            ("cosine", models.FloatField(help_text=NOT_MEASURED, null=True)),
+            ("cosine", models.FloatField(help_text="null = a gradient is zero, or it was not measured.", null=True)),
             ("relative_error", models.FloatField(null=True)),
             ("norm_ratio", models.FloatField(null=True)),
             ("missing", models.TextField(blank=True, help_text="Why it was not measured, as a sentence.")),
-            ("rows", IdsField(help_text=ROWS)),
-            ("norms", FloatsField(help_text=NORMS)),
+            ("rows", IdsField(help_text="Of each row: number of its ids, CRC-32 of its ids.")),
+            ("norms", FloatsField(help_text="Of all rows, one after the other: the norm of each token's contribution.")),
             ("made_at", models.DateTimeField(auto_now=True)),
         ]),
         migrations.AddField("storedfinding", "damage_share", models.FloatField(

@@ -18,7 +18,7 @@ from rollouts.store.runs.runs import create_run
 from rollouts.store.trajectories.save_trajectories import save_trajectories
 from tests.samples.damage import damaged_run
 
-pytestmark = pytest.mark.django_db
+pytestmark = pytest.mark.django_db(transaction=True)  # a slow job has a heartbeat beside it
 
 
 @pytest.fixture

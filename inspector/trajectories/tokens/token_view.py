@@ -131,27 +131,20 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
     rows, steps = trajectory_parts.rows_and_steps(trajectory)
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
     findings = read_findings(trajectory, steps, rows)
+    lenses_of_rows = lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps)
     return TokenView(
         trajectory,
         part,
         rows,
         steps,
-        _with_gradient(trajectory, rows, lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps)),
+        lenses_of_rows if trajectory.damage is None
+        else {row.index: [*lenses_of_rows.get(row.index, []), lenses.GRADIENT] for row in rows},
         findings,
         trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
         read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [],
         discussion,
         *data.table_of(trajectory.run.tokenizer),
     )
-
-
-def _with_gradient(
-    trajectory: StoredTrajectory, rows: list[RowSummary], names: dict[int, list[str]]
-) -> dict[int, list[str]]:
-    """The lenses of each row, with that of a measured gradient. No query."""
-    if trajectory.damage is None:
-        return names
-    return {row.index: [*names.get(row.index, []), lenses.GRADIENT] for row in rows}
 
 
 def drawn_range(place: PagePlace, n_tokens: int) -> tuple[int, int]:

@@ -48,16 +48,10 @@ class Command(TerminalCommand):
             self.stdout.write(json.dumps(report))
             return
         for line in report["trajectories"]:
-            self.stdout.write(f"{line['trajectory']}: {_words(line)}")
-            for finding in line["findings"]:
-                if finding["share"]:
-                    self.stdout.write(f"  {finding['number']} {finding['kind']}: {finding['share']:.1%} of it")
+            figures = ", ".join(f"{name} {line[name]}" for name in ("relative_error", "cosine", "norm_ratio"))
+            words = f"not measured. {line['missing']}" if line["missing"] else figures
+            self.stdout.write(f"{line['trajectory']}: {words}")
+            for finding in line["findings"] if not line["missing"] else ():
+                self.stdout.write(f"  {finding['number']} {finding['kind']}: {finding['share']:.1%} of it")
         if not report["exact"]:
             self.stdout.write(f"Not exact: over {', '.join(report['layers'])}.")
-
-
-def _words(line: dict[str, Any]) -> str:
-    if line["relative_error"] is None:
-        return f"not measured. {line['missing']}"
-    cosine = "not defined" if line["cosine"] is None else f"{line['cosine']:.4f}"
-    return f"relative error {line['relative_error']:.3g}, cosine {cosine}, ratio of norms {line['norm_ratio']:.3f}"
