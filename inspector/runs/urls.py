@@ -20,6 +20,7 @@ urlpatterns = [
     path("runs/<code:code>/resume", views.resume, name="run-resume"),
     path("runs/<code:code>/delete", views.delete, name="run-delete"),
     *twins("runs/<code:code>/cost", cost_page.cost, name="run-cost"),
+    *twins("runs/<code:code>/damage", cost_page.measure, name="run-damage"),
     *twins("runs/<code:code>/training", training_page.training, name="run-training"),
     *twins("runs/<code:code>/weights", loss_weights.weights, name="run-weights"),
     *twins("runs/<code:code>/weigh", loss_weights.weigh, name="run-weigh"),

@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
-from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
+from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.launch import ServedModel, served_models
@@ -118,9 +118,10 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     beat(progress="the engine is started")
     try:
         owner = engine_of(model, engine)
-        scorer = _Scoring(owner, _wait(owner.call(EngineInfo.of), beat), temperature, beat, *_vocabulary(run, model))
+        info = wait_for(owner.call(EngineInfo.of), beat)
+        scorer = _Scoring(owner, info, temperature, beat, Vocabulary.of(run, model, info.vocab_size))
     except EngineError as error:
-        raise _failure(error) from error
+        raise engine_failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
     engines = [engine, f"{engine}{DECODED}"][: 1 + bool(job.options.get("replay"))]
     columns = [
@@ -149,7 +150,7 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
         raise JobLost from None
     n_scored = n_done - len(left_out)
     sentence = "1 trajectory is scored." if n_scored == 1 else f"{n_scored:,} trajectories are scored."
-    notes = [sentence, *scorer.notes, *left_out[:MAX_NOTES]]
+    notes = [sentence, *scorer.vocabulary.notes, *left_out[:MAX_NOTES]]
     if len(left_out) > MAX_NOTES:
         notes.append(f"And {len(left_out) - MAX_NOTES:,} more were left out.")
     if not end_job(job, Job.Status.DONE, n_done=n_done, notes=notes):
@@ -167,6 +168,56 @@ def fail(job: Job, sentence: str, remedy: str) -> None:
 
 
 @dataclass
+class Vocabulary:
+    """What tells whether the ids of a run are other tokens for a model."""
+
+    size: int
+    """Of the model."""
+    differs: Mask
+    """Of each id, whether it is another token in the model's vocabulary than in the run's."""
+    names: tuple[LoadedTokenizer, LoadedTokenizer] | None
+    """The tokenizers of the run and of the model, where both are known."""
+    notes: list[str]
+    """What could not be compared."""
+
+    @classmethod
+    def of(cls, run: Run, model: ServedModel, size: int) -> Vocabulary:
+        """Compare the tokenizers of a run and a model."""
+        none: Mask = np.zeros(0, dtype=np.bool_)
+        if run.tokenizer is None:
+            sentence = "The run has no tokenizer, so its vocabulary was not compared with the model's."
+            return cls(size, none, None, [sentence])
+        try:
+            pair = load_tokenizer(run.tokenizer.files_sha256), tokenizers.load(model.path)
+        except (ValueError, OSError) as error:
+            sentence = without_paths(f"The vocabularies of run and model were not compared: {error}")
+            return cls(size, none, None, [sentence])
+        if pair[0].sha256 == pair[1].sha256:
+            return cls(size, none, pair, [])
+        ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
+        mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
+        return cls(size, np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, [])
+
+    def check(self, record: StoredTrajectory, ids: Ids) -> None:
+        """Raises :class:`Refusal` for an id that is none of the model's, or another token there."""
+        other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
+        outside = ids[(ids < 0) | (ids >= self.size)]
+        if len(outside):
+            raise Refusal(
+                f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to "
+                f"{self.size - 1}: it has another vocabulary. {other}"
+            )
+        common = ids[ids < len(self.differs)]
+        differing = common[self.differs[common]]
+        if len(differing) and self.names is not None:
+            mine, theirs = (codec.token_bytes(differing[:1])[0].decode(errors="replace") for codec in self.names)
+            raise Refusal(
+                f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
+                f"and {theirs!r} in the model's: it has another vocabulary. {other}"
+            )
+
+
+@dataclass
 class _Scoring:
     """An engine that scores trajectories of one run."""
 
@@ -174,11 +225,7 @@ class _Scoring:
     info: EngineInfo
     temperature: float
     beat: Beat
-    differs: Mask
-    """Of each id, whether it is another token in the model's vocabulary than in the run's."""
-    names: tuple[LoadedTokenizer, LoadedTokenizer] | None
-    """The tokenizers of the run and of the model, where both are known."""
-    notes: list[str]
+    vocabulary: Vocabulary
 
     def noise(self, finished: QuerySet[StoredTrajectory]) -> dict[str, Any]:
         """How far the engine differs from itself: rows scored together, and one by one from the last to the first."""
@@ -198,7 +245,7 @@ class _Scoring:
         for record, value in zip(batch, load_compared(batch), strict=True):
             problem = ""
             for row in value.rows:
-                self._check_vocabulary(record, row)
+                self.vocabulary.check(record, row.ids)
                 problem = problem or stream_problem(row.ids, self.info)
             if problem:
                 left_out.append(f"Trajectory {record.code} was left out. {problem}")
@@ -210,31 +257,14 @@ class _Scoring:
         for record, value in fitting:
             yield record.pk, value.rows, [next(values) for _ in value.rows]
 
-    def _check_vocabulary(self, record: StoredTrajectory, row: Row) -> None:
-        n = self.info.vocab_size
-        other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
-        outside = row.ids[(row.ids < 0) | (row.ids >= n)]
-        if len(outside):
-            raise Refusal(
-                f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to {n - 1}: "
-                f"it has another vocabulary. {other}"
-            )
-        common = row.ids[row.ids < len(self.differs)]
-        differing = common[self.differs[common]]
-        if len(differing) and self.names is not None:
-            mine, theirs = (codec.token_bytes(differing[:1])[0].decode(errors="replace") for codec in self.names)
-            raise Refusal(
-                f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
-                f"and {theirs!r} in the model's: it has another vocabulary. {other}"
-            )
-
     def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
         scores: list[Floats] = []
         try:
             for part in batched(streams, CALL_TOKENS, len):
-                scores += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
+                work = partial(score_streams, part, temperature=self.temperature)
+                scores += wait_for(self.owner.call(work), self.beat)
         except EngineError as error:
-            raise _failure(error) from error
+            raise engine_failure(error) from error
         return scores
 
 
@@ -275,7 +305,7 @@ def _batches(records: QuerySet[StoredTrajectory]) -> Iterator[Sequence[StoredTra
         after = page[-1].index
 
 
-def _wait(future: Future[Result], beat: Beat) -> Result:
+def wait_for(future: Future[Result], beat: Beat) -> Result:
     """The result of a future. Raises :class:`JobLost` soon after the job was cancelled."""
     while True:
         try:
@@ -286,26 +316,11 @@ def _wait(future: Future[Result], beat: Beat) -> Result:
             beat.now_and_then()
 
 
-def _failure(error: EngineError) -> Exception:
+def engine_failure(error: EngineError) -> Exception:
+    """What a job raises for an engine that could not do it."""
     if isinstance(error, EngineClosed):
-        return WorkerLeaves("The worker was shut down while it scored.")
+        return WorkerLeaves("The worker was shut down while the engine worked.")
     return Refusal(str(error))
-
-
-def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokenizer, LoadedTokenizer] | None, list[str]]:
-    """Which ids are other tokens in the model than in the run, both tokenizers, and what could not be compared."""
-    none: Mask = np.zeros(0, dtype=np.bool_)
-    if run.tokenizer is None:
-        return none, None, ["The run has no tokenizer, so its vocabulary was not compared with the model's."]
-    try:
-        pair = load_tokenizer(run.tokenizer.files_sha256), tokenizers.load(model.path)
-    except (ValueError, OSError) as error:
-        return none, None, [without_paths(f"The vocabularies of run and model were not compared: {error}")]
-    if pair[0].sha256 == pair[1].sha256:
-        return none, pair, []
-    ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
-    mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
-    return np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, []
 
 
 def _details(options: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ YES_NO = ("yes", "no")
 COMMENTS = ("open", "any")
 SORTED_COLUMNS = (
     "index", "reward", "n_tokens", "n_findings", "n_rows", "n_steps", "n_sampled", "n_trained", "n_lost",
-    "training_step", "group", "stop_reason",
+    "training_step", "group", "stop_reason", "damage",
 )
 """The columns by which a list of trajectories can be sorted."""
 SORTS = tuple(sign + column for column in SORTED_COLUMNS for sign in ("", "-"))

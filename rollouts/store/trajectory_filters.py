@@ -75,6 +75,8 @@ class FilterParameters(BaseModel):
     """The fewest tokens of a trajectory."""
     tokens_max: Annotated[Count | None, FilterInput("tokens", "tokens<500", "n_tokens__lte")] = None
     """The most tokens of a trajectory."""
+    damage_min: Annotated[FiniteFloat | None, FilterInput("damage", "damage>=0.1", "damage__gte")] = None
+    """The least damage to the gradient. A trajectory that was not measured passes no bound."""
     training_min: Annotated[Count | None, FilterInput("training", "training>=10", "training_step__gte")] = None
     """The first training step. A trajectory without one passes no bound."""
     training_max: Annotated[Count | None, FilterInput("training", "training<=20", "training_step__lte")] = None

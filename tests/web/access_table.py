@@ -116,6 +116,7 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/training": [get(READ)],
     "runs/<code:code>/columns": [get(READ)],
     "runs/<code:code>/columns/<code:column>/delete": [post(OWN.format(302), json=200)],
+    "runs/<code:code>/damage": [post(member_gets(302), form={"model": "demo"}, json=202)],
     "runs/<code:code>/rescore": [post(member_gets(302), form={"model": "demo"}, json=202)],
     "runs/<code:code>/weights": [get(READ.replace("200", "301"))],
     "runs/<code:code>/weigh": [post(member_gets(302), json=202)],

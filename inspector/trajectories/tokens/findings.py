@@ -62,6 +62,8 @@ class FindingValues(Page):
     """Tokens that are trained and were not sampled; null = not known."""
     cost: Cost
     """All that it costs, under the keys that the commands print too."""
+    damage_share: float | None
+    """Of the damage to its trajectory, what it explains; null = not measured."""
     version: int
     """Of the diagnosis that made it."""
     muted: bool

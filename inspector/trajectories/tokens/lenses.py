@@ -24,6 +24,9 @@ WEIGHT = "weight_"
 """What the name of a lens begins with that shows the weight of a token in a loss; a rule follows."""
 
 
+GRADIENT = "gradient_norm"
+"""The lens of the norm of each token's contribution to the gradient of the output layer."""
+
 Swatch = tuple[str, str, str]
 """One colour of a legend: its CSS class, what it says, and more of it as a title."""
 Legend = tuple[Sequence[Swatch], tuple[str, str] | None]
@@ -114,6 +117,8 @@ def column_label(name: str) -> str:
     """The words for the lens of a column: of a trainer, made of two, or of what an engine told."""
     if name == "mismatch":
         return "trainer − sampler"
+    if name == GRADIENT:
+        return "gradient"
     if name == beside.BEHIND:
         return "behind the likeliest"
     if (rule := RULES.get(name.removeprefix(WEIGHT))) is not None and name.startswith(WEIGHT):

@@ -129,8 +129,11 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
     rows, steps = trajectory_parts.rows_and_steps(trajectory)
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
     findings = read_findings(trajectory, steps, rows)
+    lenses_of_rows = lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps)
     return TokenView(
-        trajectory, part, rows, steps, lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps),
+        trajectory, part, rows, steps,
+        lenses_of_rows if trajectory.damage is None
+        else {row.index: [*lenses_of_rows.get(row.index, []), lenses.GRADIENT] for row in rows},
         findings, trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
         read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [], discussion,
         *data.table_of(trajectory.run.tokenizer),
@@ -154,7 +157,9 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
         start, stop = min(place.window, row.n_tokens), min(place.window + WINDOW, row.n_tokens)
     values, lacks = None, ""
     # read_place accepts a column only when the row has it.
-    if lenses.find(place.lens) is None and (part.is_drawn or lens_values.is_weight(place.lens)):
+    if lenses.find(place.lens) is None and (
+        part.is_drawn or place.lens == lenses.GRADIENT or lens_values.is_weight(place.lens)
+    ):
         values, lacks = lens_values.lens_values(trajectory, row, place.lens, view.steps)
     view = replace(
         view, turns=data.read_turns(trajectory, row, view.steps, view.findings, within),

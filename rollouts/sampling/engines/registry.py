@@ -49,6 +49,9 @@ class EngineSpec:
     scores_at_temperature: bool = False
     """It scores at other temperatures than 1 too."""
 
+    has_gradients: bool = False
+    """The engine has ``damage``: it compares two gradients of its model."""
+
     def alternatives_problem(self, n: int) -> str:
         """Why the engine cannot return so many alternatives of each token, as a sentence; empty = it can."""
         if n <= self.most_alternatives:
@@ -84,6 +87,7 @@ ENGINES: dict[str, EngineSpec] = {
             replays=True,
             scores_full_context=True,
             scores_at_temperature=True,
+            has_gradients=True,
         ),
         EngineSpec(
             "vllm",
