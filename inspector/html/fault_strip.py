@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from django.utils.safestring import SafeString
 
 from inspector.html.token_diff import token_diff
-from inspector.html.tokens import Marks, TokenPainter
 from rollout_inspector.diagnose.finding import Axis
 from rollout_inspector.streams.prefix import merge_steps
+from rollout_inspector.streams.tokens import Tokens, plain_tokens
 from rollout_inspector.streams.trajectory import NO_IDS, Trajectory
+from rollout_inspector.text.html.tokens import Html, Marks, TokenPainter
 from rollouts.store.models import StoredFinding
-from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
 BEFORE, BEHIND = 3, 2
 MAX_TOKENS = 8
 """The most tokens of a fault that are drawn."""
 
-Strip = list[tuple[str, SafeString]]
+Strip = list[tuple[str, Html]]
 """Name and HTML of each side."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from django.utils.safestring import SafeString, mark_safe
 
-from inspector.html.text import bytes_text_html
-from inspector.html.tokens import TokenPainter, Tokens
 from rollout_inspector.streams.align import AlignedGroup, align_ids
+from rollout_inspector.streams.tokens import Tokens
 from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.text.html.text import bytes_text_html
+from rollout_inspector.text.html.tokens import Html, TokenPainter
 
 MAX_BOXES = 12
 """The most differing tokens of one side that are drawn."""
@@ -19,15 +19,15 @@ MARGIN = 4
 """A character has at most four bytes, so it reaches over at most so many tokens."""
 
 
-def marked(html: str, tag: str) -> SafeString:
+def marked(html: str, tag: str) -> Html:
     """Tokens that one side alone has: ``del`` where the other side lacks them, ``ins`` where it has them besides.
 
     ``html`` is escaped already. Of no tokens nothing is drawn.
     """
-    return mark_safe(f"<{tag}>{html}</{tag}>" if html else "")
+    return Html(f"<{tag}>{html}</{tag}>" if html else "")
 
 
-def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[SafeString, SafeString]:
+def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[Html, Html]:
     """Both sides of a difference. Tokens that the other side lacks stand in ``<del>`` and ``<ins>``."""
     if np.array_equal(left.ids, right.ids):  # another mask alone
         return painter.window(left), painter.window(right)
@@ -39,7 +39,7 @@ def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[S
     )
 
 
-def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> SafeString:
+def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> Html:
     html = []
     for start, stop, equal in spans:
         if start < stop:
@@ -47,10 +47,10 @@ def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tup
             part = tokens.slice(tokens.start + start - margin[0], tokens.start + stop + margin[1])
             window = painter.window(part, margin=margin)
             html.append(window if equal else marked(window, tag))
-    return mark_safe("".join(html))
+    return Html("".join(html))
 
 
-def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[SafeString, SafeString]:
+def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[Html, Html]:
     """Both sides between the tokens that stand ``before`` and ``behind`` them. What differs is ``<del>`` and ``<ins>``.
 
     A side of more than ``MAX_BOXES`` tokens ends with the number of the others, and both sides end there.
@@ -72,7 +72,7 @@ def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind
             html.append("<em>nothing</em>")
         n_more = len(ids) - MAX_BOXES
         html.append(f" <em>and {n_more:,} more</em>" if n_more > 0 else "")
-        sides.append(mark_safe("".join([*html, tail])))
+        sides.append(Html("".join([*html, tail])))
     return sides[0], sides[1]
 
 

@@ -343,8 +343,8 @@ class Index:
 
     def rejected(self, most: int = 1000) -> list[Rejected]:
         """Lines and files that are not read, at most so many, and why."""
-        columns = "SELECT trajectory.line, trajectory.problem, path FROM trajectory JOIN file ON file.id = file WHERE state = ?"
-        lines = self._all(f"{columns} ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
+        columns = "trajectory.line, trajectory.problem, path FROM trajectory JOIN file ON file.id = file"
+        lines = self._all(f"SELECT {columns} WHERE state = ? ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
         files = self._all("SELECT NULL, problem, path FROM file WHERE problem != '' ORDER BY id LIMIT ?", most)
         return [Rejected(*row) for row in [*files, *lines][:most]]
 

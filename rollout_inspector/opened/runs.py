@@ -1,4 +1,4 @@
-"""What ``rollout_inspector.open`` returns: the trajectories of files where they lie, or of a server, as one interface."""
+"""What ``rollout_inspector.open`` returns: trajectories of files where they lie, or of a server, by one interface."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Trajectories(Sequence[OpenedTrajectory]):
 
 
 class OpenedRun:
-    """A run that was opened: ``run.trajectories``, ``run["id"]``. It may be used in a ``with`` block, which closes it."""
+    """A run that was opened: ``run.trajectories``, ``run["id"]``. A ``with`` block closes it."""
 
     def __init__(self, source: TrajectorySource) -> None:
         self._source = source

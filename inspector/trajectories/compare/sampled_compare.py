@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, compare, up_to, without_stray
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.row_places import sampled_stream
+from rollout_inspector.streams.tokens import plain_tokens
 from rollout_inspector.streams.trajectory import Mask
+from rollout_inspector.text.html.tokens import TokenPainter
 from rollouts.store import models
-from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 

@@ -13,6 +13,7 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import Turn, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.roles import RoleTurn, role_turns
+from rollout_inspector.streams.tokens import Tokens
 from rollout_inspector.streams.trajectory import Origin
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
@@ -20,7 +21,7 @@ from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Span, Tokens, row_spans, row_window
+from rollouts.store.trajectories.rows import Span, row_spans, row_window
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 logger = logging.getLogger(__name__)

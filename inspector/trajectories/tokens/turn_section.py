@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inspector.html.tokens import Block
 from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.streams.figures import trained_words
+from rollout_inspector.text.html.tokens import Block
 
 
 @dataclass(frozen=True)

@@ -260,8 +260,8 @@ class Source:
         n_bytes = 0
         groups, first = (None, 1) if self.part is None else (self.part.groups, self.part.line)
         with self._raw:
-            rows = parquet.rows(self._raw, self.name, self.size, groups, None if self.only is None else self.only - first)
-            for number, data in enumerate(rows, start=first if self.only is None else self.only):
+            only, first = (None, first) if self.only is None else (self.only - first, self.only)
+            for number, data in enumerate(parquet.rows(self._raw, self.name, self.size, groups, only), start=first):
                 self._go_on()
                 n_bytes += len(data or b"")
                 limits.current().check_parquet_growth(self.name, n_bytes, self.size)
