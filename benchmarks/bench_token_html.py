@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from django.template import engines
 
-from rollout_inspector.streams.tokens import Tokens
+from rollout_inspector.streams.trajectory import Tokens
 from rollout_inspector.text.html.tokens import NO_LOGPROB, TokenPainter, logprob_classes
 from rollout_inspector.text.tokenizers import load
 

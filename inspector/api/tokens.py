@@ -15,8 +15,7 @@ from pydantic import ConfigDict
 
 from inspector.api.trajectory_answers import TokenColumns
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Floats, Origin, Row
+from rollout_inspector.streams.trajectory import Floats, Origin, Row, Tokens
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.parameters import Count, Text
 from rollouts.store.trajectories import engine_columns, trajectory_parts

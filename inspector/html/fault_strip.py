@@ -7,8 +7,7 @@ import numpy as np
 from inspector.html.token_diff import token_diff
 from rollout_inspector.diagnose.finding import Axis
 from rollout_inspector.streams.prefix import merge_steps
-from rollout_inspector.streams.tokens import Tokens, plain_tokens
-from rollout_inspector.streams.trajectory import NO_IDS, Trajectory
+from rollout_inspector.streams.trajectory import NO_IDS, Tokens, Trajectory, plain_tokens
 from rollout_inspector.text.html.tokens import Html, Marks, TokenPainter
 from rollouts.store.models import StoredFinding
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from rollout_inspector.streams.align import AlignedGroup, align_ids
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.trajectory import Ids, Tokens
 from rollout_inspector.text.html.text import bytes_text_html
 from rollout_inspector.text.html.tokens import Html, TokenPainter
 

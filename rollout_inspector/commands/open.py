@@ -60,7 +60,7 @@ def _serve(folder: Path, options: Namespace, tokenizer: str) -> int:
     """The pages, by a server whose data lie in the cache folder. The settings of the user's own server are left out."""
     opened = {
         "paths": [str(Path(path).expanduser().absolute()) for path in options.paths], "tokenizer": tokenizer,
-        "chat_template": str(Path(options.chat_template).absolute()) if options.chat_template else "",
+        "chat_template": template_text(options.chat_template) if options.chat_template else "",
         "environment": {name: value for name, value in os.environ.items() if _is_of_server(name)},
     }
     for name in opened["environment"]:

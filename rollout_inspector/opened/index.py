@@ -359,6 +359,10 @@ class Index:
                 for _ in self._read(row):
                     pass
 
+    def names(self) -> dict[str, int]:
+        """Id of each trajectory that is read -> its key, in the order of the list."""
+        return dict(map(tuple, self._all("SELECT name, id FROM trajectory WHERE state = 1 ORDER BY id")))
+
     def find(self, name: str) -> sqlite3.Row | None:
         """The trajectory of an id, of those that are read."""
         return next(iter(self._all(f"{_LINES} WHERE name = ?", name)), None)

@@ -7,7 +7,7 @@ import pytest
 
 from inspector.trajectories.compare.side_by_side import align_texts, compare
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.tokens import plain_tokens
+from rollout_inspector.streams.trajectory import plain_tokens
 from rollout_inspector.text.html.tokens import painter_of
 
 

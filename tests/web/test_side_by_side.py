@@ -15,8 +15,7 @@ from inspector.html.token_diff import marked_tokens
 from inspector.trajectories.compare import compare_page, side_by_side
 from inspector.trajectories.compare.side_by_side import without_stray
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.tokens import plain_tokens
-from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array, plain_tokens
 from rollout_inspector.text.html.tokens import TokenPainter
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.jobs.diagnosis import diagnose_run

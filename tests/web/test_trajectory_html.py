@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.finding_marks import DiffIds, row_marks
 from inspector.trajectories.tokens.findings import DrawnFinding
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.streams.trajectory import Tokens, ids_array
 from rollout_inspector.text.html.text import characters, runs_right_to_left, split_fragments, text_html
 from rollout_inspector.text.html.tokens import (
     MAX_LINE_BLOCKS,

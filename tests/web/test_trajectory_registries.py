@@ -19,7 +19,7 @@ from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.lenses import LensSpec
 from inspector.trajectories.urls import tab_urls
 from inspector.web.twins import fields_of
-from rollout_inspector.streams.tokens import Tokens
+from rollout_inspector.streams.trajectory import Tokens
 from rollouts.store.models import StoredTrajectory
 from tests.web.samples import one_line, stored_run
 

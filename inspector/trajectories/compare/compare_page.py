@@ -31,8 +31,7 @@ from inspector.web.access import access
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.canonical import Drift, canonical_check
-from rollout_inspector.streams.tokens import plain_tokens
-from rollout_inspector.streams.trajectory import Ids, Mask
+from rollout_inspector.streams.trajectory import Ids, Mask, plain_tokens
 from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 from rollouts.store import models

@@ -27,8 +27,7 @@ from inspector.web.twins import whole_number
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.strategies.appending import FORMS, dummy_conversation
-from rollout_inspector.streams.tokens import Tokens, plain_tokens
-from rollout_inspector.streams.trajectory import Ids, Origin, Origins
+from rollout_inspector.streams.trajectory import Ids, Origin, Origins, Tokens, plain_tokens
 from rollout_inspector.text.chat_templates import renderer
 from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollout_inspector.text.tokenizers import TokenizerUnusable

@@ -11,8 +11,7 @@ import numpy as np
 from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, compare, up_to, without_stray
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.row_places import sampled_stream
-from rollout_inspector.streams.tokens import plain_tokens
-from rollout_inspector.streams.trajectory import Mask
+from rollout_inspector.streams.trajectory import Mask, plain_tokens
 from rollout_inspector.text.html.tokens import TokenPainter
 from rollouts.store import models
 from rollouts.store.trajectories.trajectories import load_trajectories

@@ -20,8 +20,7 @@ from inspector.trajectories.compare.difference_words import difference_words
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Tokens
 from rollout_inspector.text.html.tokens import Html, TokenPainter
 
 CONTEXT = 24

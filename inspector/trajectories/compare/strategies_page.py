@@ -32,8 +32,7 @@ from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.figures import percent_of, trained_as_sampled
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.html.tokens import painter_of
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models

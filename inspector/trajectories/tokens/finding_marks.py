@@ -14,8 +14,7 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.diagnose.context import MAX_STRETCH
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.align import align_ids
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin, Tokens
 from rollout_inspector.text.html.text import bytes_text
 from rollout_inspector.text.html.tokens import MAX_GAP_TEXT, Html, Marks, TokenPainter, comment_mark, gap_html, pin_html
 from rollouts.store.trajectories.trajectory_parts import StepSummary

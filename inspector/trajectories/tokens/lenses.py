@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.html.tokens import LOGPROB_EDGES
 from rollouts.store.trajectories import engine_columns as beside
 

@@ -16,8 +16,7 @@ from inspector.trajectories.tokens.turns import Turn, mask_table
 from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.figures import trained_as_sampled
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Origin, Row, Step
+from rollout_inspector.streams.trajectory import Origin, Row, Step, Tokens
 from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in

@@ -13,8 +13,7 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import Turn, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.roles import RoleTurn, role_turns
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models

@@ -32,8 +32,7 @@ from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.checks import all_clear, check_sentence, totals
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.lanes import Lane
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Floats, Origin
+from rollout_inspector.streams.trajectory import Floats, Origin, Tokens
 from rollout_inspector.text.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory

@@ -16,8 +16,7 @@ from inspector.trajectories.tokens.lane_tree import read_lanes
 from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.lanes import Lane
-from rollout_inspector.streams.tokens import Tokens, plain_tokens
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Tokens, plain_tokens
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.gallery import EXAMPLES
 from rollouts.store.models import StoredTrajectory

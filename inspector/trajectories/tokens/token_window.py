@@ -13,8 +13,7 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.turns import Turn
 from inspector.web.twins import Page
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Floats, Origin
+from rollout_inspector.streams.trajectory import Floats, Origin, Tokens
 from rollout_inspector.text.tokenizers import ByteTable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store.trajectories import engine_columns as beside

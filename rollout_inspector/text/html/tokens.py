@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.html.text import (
     bytes_text_html,
     runs_right_to_left,

@@ -40,8 +40,14 @@ def ask_job(
     """The job of a kind for its subject, and whether a worker has to be sent for it.
 
     A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
-    asked for; else it fails and a new job begins. Raises ``KeyError`` for a kind that is not registered.
+    asked for; else it fails and a new job begins. Raises :class:`Refusal` for a run whose files are read in place,
+    ``KeyError`` for a kind that is not registered.
     """
+    if isinstance(subject, Run) and "opened" in subject.settings:
+        raise Refusal(
+            "These files are read where they lie, and only what is looked at is here. Import them first, and do this "
+            "in the run that they become."
+        )
     activity = JOB_KINDS[kind].activity
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
     if is_new and activity:

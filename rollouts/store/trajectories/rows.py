@@ -10,8 +10,7 @@ import numpy as np
 from django.db.models import Count, QuerySet, Sum
 
 from rollout_inspector.streams.coding import StepExtent, stream_pieces
-from rollout_inspector.streams.tokens import Tokens
-from rollout_inspector.streams.trajectory import Floats, Origin
+from rollout_inspector.streams.trajectory import Floats, Origin, Tokens
 from rollouts.store import models
 from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
 from rollouts.store.trajectories.stored_steps import step_extents
