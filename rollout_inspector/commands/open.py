@@ -18,8 +18,6 @@ from rollout_inspector.commands.tokenizer_options import (
 
 READ_SECONDS = 5.0
 """How long ``--json`` reads the lines that were found, so that those without a trajectory are not counted."""
-OPENED = "INSPECTOR_OPENED"
-"""The variable that tells the server what is open, as JSON."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -43,32 +41,26 @@ def run(options: Namespace) -> int:
     template = template_text(options.chat_template) if options.chat_template else ""
     index = Index(options.paths, AuditSettings(folder, template))
     if not options.json:
-        return _serve(index.folder, options, folder)
+        return _serve(index.folder, options, folder, template)
     index.first()
     seconds = time.monotonic() - began
     for _ in index.work():
-        if time.monotonic() - began > READ_SECONDS and index.progress().is_whole:
+        if time.monotonic() - began > READ_SECONDS and index.counts()[2]:
             break
-    progress = index.progress()
-    figures = {"trajectories": progress.n_read + progress.n_unread, "formats": index.formats()}
+    n_read, n_unread, _ = index.counts()
+    figures = {"trajectories": n_read + n_unread, "formats": index.formats()}
     print(json.dumps({**figures, "first_list_seconds": round(seconds, 3)}))
     index.close()
     return 0 if figures["trajectories"] else 2
 
 
-def _serve(folder: Path, options: Namespace, tokenizer: str) -> int:
+def _serve(folder: Path, options: Namespace, tokenizer: str, template: str) -> int:
     """The pages, by a server whose data lie in the cache folder. The settings of the user's own server are left out."""
+    of_server = ("DATABASE_URL", "REDIS_URL", "ALLOWED_HOSTS", "DEBUG")
+    names = [name for name in os.environ if name.startswith("INSPECTOR_") or name in of_server]
     opened = {
         "paths": [str(Path(path).expanduser().absolute()) for path in options.paths], "tokenizer": tokenizer,
-        "chat_template": template_text(options.chat_template) if options.chat_template else "",
-        "environment": {name: value for name, value in os.environ.items() if _is_of_server(name)},
+        "chat_template": template, "folder": os.getcwd(), "environment": {name: os.environ.pop(name) for name in names},
     }
-    for name in opened["environment"]:
-        del os.environ[name]
-    os.environ |= {"INSPECTOR_DATA": str(folder / "server"), OPENED: json.dumps(opened)}
-    browser = ["--no-browser"] if options.no_browser else []
-    return run_on_server(["serve_opened", "--port", str(options.port), *browser])
-
-
-def _is_of_server(name: str) -> bool:
-    return name.startswith("INSPECTOR_") or name in ("DATABASE_URL", "REDIS_URL", "ALLOWED_HOSTS", "DEBUG")
+    os.environ |= {"INSPECTOR_DATA": str(folder / "server"), "INSPECTOR_OPENED": json.dumps(opened)}
+    return run_on_server(["serve_opened", "--port", str(options.port), *["--no-browser"] * options.no_browser])

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,11 @@ from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats import FORMATS, FileRefused, Format, Rejected, Source
 from rollout_inspector.formats.containers.cutting import holds_lines
 from rollout_inspector.formats.containers.file_part import FilePart
+from rollout_inspector.formats.containers.line_places import line_places
 from rollout_inspector.formats.folders import files_of
 from rollout_inspector.formats.shapes import BadLine, decode
-from rollout_inspector.formats.training_step import TrainingStepRule
-from rollout_inspector.guard.checked_files import SEVERITIES, diagnosis_of
+from rollout_inspector.guard.checked_files import diagnosis_of
 from rollout_inspector.guard.shard_audit import AuditSettings, tools_of
-from rollout_inspector.opened.line_places import line_places
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.prefix import links_of, merge_steps, n_new_tokens
 from rollout_inspector.streams.trajectory import Trajectory, ids_array
@@ -50,56 +49,14 @@ FOLLOW_SECONDS = 2.0
 STILL_SECONDS = 5.0
 """A file that is read as a whole is read again when nothing was written to it for so long."""
 BATCH = 500
-CACHE = "ROLLOUT_INSPECTOR_CACHE"
-"""The variable that names the folder of the indexes."""
-_VERSION = 1
+_VERSION = 2
 _TAIL_BYTES = 64
-_SHIFT = 32
-"""An id is the number of the part of a file, and in the lower bits the place in it: so parts stay in their order."""
-_EMPTY = "It holds no trajectory."
 _UNREAD, _READ, _REFUSED = range(3)
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS file (
-  id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, changed INTEGER, format TEXT DEFAULT '', way TEXT DEFAULT '',
-  is_document INTEGER DEFAULT 0, reach INTEGER DEFAULT 0, line INTEGER DEFAULT 1, tail BLOB DEFAULT x'',
-  is_done INTEGER DEFAULT 0, problem TEXT DEFAULT '');
-CREATE TABLE IF NOT EXISTS trajectory (
-  id INTEGER PRIMARY KEY, file INTEGER, at TEXT, state INTEGER DEFAULT 0, name TEXT UNIQUE, line INTEGER, reward REAL,
-  prompt_group TEXT, training_step INTEGER, stop_reason TEXT, error TEXT, n_steps INTEGER, n_rows INTEGER,
-  n_tokens INTEGER, n_sampled INTEGER, n_findings INTEGER, worst TEXT, findings BLOB, checks TEXT, problem TEXT);
-CREATE INDEX IF NOT EXISTS of_file ON trajectory (file, id);
-CREATE INDEX IF NOT EXISTS unread ON trajectory (id) WHERE state = 0;
-"""
-COLUMNS = {
-    "id": "name", "reward": "reward", "group": "prompt_group", "training_step": "training_step",
-    "stop_reason": "stop_reason", "error": "error", "steps": "n_steps", "rows": "n_rows", "tokens": "n_tokens",
-    "sampled": "n_sampled", "file": "path", "line": "line",
-}
-"""What a list tells of a trajectory -> the column that holds it."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an index is."""
-
-    n_read: int
-    """Trajectories that are read."""
-    n_unread: int
-    """Lines that are not read yet. Each is counted as one trajectory."""
-    is_whole: bool
-    """All files are looked through. False: more may come."""
-
-
-def cache_folder(key: str) -> Path:
-    """A private folder in the user's cache; in a temporary one where the cache cannot be written."""
-    home = Path(os.environ.get(CACHE) or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "rollout-inspector"))
-    folder = home.expanduser().absolute() / "opened" / key
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="rollout-inspector-"))
+_COLUMNS = (
+    "id, file, at, state, name, line, problem, reward, prompt_group, training_step, stop_reason, error, n_steps, "
+    "n_rows, n_tokens, n_sampled"
+)
+_LINES = "SELECT trajectory.*, path, format, way, is_document FROM trajectory JOIN file ON file.id = file"
 
 
 class Index:
@@ -107,29 +64,25 @@ class Index:
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings | None = None) -> None:
         """Raises :class:`Refusal` for a path that is not there, ``ValueError`` for a tokenizer that cannot be used."""
-        self.paths = [Path(path).expanduser().absolute() for path in paths]
-        for path in self.paths:
-            if not path.exists():
+        for path in paths:
+            if not Path(path).expanduser().exists():
                 hint = " Objects of a bucket are not read in place: mount the bucket." if "://" in str(path) else ""
                 raise Refusal(f"There is no file or folder {path}.{hint}")
+        self.paths = [Path(path).expanduser().absolute() for path in paths]
         self.settings = settings or AuditSettings()
         self.codec, self.renderer = tools_of(self.settings.tokenizer, self.settings.template)
         key = json.dumps([_VERSION, *map(str, self.paths), self.settings.digest()])
-        self.folder = cache_folder(hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:24])
-        self.is_read = threading.Event()
-        """Set when :meth:`follow` has read everything once, or cannot go on."""
-        self.problem = ""
-        """Why :meth:`follow` ended, as a sentence."""
+        self.folder = _cache_folder(hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:24])
+        self.is_read, self.problem = threading.Event(), ""
+        """Set when :meth:`follow` has read everything once or cannot go on; then the problem says why."""
         self._lock = threading.RLock()
         self._database = sqlite3.connect(self.folder / "index.sqlite3", 20, check_same_thread=False)
         self._database.row_factory = sqlite3.Row
-        self._database.executescript(f"PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF; {_SCHEMA}")
+        self._database.executescript(Path(__file__).with_name("index.sql").read_text(encoding="utf-8"))
+        self.close = self._database.close
 
-    def close(self) -> None:
-        with self._lock:
-            self._database.close()
-
-    def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
+    def all(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """The lines that a query finds."""
         with self._lock:
             return self._database.execute(query, values).fetchall()
 
@@ -141,29 +94,10 @@ class Index:
 
     def first(self) -> None:
         """Look at the files until a first list is there: some trajectories, or all that there are."""
-        end = time.monotonic() + FIRST_SECONDS
-        self._look()
-        work = self._work()
-        while (n := len(self._all("SELECT 1 FROM trajectory WHERE state = 1 LIMIT ?", FIRST_LIST))) < FIRST_LIST:
+        end, work = time.monotonic() + FIRST_SECONDS, self.work()
+        while (n := len(self.all("SELECT 1 FROM trajectory WHERE state = 1 LIMIT ?", FIRST_LIST))) < FIRST_LIST:
             if (n and time.monotonic() > end) or next(work, self) is self:
                 return
-
-    def work(self) -> Iterator[None]:
-        """Make the index in small pieces of work: a sample of each file, then the lines of all, then the rest."""
-        self._look()
-        yield from self._work()
-
-    def _work(self) -> Iterator[None]:
-        for file in self._all("SELECT * FROM file WHERE way = '' AND problem = ''"):
-            yield from self._begin(file)
-        for file in self._all("SELECT * FROM file WHERE way = 'lines' AND NOT is_done"):
-            while self._find_lines(file["id"], 20 * BATCH):
-                yield
-        last = -1
-        while unread := self._all("SELECT * FROM trajectory WHERE state = 0 AND id > ? ORDER BY id LIMIT 50", last):
-            for line in unread:
-                yield from self._read(line)
-            last = unread[-1]["id"]
 
     def follow(self, stop: threading.Event) -> None:
         """Work until ``stop`` is set, and take up what is written to the files meanwhile."""
@@ -180,18 +114,32 @@ class Index:
         finally:
             self.is_read.set()
 
+    def work(self) -> Iterator[None]:
+        """Make the index in small pieces of work: a sample of each file, then the lines of all, then the rest."""
+        self._look()
+        for file in self.all("SELECT * FROM file WHERE way = '' AND problem = ''"):
+            yield from self._begin(file)
+        for file in self.all("SELECT * FROM file WHERE way = 'lines' AND NOT is_done"):
+            while self._find_lines(file["id"], 20 * BATCH):
+                yield
+        last = -1
+        while unread := self.all("SELECT * FROM trajectory WHERE state = 0 AND id > ? ORDER BY id LIMIT 50", last):
+            for line in unread:
+                yield from self._read(line)
+            last = unread[-1]["id"]
+
     def _look(self) -> None:
         """Compare the files with what is known of them. What is gone or was written anew is forgotten."""
         files: dict[str, os.stat_result] = {}
+        known_files = {file["path"]: file for file in self.all("SELECT * FROM file")}
         for folder in self.paths:
             try:
                 for entry in files_of(folder, MAX_FILES):
                     with suppress(OSError):
                         files.setdefault(str(entry), entry.stat())
             except FileRefused as refusal:
-                if len(self.paths) == 1 and not self._all("SELECT 1 FROM file LIMIT 1"):
+                if len(self.paths) == 1 and not known_files:
                     raise Refusal(str(refusal)) from refusal
-        known_files = {file["path"]: file for file in self._all("SELECT * FROM file")}
         stale = [file["id"] for path, file in known_files.items() if path not in files]
         for path, state in files.items():
             file = known_files.get(path)
@@ -209,48 +157,47 @@ class Index:
 
     def _begin(self, file: sqlite3.Row) -> Iterator[None]:
         """Recognise a file, and read a sample of it."""
+        parts = ["{}"]
         try:
             source, chosen, way = _recognise(Path(file["path"]), self.settings.format_name)
-            if way == "sessions":
-                assert chosen.cut is not None
-                parts = [json.dumps(part.to_json()) for part in chosen.cut(source, 1)]
-            else:
-                parts = [] if way == "lines" else ["{}"]
+            if way == "sessions" and chosen.cut is not None:
+                parts = [json.dumps(part.to_json()) for part in chosen.cut(source, 1)] or parts
         except (FileRefused, OSError) as error:
-            self._write("UPDATE file SET problem = ?, is_done = 1 WHERE id = ?", [(str(error), file["id"])])
-            return
+            return self._refuse(file["id"], error)
         change = (chosen.name, way, source.is_document, file["id"])
         self._write("UPDATE file SET format = ?, way = ?, is_document = ? WHERE id = ?", [change])
         if way == "lines":
             self._find_lines(file["id"], SAMPLE)
         else:
-            self._add(file["id"], parts or ["{}"])
-        for line in self._all("SELECT * FROM trajectory WHERE file = ? ORDER BY id LIMIT ?", file["id"], SAMPLE):
-            if line["state"] == _UNREAD:
-                yield from self._read(line, SAMPLE)
+            self._add(file["id"], parts)
+        sample = "SELECT * FROM trajectory WHERE file = ? AND state = 0 ORDER BY id LIMIT ?"
+        for line in self.all(sample, file["id"], SAMPLE):
+            yield from self._read(line, SAMPLE)
+
+    def _refuse(self, file: int, error: Exception) -> None:
+        self._write("UPDATE file SET problem = ?, is_done = 1 WHERE id = ?", [(str(error), file)])
 
     def _add(self, file: int, parts: Sequence[str]) -> None:
-        with self._lock:
-            number = (self._all("SELECT max(id) FROM trajectory")[0][0] or 0) >> _SHIFT
-            lines = ((number + n << _SHIFT, file, part) for n, part in enumerate(parts, start=1))
-            self._write("INSERT INTO trajectory (id, file, at) VALUES (?, ?, ?)", lines)
+        number = (self.all("SELECT max(id) FROM trajectory")[0][0] or 0) >> 32
+        lines = ((number + n << 32, file, part) for n, part in enumerate(parts, start=1))
+        self._write("INSERT INTO trajectory (id, file, at) VALUES (?, ?, ?)", lines)
 
     def _find_lines(self, key: int, most: int) -> bool:
         """Find the next lines of a file; returns whether there may be more."""
-        file = self._all("SELECT * FROM file WHERE id = ?", key)[0]
-        parts, reach, number = [], file["reach"], file["line"]
-        try:
-            with open(file["path"], "rb", 0) as raw:
-                for place in islice(line_places(raw, reach, number, file["size"]), most):
-                    if not place.is_ended and not _is_json(raw, place.start, place.size):
-                        break  # it is being written
-                    parts.append(json.dumps(FilePart(place.start, place.size, place.number).to_json()))
-                    reach, number = place.stop, place.number + place.is_ended
-            tail = _tail(file["path"], reach)
-        except OSError as error:
-            self._write("UPDATE file SET problem = ?, is_done = 1 WHERE id = ?", [(str(error), key)])
-            return False
         with self._lock:
+            (file,) = self.all("SELECT * FROM file WHERE id = ?", key)
+            parts, reach, number = [], file["reach"], file["line"]
+            try:
+                with open(file["path"], "rb", 0) as raw:
+                    for place in islice(line_places(raw, reach, number, file["size"]), most):
+                        if not place.is_ended and not _is_json(raw, place.start, place.size):
+                            break  # it is being written
+                        parts.append(json.dumps({"part": [place.start, place.size, place.number]}))
+                        reach, number = place.stop, place.number + place.is_ended
+                tail = _tail(file["path"], reach)
+            except OSError as error:
+                self._refuse(key, error)
+                return False
             self._add(key, parts)
             change = (reach, number, tail, len(parts) < most, key)
             self._write("UPDATE file SET reach = ?, line = ?, tail = ?, is_done = ? WHERE id = ?", [change])
@@ -258,46 +205,42 @@ class Index:
 
     def _read(self, line: sqlite3.Row, most: int | None = None) -> Iterator[None]:
         """Read the trajectories of a part, or the first ``most`` of them, in batches."""
-        file = self._all("SELECT * FROM file WHERE id = ?", line["file"])
-        if not file:
+        file = next(iter(self.all("SELECT * FROM file WHERE id = ?", line["file"])), None)
+        if file is None:
             return
-        problem, n, first, batch = "", 0, list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-        at, places = json.loads(line["at"]), Counter[int]()
-        by_line = not at and _reads_alone(FORMATS[file[0]["format"]])
+        at, places, n, problem = json.loads(line["at"]), Counter[int](), 0, ""
+        by_line = not at and _reads_alone(FORMATS[file["format"]])
+        first, batch = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
         try:
-            for n, (number, item) in enumerate(islice(self._items(file[0], line["at"]), most), start=1):
+            for n, (number, item) in enumerate(islice(self._items(file, at), most), start=1):
                 key = line["id"] + n - 1
                 if isinstance(item, Rejected):
                     entry = (key, line["file"], "", _REFUSED, None, item.line, item.reason)
                 else:
                     place = {"line": number, "place": places[number]} if by_line and number else {"place": n - 1}
-                    entry = self._values(key, file[0], json.dumps({**at, **place}), number, item)
+                    entry = self._values(key, file, json.dumps({**at, **place}), number, item)
                 if by_line and number:
                     places = Counter({number: places[number] + 1})
                 (batch if n > 1 else first).append(entry)
                 if len(batch) == BATCH:
                     self._keep(batch)
                     yield
-        except (FileRefused, OSError) as error:
-            problem = str(error)
         except Exception as error:  # one line must not end the index of all
-            problem = f"The reader itself failed ({type(error).__name__}: {error})."
+            is_refused = isinstance(error, FileRefused | OSError)
+            problem = str(error) if is_refused else f"The reader itself failed ({type(error).__name__}: {error})."
         if problem or not first:
-            batch.append((line["id"] + n + bool(n), line["file"], "", _REFUSED, None, None, problem or _EMPTY))
-        if n != most:  # the first entry tells that all are read
-            batch += first
-        self._keep(batch)
+            problem = problem or "It holds no trajectory."
+            batch.append((line["id"] + n + bool(n), line["file"], "", _REFUSED, None, None, problem))
+        self._keep(batch + first * (n != most))  # the first entry tells that all are read
         yield
 
-    def _items(self, file: sqlite3.Row, at: str) -> Iterator[tuple[int | None, Trajectory | Rejected]]:
+    def _items(self, file: sqlite3.Row, at: dict[str, Any]) -> Iterator[tuple[int | None, Trajectory | Rejected]]:
         """(line, what stands there) of a part of a file."""
-        place = json.loads(at)
         buffer = 1 << 13 if file["way"] == "lines" else 1 << 20
         source, chosen = Source.of_path(file["path"], buffer=buffer), FORMATS[file["format"]]
-        source.is_document, part, source.only = bool(file["is_document"]), FilePart.of_json(place), place.get("line")
+        source.is_document, part, source.only = bool(file["is_document"]), FilePart.of_json(at), at.get("line")
         source = source if part is None else source.of_part(part, beside=chosen.reads_alone)
-        rule = TrainingStepRule(self.settings.step, self.settings.pattern)
-        _, items = formats.read(source, chosen.name, rule)
+        _, items = formats.read(source, chosen.name)
         for item in items:
             yield source.line if chosen.by_line and source.line else None, item
 
@@ -305,113 +248,101 @@ class Index:
         self, key: int, file: sqlite3.Row, at: str, line: int | None, trajectory: Trajectory
     ) -> tuple[Any, ...]:
         rows = trajectory.rows or merge_steps(trajectory.steps, links_of(trajectory))
-        return (
-            key, file["id"], at, _READ, self._name(key, file["path"], line, trajectory.external_id), line, "",
-            trajectory.reward, trajectory.group, trajectory.training_step, trajectory.stop_reason, trajectory.error,
-            len(trajectory.steps), len(rows), n_new_tokens(trajectory), trajectory.n_sampled,
-        )
-
-    def _name(self, key: int, path: str, line: int | None, name: str) -> str:
-        """The id, with its file in front where another file has it, as an import names it."""
+        name = trajectory.external_id
         numbered = f"{name[:160]}-line-{line or key}"
-        for candidate in (name, f"{Path(path).name}:{name}"[-200:], numbered, f"{numbered}-{key}"):
-            if not self._all("SELECT 1 FROM trajectory WHERE name = ? AND id != ?", candidate, key):
-                break
-        return candidate
+        for candidate in (name, f"{Path(file['path']).name}:{name}"[-200:], numbered, f"{numbered}-{key}"):
+            if not self.all("SELECT 1 FROM trajectory WHERE name = ? AND id != ?", candidate, key):
+                break  # another file may have the id, as in an import
+        return (
+            key, file["id"], at, _READ, candidate, line, "", trajectory.reward, trajectory.group,
+            trajectory.training_step, trajectory.stop_reason, trajectory.error, len(trajectory.steps), len(rows),
+            n_new_tokens(trajectory), trajectory.n_sampled,
+        )
 
     def _keep(self, batch: list[tuple[Any, ...]]) -> None:
-        columns = (
-            "id, file, at, state, name, line, problem, reward, prompt_group, training_step, stop_reason, error, "
-            "n_steps, n_rows, n_tokens, n_sampled"
-        )
-        n = columns.count(",") + 1
+        n = _COLUMNS.count(",") + 1
         lines = (entry + (None,) * (n - len(entry)) for entry in batch)
-        self._write(f"INSERT OR REPLACE INTO trajectory ({columns}) VALUES ({', '.join('?' * n)})", lines)
+        self._write(f"INSERT OR REPLACE INTO trajectory ({_COLUMNS}) VALUES ({', '.join('?' * n)})", lines)
         batch.clear()
 
     # -- reading it ----------------------------------------------------------------------------------------------------
 
-    def progress(self) -> Progress:
-        """How far it is."""
-        counts = dict(map(tuple, self._all("SELECT state, count(*) FROM trajectory GROUP BY state")))
+    def counts(self) -> tuple[int, int, bool]:
+        """Trajectories that are read, lines that are not yet, and whether no more lines are to be found."""
+        counts = dict(map(tuple, self.all("SELECT state, count(*) FROM trajectory GROUP BY state")))
         unfinished = "SELECT 1 FROM file WHERE NOT is_done AND way IN ('', 'lines') AND problem = '' LIMIT 1"
-        return Progress(counts.get(_READ, 0), counts.get(_UNREAD, 0), not self._all(unfinished))
+        return counts.get(_READ, 0), counts.get(_UNREAD, 0), not self.all(unfinished)
 
     def formats(self) -> list[str]:
         """The formats of the files that are looked at so far."""
-        return [row[0] for row in self._all("SELECT DISTINCT format FROM file WHERE format != '' ORDER BY format")]
+        return [row[0] for row in self.all("SELECT DISTINCT format FROM file WHERE format != '' ORDER BY format")]
 
     def rejected(self, most: int = 1000) -> list[Rejected]:
         """Lines and files that are not read, at most so many, and why."""
         columns = "trajectory.line, trajectory.problem, path FROM trajectory JOIN file ON file.id = file"
-        lines = self._all(f"SELECT {columns} WHERE state = ? ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
-        files = self._all("SELECT NULL, problem, path FROM file WHERE problem != '' ORDER BY id LIMIT ?", most)
+        lines = self.all(f"SELECT {columns} WHERE state = ? ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
+        files = self.all("SELECT NULL, problem, path FROM file WHERE problem != '' ORDER BY id LIMIT ?", most)
         return [Rejected(*row) for row in [*files, *lines][:most]]
 
     def lines(self, start: int, stop: int) -> list[sqlite3.Row]:
         """The trajectories ``[start, stop)`` of the list. What is not read of them is read now."""
         while True:
-            rows = self._all(f"{_LINES} WHERE state != 2 ORDER BY trajectory.id LIMIT ? OFFSET ?", stop - start, start)
+            rows = self.all(f"{_LINES} WHERE state != 2 ORDER BY trajectory.id LIMIT ? OFFSET ?", stop - start, start)
             unread = [row for row in rows if row["state"] == _UNREAD]
             if not unread:
                 return rows
             for row in unread:
-                for _ in self._read(row):
-                    pass
-
-    def names(self) -> dict[str, int]:
-        """Id of each trajectory that is read -> its key, in the order of the list."""
-        return dict(map(tuple, self._all("SELECT name, id FROM trajectory WHERE state = 1 ORDER BY id")))
+                list(self._read(row))
 
     def find(self, name: str) -> sqlite3.Row | None:
         """The trajectory of an id, of those that are read."""
-        return next(iter(self._all(f"{_LINES} WHERE name = ?", name)), None)
+        return next(iter(self.all(f"{_LINES} WHERE name = ?", name)), None)
 
     def load(self, key: int) -> Trajectory:
         """A trajectory, read from its file. Raises :class:`Refusal` where the file is not as it was indexed."""
-        (line,) = self._all(f"{_LINES} WHERE trajectory.id = ?", key)
-        place = json.loads(line["at"]).get("place", 0)
-        try:
-            (_, item), *_ = islice(self._items(line, line["at"]), place, place + 1)
-        except (ValueError, OSError):
-            item = None
+        (line,) = self.all(f"{_LINES} WHERE trajectory.id = ?", key)
+        at, item = json.loads(line["at"]), None
+        with suppress(ValueError, OSError):
+            _, item = next(islice(self._items(line, at), at.get("place", 0), None), (None, None))
         if not isinstance(item, Trajectory) or (item.reward, n_new_tokens(item)) != (line["reward"], line["n_tokens"]):
             raise Refusal(f"{line['path']} changed since {line['name']!r} was found in it. Open it again.")
         return replace(item, external_id=line["name"])
 
     def diagnosed(self, key: int) -> tuple[list[Finding], dict[str, Outcome]]:
         """The findings of a trajectory and what each check came to: made when they are first asked for, then kept."""
-        (line,) = self._all("SELECT findings, checks FROM trajectory WHERE id = ?", key)
+        (line,) = self.all("SELECT findings, checks FROM trajectory WHERE id = ?", key)
         if line["findings"] is None:
             diagnosis = diagnosis_of(self.load(key), self.codec, self.renderer)
-            worst = min((finding.severity for finding in diagnosis.findings), key=SEVERITIES.index, default=None)
             data = msgspec.json.encode(diagnosis.findings, enc_hook=lambda array: array.tolist())
-            change = (data, json.dumps(diagnosis.checks), len(diagnosis.findings), worst and worst.value, key)
-            query = "UPDATE trajectory SET findings = ?, checks = ?, n_findings = ?, worst = ? WHERE id = ?"
-            self._write(query, [change])
+            change = (data, json.dumps(diagnosis.checks), key)
+            self._write("UPDATE trajectory SET findings = ?, checks = ? WHERE id = ?", [change])
             return list(diagnosis.findings), diagnosis.checks
-        return msgspec.json.decode(line["findings"], type=list[Finding], dec_hook=_array), json.loads(line["checks"])
+        findings = msgspec.json.decode(line["findings"], type=list[Finding], dec_hook=lambda _, ids: ids_array(ids))
+        return findings, json.loads(line["checks"])
 
 
-_LINES = "SELECT trajectory.*, path, format, way, is_document FROM trajectory JOIN file ON file.id = file"
-
-
-def _array(_: Any, values: Any) -> Any:
-    return ids_array(values)
+def _cache_folder(key: str) -> Path:
+    """A private folder in the user's cache; in a temporary one where the cache cannot be written."""
+    home = os.environ.get("ROLLOUT_INSPECTOR_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder = Path(home, "rollout-inspector", key).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="rollout-inspector-"))
 
 
 def _recognise(path: Path, name: str) -> tuple[Source, Format, str]:
     """A file, its format, and how it is read: by ``lines``, by ``sessions`` or ``whole``. Raises `FileRefused`."""
-    source = Source.of_path(path)
+    source = look_at = Source.of_path(path)
     state = path.stat()
-    look_at = source
     if state.st_blocks * 512 < state.st_size:  # a sparse file, whose holes look like the zeros of a binary file
         with path.open("rb", 0) as raw:
             place = next(line_places(raw, 0, 1, state.st_size), None)
         if place is not None:
             look_at = source.of_part(FilePart(place.start, place.size, place.number), beside=True)
     chosen, _ = formats.read(look_at, name)
-    source.is_document = look_at.is_document
     if look_at is source and (source.kind() != "plain" or not holds_lines(source)):
         return source, chosen, "whole"
     if chosen.by_line:
@@ -426,11 +357,10 @@ def _reads_alone(chosen: Format) -> bool:
 
 def _is_json(raw: Any, start: int, size: int) -> bool:
     raw.seek(start)
-    try:
+    with suppress(BadLine):
         decode(raw.read(size))
-    except BadLine:
-        return False
-    return True
+        return True
+    return False
 
 
 def _tail(path: str, reach: int) -> bytes:

@@ -4,129 +4,94 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from html import escape
 from pathlib import Path
-from typing import Any, Protocol, overload
+from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import numpy as np
 
 from rollout_inspector.client.client import Client
-from rollout_inspector.diagnose.finding import Axis, Cost, Finding, Severity
+from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.guard.shard_audit import AuditSettings
-from rollout_inspector.opened.drawing import framed, trajectory_page
-from rollout_inspector.opened.index import COLUMNS, Index
+from rollout_inspector.opened.drawing import drawn_list, framed, trajectory_page
+from rollout_inspector.opened.index import BATCH, Index
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import Origin, Row, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Origin, Row, ids_array
 
-BATCH = 500
 MAX_DRAWN = 20
 """Trajectories of a list in a notebook."""
+COLUMNS = {
+    "id": "name", "reward": "reward", "group": "prompt_group", "training_step": "training_step",
+    "stop_reason": "stop_reason", "error": "error", "steps": "n_steps", "rows": "n_rows", "tokens": "n_tokens",
+    "sampled": "n_sampled", "file": "path", "line": "line",
+}
+"""What a list tells of a trajectory -> the column of the index that holds it."""
 Line = dict[str, Any]
-"""What a list tells of a trajectory, by the names of :data:`COLUMNS`, and ``key``, by which it is found again."""
-
-
-class TrajectorySource(Protocol):
-    """Where the trajectories come from."""
-
-    name: str
-
-    def count(self) -> int:
-        """Trajectories of the list."""
-
-    def lines(self, start: int, stop: int) -> list[Line]:
-        """The trajectories ``[start, stop)`` of the list."""
-
-    def find(self, name: str) -> Line | None:
-        """The trajectory of an id."""
-
-    def rows(self, key: Any) -> Sequence[Row]:
-        """The training rows of a trajectory."""
-
-    def findings(self, key: Any) -> list[Finding]:
-        """What is wrong with it."""
-
-    def html(self, line: Line) -> str:
-        """The trajectory as a page of its own."""
+"""What a list tells of a trajectory, and ``key``, by which it is found again."""
 
 
 class OpenedTrajectory:
     """A trajectory of a run that was opened. Its tokens are read when they are first asked for."""
 
-    def __init__(self, source: TrajectorySource, line: Line) -> None:
-        self._source, self.line = source, line
-        self.id: str = line["id"]
-        self.reward: float | None = line["reward"]
+    def __init__(self, run: OpenedRun, line: Line) -> None:
+        self._run, self.line = run, line
+        self.id, self.reward = str(line["id"]), line["reward"]
 
     @cached_property
     def rows(self) -> Sequence[Row]:
         """Its training rows: ``ids``, ``loss_mask`` and ``logprobs`` are arrays ``[T]``."""
-        return self._source.rows(self.line["key"])
+        return self._run.rows(self.line["key"])
 
     @cached_property
     def findings(self) -> list[Finding]:
         """What is wrong with it, in reading order."""
-        return self._source.findings(self.line["key"])
+        return self._run.findings(self.line["key"])
 
     def __repr__(self) -> str:
-        return f"<trajectory {self.id}: {self.line['steps']} steps, {self.line['tokens']} tokens>"
+        return f"<trajectory {self.id!r}: {self.line['steps']} steps, {self.line['tokens']} tokens>"
 
     def _repr_html_(self) -> str:
-        return framed(self._source.html(self.line))
+        return framed(self._run.page(self.line))
 
 
 class Trajectories(Sequence[OpenedTrajectory]):
-    """The trajectories of a run as a sequence that reads what is looked at."""
+    """The trajectories of a run as a sequence that reads what is looked at. A slice is one too."""
 
-    def __init__(self, source: TrajectorySource, part: range | None = None) -> None:
-        self._source, self._part = source, part
-
-    @property
-    def _places(self) -> range:
-        return range(self._source.count()) if self._part is None else self._part
+    def __init__(self, run: OpenedRun, part: range | None = None) -> None:
+        self._run, self._part = run, part
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._run.count() if self._part is None else len(self._part)
 
-    @overload
-    def __getitem__(self, place: int) -> OpenedTrajectory: ...
-    @overload
-    def __getitem__(self, place: slice) -> Trajectories: ...
-    def __getitem__(self, place: int | slice) -> OpenedTrajectory | Trajectories:
+    def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return Trajectories(self._source, self._places[place])
-        at = place if self._part is None and place >= 0 else self._places[place]
-        lines = self._source.lines(at, at + 1)
-        if not lines:
+            return Trajectories(self._run, (self._part or range(len(self)))[place])
+        at = place if self._part is None and place >= 0 else (self._part or range(len(self)))[place]
+        if not (lines := self._run.lines(at, at + 1)):
             raise IndexError(f"There is no trajectory {place}.")
-        return OpenedTrajectory(self._source, lines[0])
+        return OpenedTrajectory(self._run, lines[0])
 
     def __iter__(self) -> Iterator[OpenedTrajectory]:
-        return (OpenedTrajectory(self._source, line) for line in self._lines())
+        return (OpenedTrajectory(self._run, line) for line in self._lines())
 
     def _lines(self) -> Iterator[Line]:
         if self._part is not None and self._part.step != 1:
             for place in self._part:
-                yield from self._source.lines(place, place + 1)
+                yield from self._run.lines(place, place + 1)
             return
-        start, stop = (0, None) if self._part is None else (self._part.start, self._part.stop)
-        while stop is None or start < stop:
-            lines = self._source.lines(start, start + BATCH if stop is None else min(start + BATCH, stop))
-            if not lines:
-                return
+        start, stop = (0, 1 << 62) if self._part is None else (self._part.start, self._part.stop)
+        while lines := self._run.lines(start, min(start + BATCH, stop)):
             yield from lines
             start += len(lines)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Columns by name, with a value for each trajectory. All of them are read for it."""
-        columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-        for line in self._lines():
-            for name, values in columns.items():
-                values.append(line.get(name))
-        return columns
+        lines = list(self._lines())
+        return {name: [line.get(name) for line in lines] for name in COLUMNS}
 
     def to_polars(self) -> Any:
         """The same as a table of polars. Raises :class:`Refusal` where that is not installed."""
@@ -136,43 +101,31 @@ class Trajectories(Sequence[OpenedTrajectory]):
         """The same as a table of pandas. Raises :class:`Refusal` where that is not installed."""
         return _package("pandas").DataFrame(self.to_dict())
 
-    def __repr__(self) -> str:
-        return f"<trajectories of {self._source.name}>"
-
     def _repr_html_(self) -> str:
-        part = self._places[:MAX_DRAWN] if self._part is not None else range(MAX_DRAWN)
-        lines = self._source.lines(part.start, part.stop)
-        names = [name for name in COLUMNS if any(line.get(name) not in (None, "") for line in lines)]
-        rows = [[str(line.get(name, ""))[:80] for name in names] for line in lines]
-        head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in [names, *rows])
-        table = "".join(f"<tr>{cells}</tr>" for cells in body)
-        note = f"<p>The first {len(lines)}.</p>" if len(lines) == MAX_DRAWN else ""
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>{note}"
+        part = range(MAX_DRAWN) if self._part is None else self._part[:MAX_DRAWN]
+        return drawn_list(self._run.name, [line for at in part for line in self._run.lines(at, at + 1)], list(COLUMNS))
 
 
 class OpenedRun:
     """A run that was opened: ``run.trajectories``, ``run["id"]``. A ``with`` block closes it."""
 
-    def __init__(self, source: TrajectorySource) -> None:
-        self._source = source
-        self.trajectories = Trajectories(source)
+    name: str
+
+    @property
+    def trajectories(self) -> Trajectories:
+        """All of them, in the order of the files or of the server."""
+        return Trajectories(self)
 
     def __getitem__(self, name: str) -> OpenedTrajectory:
-        line = self._source.find(name)
-        if line is None:
-            raise KeyError(f"{self._source.name} has no trajectory {name!r}. `run.trajectories` lists the ids.")
-        return OpenedTrajectory(self._source, line)
+        if (line := self.find(name)) is None:
+            raise KeyError(f"{self.name} has no trajectory {name!r}. `run.trajectories` lists the ids.")
+        return OpenedTrajectory(self, line)
 
     def __repr__(self) -> str:
-        return f"<run {self._source.name}>"
+        return f"<run {self.name}>"
 
     def _repr_html_(self) -> str:
-        return f"<h4>{escape(self._source.name)}</h4>{self.trajectories._repr_html_()}"
-
-    def close(self) -> None:
-        """Stop reading in the background."""
-        if isinstance(self._source, FileSource):
-            self._source.close()
+        return self.trajectories._repr_html_()
 
     def __enter__(self) -> OpenedRun:
         return self
@@ -180,13 +133,23 @@ class OpenedRun:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def close(self) -> None:
+        """Stop reading in the background."""
 
-class FileSource:
-    """Trajectories of files and folders. A thread reads on and follows what is written to them."""
+    # What a place of trajectories tells. ``key``: as a line has it.
+    count: Callable[[], int]
+    lines: Callable[[int, int], list[Line]]
+    find: Callable[[str], Line | None]
+    rows: Callable[[Any], Sequence[Row]]
+    findings: Callable[[Any], list[Finding]]
+    page: Callable[[Line], str]
 
-    def __init__(self, paths: Sequence[str | Path], settings: AuditSettings | None = None) -> None:
-        self.name = ", ".join(map(str, paths))
-        self.index = Index(paths, settings)
+
+class FileRun(OpenedRun):
+    """Files and folders where they lie. A thread reads on, and follows what is written to them."""
+
+    def __init__(self, paths: Sequence[str | Path], settings: AuditSettings) -> None:
+        self.name, self.index = ", ".join(map(str, paths)), Index(paths, settings)
         self.index.first()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.index.follow, args=(self._stop,), daemon=True)
@@ -204,7 +167,7 @@ class FileSource:
 
     def count(self) -> int:
         self._wait()
-        return self.index.progress().n_read
+        return self.index.counts()[0]
 
     def lines(self, start: int, stop: int) -> list[Line]:
         rows = self.index.lines(start, stop)
@@ -217,8 +180,7 @@ class FileSource:
         return {"key": row["id"], **{name: row[column] for name, column in COLUMNS.items()}}
 
     def find(self, name: str) -> Line | None:
-        row = self.index.find(name)
-        if row is None:
+        if (row := self.index.find(name)) is None:
             self._wait()
             row = self.index.find(name)
         return None if row is None else self._line(row)
@@ -229,85 +191,59 @@ class FileSource:
     def findings(self, key: int) -> list[Finding]:
         return self.index.diagnosed(key)[0]
 
-    def html(self, line: Line) -> str:
-        trajectory: Trajectory = self.index.load(line["key"])
-        findings, checks = self.index.diagnosed(line["key"])
+    def page(self, line: Line) -> str:
         table = None if self.index.codec is None else self.index.codec.table
-        return trajectory_page(trajectory, findings, checks, table, f"{line['file']}, line {line['line']}")
+        return trajectory_page(self.index.load(line["key"]), *self.index.diagnosed(line["key"]), table, line)
 
 
-class ServerSource:
-    """Trajectories of a server: of one run, or of all that the token may see, the newest run first."""
+class ServerRun(OpenedRun):
+    """A run of a server, or all runs that the token may see, the newest first."""
 
     def __init__(self, url: str, token: str, run: str = "") -> None:
         address, path = urlsplit(url), urlsplit(url).path.strip("/").split("/")
-        if path[:-1] == ["runs"]:
-            run = run or path[-1]
-        self.client = Client(f"{address.scheme}://{address.netloc}", token)
+        run = run or (path[-1] if path[:-1] == ["runs"] else "")
+        self.name, self.client = url, Client(f"{address.scheme}://{address.netloc}", token)
         self._runs = [self.client.get_run(run)] if run else list(self.client.runs())
-        self.name = f"{url} {self._runs[0]['name']}" if len(self._runs) == 1 else url
-        self._lines: list[Line] = []
-        self._more = (line for run in self._runs for line in self.client.trajectories(run["code"]))
-
-    def _read_to(self, stop: int | None) -> None:
-        while stop is None or len(self._lines) < stop:
-            item: Mapping[str, Any] | None = next(self._more, None)
-            if item is None:
-                return
-            self._lines.append({**item, "id": item["external_id"], "key": item["code"]})
+        self._known: list[Line] = []
+        self._more = (line for item in self._runs for line in self.client.trajectories(item["code"]))
 
     def count(self) -> int:
         return sum(run["trajectories"] for run in self._runs)
 
     def lines(self, start: int, stop: int) -> list[Line]:
-        self._read_to(stop)
-        return self._lines[start:stop]
+        while len(self._known) < stop and (item := next(self._more, None)) is not None:
+            self._known.append({**item, "id": item["external_id"], "key": item["code"]})
+        return self._known[start:stop]
 
     def find(self, name: str) -> Line | None:
-        place = 0
-        while True:
-            self._read_to(place + 1)
-            if place == len(self._lines):
-                return None
-            if name in (self._lines[place]["id"], self._lines[place]["key"]):
-                return self._lines[place]
-            place += 1
+        items = self.trajectories._lines()
+        return next((line for line in items if name in (line["id"], line["key"])), None)
 
     def rows(self, key: str) -> Sequence[Row]:
         return [self._row(key, line) for line in self.client.rows(key)]
 
-    def _row(self, key: str, line: Mapping[str, Any]) -> Row:
-        columns: dict[str, Any] = self.client.tokens(key, line["index"])
-        n, slugs = line["n_tokens"], [origin.slug for origin in Origin]
-        ids, mask = columns.pop("ids", []), columns.pop("loss_mask", [])
-        logprobs, origin = columns.pop("logprobs", None), columns.pop("origin", None)
-        columns.pop("step", None)
+    def _row(self, key: str, line: Line) -> Row:
+        tokens: dict[str, Any] = {"ids": [], "loss_mask": [], **self.client.tokens(key, line["index"])}
+        slugs = [origin.slug for origin in Origin]
+        origin = [slugs.index(slug) for slug in tokens.get("origin", ())]
+        names = [name for name in ("logprobs", *line["columns"]) if name in tokens]
+        columns = {name: np.array(tokens[name], np.float32) for name in names}
         return Row(
-            ids_array(ids), np.array(mask, np.bool_), None if logprobs is None else _floats(logprobs, n),
-            None if origin is None else np.array([slugs.index(slug) for slug in origin], np.uint8),
-            {name: _floats(values, n) for name, values in columns.items()}, tuple(line["steps"]),
+            ids_array(tokens["ids"]), np.array(tokens["loss_mask"], np.bool_), columns.pop("logprobs", None),
+            np.array(origin, np.uint8) if origin else None, columns, tuple(line["steps"]),
         )
 
     def findings(self, key: str) -> list[Finding]:
-        return [_finding(self.client, key, number) for number, _ in enumerate(self.client.findings(trajectory=key), 1)]
+        numbers = range(1, 1 + sum(1 for _ in self.client.findings(trajectory=key)))
+        return [_finding(self.client.finding(key, number)) for number in numbers]
 
-    def html(self, line: Line) -> str:
-        return self.client.page(line["key"])
-
-
-def _floats(values: Sequence[float | None], n: int) -> Any:
-    return np.array([np.nan if value is None else value for value in values], np.float32).reshape(n)
+    def page(self, line: Line) -> str:
+        return self.client.page(line["key"], comments="no")
 
 
-def _finding(client: Client, key: str, number: int) -> Finding:
-    whole = client.finding(key, number)
-    values = whole["finding"]
-    plain = ("kind", "step", "row", "start", "stop", "expected_text", "actual_text", "evidence", "remedy", "missing")
-    return Finding(
-        axis=Axis(values["axis"]), severity=Severity(values["severity"]), cost=Cost(**values["cost"]),
-        expected_ids=ids_array(whole["expected_ids"]), actual_ids=ids_array(whole["actual_ids"]),
-        places=tuple((start, stop) for start, stop in values["places"]), **{name: values[name] for name in plain},
-    )
+def _finding(whole: dict[str, Any]) -> Finding:
+    values = {**whole.pop("finding"), **whole}
+    return msgspec.convert(values, Finding, dec_hook=lambda _, ids: ids_array(ids))
 
 
 def _package(name: str) -> Any:
@@ -327,7 +263,7 @@ def open_run(
     policy's, without which what needs text is not decided; ``chat_template`` the text of its template.
     """
     if isinstance(place, str) and place.startswith(("http://", "https://")):
-        return OpenedRun(ServerSource(place, token, run))
+        return ServerRun(place, token, run)
     paths = [place] if isinstance(place, str | Path) else list(place)
     folder = str(Path(tokenizer).expanduser().absolute()) if tokenizer else ""
-    return OpenedRun(FileSource(paths, AuditSettings(folder, chat_template)))
+    return FileRun(paths, AuditSettings(folder, chat_template))
