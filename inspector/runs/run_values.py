@@ -18,7 +18,8 @@ from rollouts.store.runs.gallery import KEY, TRAINING_KEY
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
 BOOKKEEPING = (
-    "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
+    "files", "opened", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY,
+    DIAGNOSED_TO,
 )
 """Settings that only the program needs."""
 
