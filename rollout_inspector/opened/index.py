@@ -129,7 +129,7 @@ class Index:
             last = unread[-1]["id"]
 
     def _look(self) -> None:
-        """Compare the files with what is known of them. What is gone or was written anew is forgotten."""
+        """Compare the files with what is known of them. What is gone or was replaced is forgotten."""
         files: dict[str, os.stat_result] = {}
         known_files = {file["path"]: file for file in self.all("SELECT * FROM file")}
         for folder in self.paths:

@@ -101,6 +101,9 @@ def test_what_needs_all_tokens_is_refused_with_the_way_out(shown: tuple[Run, Ind
     run, _ = shown
     answer = admin_client.post(reverse("run-diagnose", args=[run.code]), HTTP_ACCEPT="application/json", follow=True)
     assert "Import them first" in answer.content.decode() and not run.jobs.exists()
+    for path in (reverse("run-search", args=[run.code]) + "?by=text&q=hello", reverse("run-export", args=[run.code])):
+        answer = admin_client.get(path)
+        assert answer.status_code == 422 and "Import them first" in answer.content.decode()
 
 
 def test_a_file_that_changed_is_refused(shown: tuple[Run, Index], admin_client: Client, tmp_path: Path) -> None:
