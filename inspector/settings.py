@@ -122,6 +122,8 @@ TOKENIZER_FOLDERS = env.folders(
     "INSPECTOR_TOKENIZER_FOLDERS",
     [] if set(ALLOWED_HOSTS) - paths.LOCAL_HOSTS else [Path(os.path.expanduser("~")), BASE_DIR],
 )
+# Set by `rollout-inspector open`: what this server shows where it lies.
+OPENED = env.text("INSPECTOR_OPENED")
 RECORDER_TOKEN = env.text("INSPECTOR_RECORDER_TOKEN")
 # The demo's folder is on this machine, so that no engine that asks a server can serve it.
 _FOLDER_ENGINES = [name for name in offered_engines() if not engine_spec(name).is_server]

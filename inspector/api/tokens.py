@@ -15,11 +15,11 @@ from pydantic import ConfigDict
 
 from inspector.api.trajectory_answers import TokenColumns
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import Floats, Origin, Row
+from rollout_inspector.streams.trajectory import Floats, Origin, Row, Tokens
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.parameters import Count, Text
 from rollouts.store.trajectories import engine_columns, trajectory_parts
-from rollouts.store.trajectories.rows import Tokens, row_window
+from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from django.utils.safestring import SafeString, mark_safe
 
-from inspector.html.text import bytes_text_html
-from inspector.html.tokens import Marks, TokenPainter
 from rollout_inspector.diagnose.finding import Axis
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.prefix import merge_steps
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Trajectory
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Tokens, Trajectory, plain_tokens
+from rollout_inspector.text.html.text import bytes_text_html
+from rollout_inspector.text.html.tokens import Html, Marks, TokenPainter
 from rollouts.store.models import StoredFinding
-from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
 MAX_BOXES = 12
 """The most differing tokens of one side that are drawn."""
@@ -23,15 +21,15 @@ MARGIN = 4
 """A character has at most four bytes, so it reaches over at most so many tokens."""
 
 
-def marked(html: str, tag: str) -> SafeString:
+def marked(html: str, tag: str) -> Html:
     """Tokens that one side alone has: ``del`` where the other side lacks them, ``ins`` where it has them besides.
 
     ``html`` is escaped already. Of no tokens nothing is drawn.
     """
-    return mark_safe(f"<{tag}>{html}</{tag}>" if html else "")
+    return Html(f"<{tag}>{html}</{tag}>" if html else "")
 
 
-def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[SafeString, SafeString]:
+def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[Html, Html]:
     """Both sides of a difference. Tokens that the other side lacks stand in ``<del>`` and ``<ins>``."""
     if np.array_equal(left.ids, right.ids):  # another mask alone
         return painter.window(left), painter.window(right)
@@ -43,7 +41,7 @@ def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[S
     )
 
 
-def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> SafeString:
+def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> Html:
     html = []
     for start, stop, equal in spans:
         if start < stop:
@@ -51,10 +49,10 @@ def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tup
             part = tokens.slice(tokens.start + start - margin[0], tokens.start + stop + margin[1])
             window = painter.window(part, margin=margin)
             html.append(window if equal else marked(window, tag))
-    return mark_safe("".join(html))
+    return Html("".join(html))
 
 
-def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[SafeString, SafeString]:
+def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[Html, Html]:
     """Both sides between the tokens that stand ``before`` and ``behind`` them. What differs is ``<del>`` and ``<ins>``.
 
     A side of more than ``MAX_BOXES`` tokens ends with the number of the others, and both sides end there.
@@ -76,7 +74,7 @@ def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind
             html.append("<em>nothing</em>")
         n_more = len(ids) - MAX_BOXES
         html.append(f" <em>and {n_more:,} more</em>" if n_more > 0 else "")
-        sides.append(mark_safe("".join([*html, tail])))
+        sides.append(Html("".join([*html, tail])))
     return sides[0], sides[1]
 
 
@@ -92,7 +90,7 @@ BEFORE, BEHIND = 3, 2
 MAX_TOKENS = 8
 """The most tokens of a fault that are drawn."""
 
-Strip = list[tuple[str, SafeString]]
+Strip = list[tuple[str, Html]]
 """Name and HTML of each side."""
 
 

@@ -19,8 +19,8 @@ from rollouts.store.runs.gallery import KEY, TRAINING_KEY
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
 BOOKKEEPING = (
-    "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
-    FORKED,
+    "files", "opened", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY,
+    DIAGNOSED_TO, FORKED,
 )
 """Settings that only the program needs."""
 

@@ -13,7 +13,6 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.markdown import hostile_markdown
-from inspector.html.text import text_html
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings
@@ -26,6 +25,7 @@ from rollout_inspector.streams.messages import ChatMessage, Media, media_of, med
 from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.html.text import text_html
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts

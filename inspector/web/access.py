@@ -24,6 +24,7 @@ from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
+from rollouts.jobs.opened import fill
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import (
     AlarmRule,
@@ -279,6 +280,8 @@ def visible(request: HttpRequest, target: T | None) -> T | None:
     request.target = target  # type: ignore[attr-defined]
     role = access(request).role_in(project_of(target)) if target is not None else None
     request.role = role  # type: ignore[attr-defined]
+    if role is not None and isinstance(target, StoredTrajectory):
+        fill(target)
     return target if role is not None else None
 
 

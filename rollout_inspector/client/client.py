@@ -307,6 +307,11 @@ class Client:
         ``comments="no"``."""
         return self._keep(path, f"trajectories/{trajectory}/file", what)
 
+    def page(self, trajectory: str, **what: Any) -> str:
+        """The same file as text."""
+        path = _address(f"trajectories/{trajectory}/file", what)
+        return self._send("GET", path, None, {}, BUSY, lambda answer: str(answer.read().decode()))
+
     def parsers(self, trajectory: str, step: int, seconds: float = 600.0) -> dict[str, Any]:
         """What every parser reads of the reply of a step, and what its message lost, when a worker has read it."""
         at = f"trajectories/{trajectory}/steps/{step}/parsers"

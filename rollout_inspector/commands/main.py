@@ -17,7 +17,7 @@ from rollout_inspector.outputs import PlainStream, line_of
 from rollout_inspector.refusal import Refusal
 
 ROOT = Path(__file__).parents[2]
-FILES = ("check", "mend", "template", "lock", "audit", "gauntlet")
+FILES = ("open", "check", "mend", "template", "lock", "audit", "gauntlet")
 REMOTE = ("push", "watch", "mcp")
 UNDECIDED = 2
 INTERRUPTED = 130

@@ -83,6 +83,8 @@ class Format:
     """Cuts a large file into parts, which workers read side by side and which together read like the file."""
     by_line: bool = True
     """A trajectory stands on the line that was read last. False = its calls stand on many lines."""
+    reads_alone: bool = False
+    """A line can be read without the others, although no part can be cut: it needs the files beside it."""
     is_lossless: bool = False
     """Every field is kept as it is: our own formats. Elsewhere arrays of expert routing are summarised."""
 

@@ -12,7 +12,6 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from inspector.html.text import visible_text
 from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job
 from inspector.runs.jobs.job_values import JobLine, JobValues
 from inspector.runs.loss_weights import section_of, weights_of
@@ -22,6 +21,7 @@ from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.parts import BY_CLASS, PARTS
 from rollout_inspector.streams.figures import percent_of
+from rollout_inspector.text.html.text import visible_text
 from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import latest_jobs

@@ -14,7 +14,6 @@ import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
     PairWords,
@@ -33,14 +32,14 @@ from inspector.web.access import access, may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.canonical import Drift, canonical_check
-from rollout_inspector.streams.trajectory import Ids, Mask
+from rollout_inspector.streams.trajectory import Ids, Mask, plain_tokens
+from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.retokenized import stored_drifts
-from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import find_trajectory, load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 

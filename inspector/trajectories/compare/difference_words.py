@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.trajectory import Ids, Mask
-from rollouts.store.trajectories.rows import Tokens
+from rollout_inspector.streams.trajectory import Ids, Mask, Tokens
 
 MAX_CLAUSES = 3
 """The most places that are told one by one; of more only the sums are told."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, align_texts, compare, up_to
 from inspector.trajectories.frame import PageLink
 from inspector.trajectories.tokens import page_queries as data
+from rollout_inspector.streams.trajectory import plain_tokens
+from rollout_inspector.text.html.tokens import TokenPainter
 from rollouts.store import models
-from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_OTHERS = 512

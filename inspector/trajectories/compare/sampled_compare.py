@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from django.urls import reverse
 
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.difference_words import mask_words
 from inspector.trajectories.compare.side_by_side import (
     PairWords,
@@ -23,11 +22,9 @@ from inspector.trajectories.frame import work_state
 from inspector.trajectories.tokens import page_queries as data
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.row_places import sampled_stream
-from rollout_inspector.streams.trajectory import Mask, Origin
-from rollouts.jobs.replays import trajectory_replays
+from rollout_inspector.streams.trajectory import Mask, Origin, Tokens, plain_tokens
 from rollouts.store import models
 from rollouts.store.trajectories.replays import stored_rows
-from rollouts.store.trajectories.rows import Tokens, plain_tokens
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 

@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 from django.http import QueryDict
-from django.utils.safestring import SafeString
 
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.difference_words import difference_words
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask
-from rollouts.store.trajectories.rows import Tokens
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Tokens
+from rollout_inspector.text.html.tokens import Html, TokenPainter
 
 CONTEXT = 24
 """Equal tokens that are shown before and after a difference."""
@@ -61,8 +59,8 @@ class AlignedLine:
     """Of a site, from 1."""
     cause: str = ""
     """Of a site: why the sides differ."""
-    left: SafeString | None = None
-    right: SafeString | None = None
+    left: Html | None = None
+    right: Html | None = None
     left_ids: tuple[int, ...] = ()
     right_ids: tuple[int, ...] = ()
     url: str = ""

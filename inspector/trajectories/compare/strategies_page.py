@@ -14,7 +14,6 @@ import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import painter_of
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS,
     TokenComparison,
@@ -33,12 +32,12 @@ from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.figures import percent_of, trained_as_sampled
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
+from rollout_inspector.text.html.tokens import painter_of
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.replays import stored_rows
-from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
 RECORDED = "recorded"

@@ -1,6 +1,7 @@
 """The built-in lenses: what the fill colour of a token shows. Switch, legend, notes and script follow from ``LENSES``.
 
-A lens that needs its own CSS classes adds them to ``inspector/html/tokens.py`` and their colours to ``tokens.css``.
+A lens that needs its own CSS classes adds them to ``rollout_inspector/text/html/tokens.py``, and their colours to
+``tokens.css``.
 A lens that is a scale from 0 to 8 only computes ``classes``. A trainer's column is a lens without an entry here.
 """
 
@@ -12,12 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.tokens import LOGPROB_EDGES
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
+from rollout_inspector.text.html.tokens import LOGPROB_EDGES
 from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories.rows import Tokens
 
 DEFAULT = "mask"
 WEIGHT = "weight_"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 
-from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens import page_queries as data
@@ -17,11 +16,11 @@ from inspector.trajectories.tokens.turns import Turn, mask_table
 from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.figures import trained_as_sampled
-from rollout_inspector.streams.trajectory import Origin, Row, Step
+from rollout_inspector.streams.trajectory import Origin, Row, Step, Tokens
+from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_LINES = 500

@@ -13,14 +13,14 @@ from inspector.trajectories.tokens.findings import DrawnFinding
 from inspector.trajectories.tokens.turns import Turn, cut_at_headers, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.streams.roles import role_turns
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Span, Tokens, row_spans, row_window
+from rollouts.store.trajectories.rows import Span, row_spans, row_window
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ import numpy as np
 from django.urls import reverse
 
 from inspector.html.charts import drawn_map, extent, strip_means, strip_path
-from inspector.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
 from inspector.runs.muted import MutedValues
 from inspector.trajectories.compare.sampled_compare import can_compare
 from inspector.trajectories.frame import PageLink, base_url, fingerprint
@@ -33,12 +32,12 @@ from rollout_inspector.diagnose.checks import all_clear, check_sentence, totals
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.lanes import Lane
-from rollout_inspector.streams.trajectory import Floats, Origin
+from rollout_inspector.streams.trajectory import Floats, Origin, Tokens
+from rollout_inspector.text.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import engine_columns as beside
 from rollouts.store.trajectories.findings import worst_severity
-from rollouts.store.trajectories.rows import Tokens
 
 CHOOSE_TOKENIZER = "Choose a tokenizer for the run, under “Diagnose again” on its page."
 """What the page says where a finding needs a tokenizer: it has the form that chooses one."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from inspector.trajectories.tokens.lenses import WEIGHT, Legend, Swatch, column_label
+from rollout_inspector.text.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from rollouts.store.trajectories import engine_columns
 
 

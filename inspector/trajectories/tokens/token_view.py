@@ -16,13 +16,12 @@ from inspector.trajectories.tokens.lane_tree import read_lanes
 from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.lanes import Lane
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Tokens, plain_tokens
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.gallery import EXAMPLES
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.gallery import KEY
 from rollouts.store.trajectories import engine_columns, trajectory_parts
-from rollouts.store.trajectories.rows import Tokens, plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MARGIN = 3

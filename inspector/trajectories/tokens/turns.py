@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.tokens import Block
+from rollout_inspector.text.html.tokens import Block
 from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.roles import RoleTurn

@@ -1,6 +1,6 @@
 """The gradient of the rows as they are against that of what was sampled: the terms of both, by finding.
 
-A policy gradient is a sum of terms ``weight * gradient of log p(token | tokens before it)``. Decision 0057 says what
+A policy gradient is a sum of terms ``weight * gradient of log p(token | tokens before it)``. Decision 0058 says what
 counts as sampled. A term that both sides have cancels; each other one belongs to the finding that explains it.
 """
 

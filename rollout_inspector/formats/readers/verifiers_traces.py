@@ -283,10 +283,11 @@ def detect(values: Sequence[Any]) -> bool:
 
 
 FORMATS = (
-    Format("verifiers_traces", "verifiers v1 and prime-rl traces", _detect_whole, read),
+    Format("verifiers_traces", "verifiers v1 and prime-rl traces", _detect_whole, read, reads_alone=True),
     Format(
         "verifiers_traces_0_3", "verifiers v1 and prime-rl traces before verifiers 0.4", detect, read,
         "Before verifiers 0.4 the tools are not in the file, so what follows from a message or a template is not "
         "decidable.",
+        reads_alone=True,
     ),
 )

@@ -36,14 +36,26 @@ class JobLost(Exception):
     """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
 
 
+def refuse_opened(run: Run) -> None:
+    """Raises :class:`Refusal` for a run whose files are shown where they lie: not all of its tokens are stored."""
+    if "opened" in run.settings:
+        raise Refusal(
+            "These files are read where they lie, and only what is looked at is here. Import them first, and do this "
+            "in the run that they become."
+        )
+
+
 def ask_job(
     subject: Subject, kind: str, options: Mapping[str, Any] | None = None, user: Any = None
 ) -> tuple[Job, bool]:
     """The job of a kind for its subject, and whether a worker has to be sent for it.
 
     A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
-    asked for; else it fails and a new job begins. Raises ``KeyError`` for a kind that is not registered.
+    asked for; else it fails and a new job begins. Raises :class:`Refusal` for a run whose files are read in place,
+    ``KeyError`` for a kind that is not registered.
     """
+    if isinstance(subject, Run):
+        refuse_opened(subject)
     activity = JOB_KINDS[kind].activity
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
     if is_new and activity:

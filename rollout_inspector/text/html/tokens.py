@@ -20,18 +20,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from html import escape
 from typing import Any
 
 import numpy as np
-from django.utils.html import escape
-from django.utils.safestring import SafeString, mark_safe
 from numpy.typing import NDArray
 
-from inspector.html.text import bytes_text_html, runs_right_to_left, split_fragments, text_html, visible_text
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
+from rollout_inspector.text.html.text import (
+    bytes_text_html,
+    runs_right_to_left,
+    split_fragments,
+    text_html,
+    visible_text,
+)
 from rollout_inspector.text.tokenizers import ByteTable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
-from rollouts.store.trajectories.rows import Tokens
 
 LOGPROB_EDGES = (-0.01, -0.1, -0.3, -0.7, -1.4, -2.3, -4.6, -9.2)
 """Nats, from certain to surprising: about 99, 90, 74, 50, 25, 10, 1 and 0.01 %. Nine classes lie between."""
@@ -47,8 +51,17 @@ _SPOKEN = 7 | 1 << _MASK | 1 << _FAULT | 1 << _NOTE | 1 << _FOREIGN
 """The bits that a screen reader is told of."""
 
 
+class Html(str):
+    """HTML whose hostile parts are escaped. Templates take it as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+
 Ranges = Sequence[tuple[int, int]]
-Block = tuple[int, int, SafeString]
+Block = tuple[int, int, Html]
 """Tokens ``[start, stop)`` of a row and their HTML. The browser draws a block only when the reader comes near."""
 
 
@@ -159,7 +172,7 @@ class TokenPainter:
         """Bytes of the ids whose own bytes are no UTF-8."""
         self._stretches: dict[tuple[int, ...], list[str]] = {}
 
-    def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> SafeString:
+    def window(self, tokens: Tokens, marks: Marks = NO_MARKS, margin: tuple[int, int] = (0, 0)) -> Html:
         """One element per token, in order, with nothing between.
 
         ``margin``: tokens at each end that complete characters across the edge, and are not drawn.
@@ -167,7 +180,7 @@ class TokenPainter:
         whole = (tokens.start + margin[0], tokens.start + len(tokens) - margin[1])
         return self.windows(tokens, [whole], marks)[0]
 
-    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[SafeString]:
+    def windows(self, tokens: Tokens, spans: Ranges, marks: Marks = NO_MARKS) -> list[Html]:
         """:meth:`window` of each of the rising ``spans`` of row offsets, at least one, which do not overlap.
 
         Tokens outside of them complete characters, and are not drawn.
@@ -193,7 +206,7 @@ class TokenPainter:
                 elements[at] = _after_start(elements[at] or "", gap)
             elif first < at <= end:
                 elements[at - 1] = _before_end(elements[at - 1] or "", gap)
-        return [mark_safe("".join(elements[a:b])) for a, b in spans]  # type: ignore[arg-type]
+        return [Html("".join(elements[a:b])) for a, b in spans]  # type: ignore[arg-type]
 
     def _states(self, tokens: Tokens, marks: Marks, logprob: bool) -> NDArray[np.int64]:
         n = len(tokens)
@@ -321,7 +334,7 @@ class TokenPainter:
         begin = first
         for a, b, label in zip(starts.tolist(), [*starts[1:].tolist(), end], labels, strict=True):
             if a in block_starts and html:
-                yield begin, a, mark_safe("".join(html))
+                yield begin, a, Html("".join(html))
                 begin, html = a, []
             at = a - first
             names = _state_classes(int(state[at]) | (label or a in block_starts) << _SAID) + " x" * bool(special[at])
@@ -331,7 +344,7 @@ class TokenPainter:
                 f"<span{_class_attribute(names.strip())} data-a={a}>{before}{text.run_html(a, b)}{after}</span>"
             )
         if html:
-            yield begin, end, mark_safe("".join(html))
+            yield begin, end, Html("".join(html))
 
 
 class _Text:
