@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
-from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Trajectory
+from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
 from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.launch import ServedModel, served_models
@@ -267,7 +267,6 @@ class _Scoring:
             raise engine_failure(error) from error
         return scores
 
-
     def _decoded(self, rows: Sequence[Row]) -> list[Floats]:
         """The log-probabilities ``[T]`` of the trained tokens, each stretch as a completion of all before it; else NaN.
 
@@ -290,9 +289,9 @@ class _Scoring:
             futures = [self.owner.submit(request) for request in requests]
             try:
                 for (n, start, stop), future in zip(part, futures, strict=True):
-                    scores[n][start:stop] = _wait(future, self.beat).logprobs
+                    scores[n][start:stop] = wait_for(future, self.beat).logprobs
             except EngineError as error:
-                raise _failure(error) from error
+                raise engine_failure(error) from error
             finally:
                 self.owner.abort([request.request_id for request in requests])
         return scores

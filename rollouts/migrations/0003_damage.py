@@ -7,7 +7,7 @@ from rollouts.store.fields import FloatsField, IdsField
 
 
 class Migration(migrations.Migration):
-    dependencies = [("rollouts", "0001_initial")]
+    dependencies = [("rollouts", "0002_forks")]
 
     operations = [
         migrations.CreateModel("TrajectoryDamage", [

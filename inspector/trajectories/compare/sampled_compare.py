@@ -23,6 +23,8 @@ from inspector.trajectories.tokens import page_queries as data
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.row_places import sampled_stream
 from rollout_inspector.streams.trajectory import Mask, Origin, Tokens, plain_tokens
+from rollout_inspector.text.html.tokens import TokenPainter
+from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models
 from rollouts.store.trajectories.replays import stored_rows
 from rollouts.store.trajectories.trajectories import load_trajectories

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.text.html.tokens import Block
 from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.roles import RoleTurn
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.text.html.tokens import Block
 from rollouts.store.trajectories.findings import worst_severity
 from rollouts.store.trajectories.rows import Span
 
