@@ -14,7 +14,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from ninja.parser import Parser
 from pydantic import TypeAdapter
 
-from inspector.api import checks, comments, jobs, muted, reading, runs, search, trajectories
+from inspector.api import checks, comments, jobs, muted, reading, runs, search, training, trajectories
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
@@ -55,6 +55,10 @@ OTHERS = (
 class DocumentedAPI(NinjaAPI):
     """The library's API. Its schema also has the problem document, and the docstrings of inherited fields."""
 
+    def get_openapi_operation_id(self, operation: Any) -> str:
+        """The name of the function: generated clients call the operation so."""
+        return str(operation.view_func.__name__)
+
     def get_openapi_schema(self, **kwargs: Any) -> Any:
         schema = super().get_openapi_schema(**kwargs)
         components = schema["components"]["schemas"]
@@ -90,7 +94,7 @@ api = DocumentedAPI(
     throttle=[CallerThrottle()],
     parser=BoundedParser(),
 )
-for module in (runs, trajectories, reading, comments, muted, checks, jobs, search):
+for module in (runs, training, trajectories, reading, comments, muted, checks, jobs, search):
     api.add_router("", module.router)
 
 

@@ -39,6 +39,7 @@ UNTOUCHED = (429, 503, 507)
 """Of these: what the server answers before it has begun anything."""
 IN_MEMORY_BYTES = 8 << 20
 COLUMNS = ("ids", "loss_mask", "logprobs", "origin", "step")
+ARROW = "application/vnd.apache.arrow.stream"
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -52,6 +53,21 @@ class ServerError(Exception):
 
 class PushError(ServerError):
     """The server did not take what was pushed; the message says why."""
+
+
+class Finding(dict[str, Any]):
+    """A finding as the API tells it, with its ``number`` and ``url``; ``tokens()`` reads what it is about."""
+
+    client: Client
+
+    def tokens(self, around: int = 0, columns: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """The columns of :meth:`Client.tokens` at its place, with ``around`` tokens more on both sides.
+
+        The place is in the stream of its step, or in its row where it names no step.
+        """
+        start, stop = max(self["start"] - around, 0), max(self["stop"], self["start"] + 1) + around
+        at = {"row": self["row"] or 0} if self["step"] is None else {"step": self["step"]}
+        return self.client.tokens(self["trajectory"], **at, start=start, stop=stop, columns=columns)
 
 
 class Client:
@@ -118,9 +134,53 @@ class Client:
         """Counts, rewards, stop reasons, findings by kind and checks of a run."""
         return self._get(f"runs/{run}/summary")
 
+    def training(self, run: str | None = None, **axis: Any) -> dict[str, Any]:
+        """A run by training step: figures, what changed, since when. ``axis``: ``by="version"``, bounds."""
+        return self._get(f"runs/{run or self.run}/training", axis)
+
     def gap(self, run: str | None = None) -> dict[str, Any]:
         """How far trainer and sampler of a run are apart, and why; or why there is no ``report``."""
         return self._get(f"runs/{run or self.run}/gap")
+
+    def weights(self, run: str | None = None, **loss: Any) -> dict[str, Any]:
+        """What a loss makes of the tokens of a run. ``loss``: ``rule`` and ``mean``."""
+        return self._get(f"runs/{run or self.run}/weights", loss)
+
+    def columns(self, run: str | None = None) -> list[dict[str, Any]]:
+        """The columns of log-probabilities of a run, recorded and scored."""
+        columns: list[dict[str, Any]] = self._get(f"runs/{run or self.run}/columns")["items"]
+        return columns
+
+    def alarms(self, run: str | None = None) -> dict[str, Any]:
+        """The ``alarms`` of a run, and the ``limits`` that hold in it."""
+        return self._get(f"runs/{run or self.run}/alarms")
+
+    def tokenizers(self, project: str = "") -> list[dict[str, Any]]:
+        """The registered tokenizers."""
+        tokenizers: list[dict[str, Any]] = self._get("tokenizers", {"project": project})["items"]
+        return tokenizers
+
+    def shares(self, target: str = "", code: str = "") -> list[dict[str, Any]]:
+        """The share links; only those to one object where ``target`` names its kind and ``code`` the object."""
+        shares: list[dict[str, Any]] = self._get("shares", {"target": target, "code": code})["items"]
+        return shares
+
+    def frame(self, run: str | None = None, **filters: Any) -> Any:
+        """The trajectories of a run as a ``pyarrow.Table``, for ``polars.from_arrow`` or its own ``to_pandas()``.
+
+        ``filters``: as of :meth:`trajectories`. It needs the package pyarrow.
+        """
+        import pyarrow as pa
+
+        def read(answer: Any) -> Any:
+            return pa.ipc.open_stream(answer.read()).read_all()
+
+        parts: list[Any] = []
+        while not parts or parts[-1].schema.metadata[b"next"]:
+            cursor = parts[-1].schema.metadata[b"next"].decode() if parts else ""
+            address = _address(f"runs/{run or self.run}/trajectories", {"limit": 500, **filters, "cursor": cursor})
+            parts.append(self._send("GET", address, None, {"Accept": ARROW}, BUSY, read))
+        return pa.concat_tables(parts, promote_options="permissive").replace_schema_metadata()
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
         """Two to six runs side by side."""
@@ -172,10 +232,13 @@ class Client:
             following = part["next"]
         return token_columns
 
-    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[dict[str, Any]]:
+    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[Finding]:
         """Yields the findings of a run or of a trajectory. ``filters`` of a run: ``kind``, ``severity``."""
-        return self._items(f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings",
-                           filters)
+        path = f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings"
+        for value in self._items(path, filters):
+            finding = Finding(value, url=self.url + value["url"])
+            finding.client = self
+            yield finding
 
     def finding(self, trajectory: str, number: int) -> dict[str, Any]:
         """One finding of a trajectory by its number, from 1, with the tokens that it is about."""

@@ -25,7 +25,6 @@ from rollouts.store.jobs.jobs import latest_jobs
 from rollouts.store.models import Job, Run, ScoredColumn
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.runs.logprob_columns import (
-    LogprobColumn,
     columns_of,
     delete_column,
     find_scored_column,
@@ -134,8 +133,7 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
             return HttpResponse(headers={"HX-Refresh": "true"})  # the list of columns has changed
         part = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
         return render(request, "runs/_jobs.html", part)
-    stored = columns_of(run)
-    lines = _lines(run, stored)
+    lines = lines_of(run)
     names = {line.name for line in lines if line.whole}
     sampler, trainer = (request.GET.get(name, "")[:80] for name in ("sampler", "trainer"))
     compared, problem = None, ""
@@ -157,11 +155,12 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
     )
 
 
-def _lines(run: Run, found: list[LogprobColumn]) -> list[ColumnLine]:
+def lines_of(run: Run) -> list[ColumnLine]:
+    """What was recorded, then what engines scored."""
     recorded = [
-        ColumnLine(one.name, one.title, "", "", "", "", None, None, None, True, None, None, None)
-        for one in found
-        if one.made_at is None
+        ColumnLine(column.name, column.title, "", "", "", "", None, None, None, True, None, None, None)
+        for column in columns_of(run)
+        if column.made_at is None
     ]
     return [*recorded, *(_scored_line(run, column) for column in scored_columns(run))]
 
