@@ -26,7 +26,9 @@ from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
 from rollouts.jobs.pushes import Pushed
+from rollouts.store.runs.policy_versions import PolicyVersionLine
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
+from rollouts.store.runs.training_steps import TrainingStepLine
 from rollouts.store.trajectories.comments import CommentMoved
 
 MAX_BODY_BYTES = 4 << 20
@@ -47,7 +49,7 @@ class BoundedParser(Parser):
 OTHERS = (
     RunSummary, RewardBin, CheckTotal, ProblemDocument, jobs.SettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
-    Pushed,
+    Pushed, PolicyVersionLine, TrainingStepLine,
 )
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 
@@ -63,6 +65,8 @@ class DocumentedAPI(NinjaAPI):
         schema = super().get_openapi_schema(**kwargs)
         components = schema["components"]["schemas"]
         components["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
+        for name, component in components.items():
+            component["title"] = name  # generated clients call a model so; `AnswerPart` alone would be that of each list
         for page in (*_pages(), *OTHERS):
             # The library reads the docstrings of a class, and not those of the classes that it extends.
             properties = components.get(page.__name__, {}).get("properties", {})

@@ -244,7 +244,8 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
 
 @router.get(
     "/jobs/{code}/file", url_name="job_file",
-    openapi_extra=extra(410, answers=file_answer("The file of an export.", "*/*")), tags=["jobs"],
+    openapi_extra=extra(410, answers=file_answer("The file of an export.", "application/octet-stream", "*/*")),
+    tags=["jobs"],
 )
 def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     """The file of an export, while it is offered."""
