@@ -66,7 +66,7 @@ class DocumentedAPI(NinjaAPI):
         components = schema["components"]["schemas"]
         components["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
         for name, component in components.items():
-            component["title"] = name  # generated clients call a model so; `AnswerPart` alone would be that of each list
+            component["title"] = name  # what generated clients call a model; each list alone is an `AnswerPart`
         for page in (*_pages(), *OTHERS):
             # The library reads the docstrings of a class, and not those of the classes that it extends.
             properties = components.get(page.__name__, {}).get("properties", {})
