@@ -79,6 +79,8 @@ class Client:
         self.url = url.rstrip("/")
         self.token = token
         self.run = run
+        self.is_first = False
+        """The next push is the first of its run: where nothing of it is taken, the server deletes the run again."""
         self.tries, self.wait_seconds, self.timeout = max(tries, 1), wait, timeout
         # A redirect could carry the token to another host.
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -115,7 +117,8 @@ class Client:
         return self._push(file, "application/octet-stream", prefix, step)
 
     def _push(self, body: IO[bytes], kind: str, prefix: str, step: int | None) -> dict[str, Any]:
-        parameters = {"prefix": prefix or None, "training_step": step}
+        first, self.is_first = "yes" if self.is_first else None, False
+        parameters = {"prefix": prefix or None, "training_step": step, "first": first}
         query = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
         path = f"/api/runs/{urllib.parse.quote(str(self.run), safe='')}/trajectories{'?' * bool(query)}{query}"
         return self._post(path, body, {"Content-Type": kind})

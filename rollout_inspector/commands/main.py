@@ -96,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Refusal as refusal:
         return refuse(sentence_of(refusal))
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        return refuse("This needs the package pyarrow, which is not installed. Install it: pip install pyarrow")
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED

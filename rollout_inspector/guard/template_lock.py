@@ -97,7 +97,7 @@ def path_of_name(name: str, lock: str | Path) -> str:
 def tokenizer_in_lock(name: str, templates: TemplateLock, lock: str | Path, tokenizer: Any = None) -> Any:
     """What a template file is checked with: nothing if it was locked so, ``tokenizer``, or the folder in the lock."""
     template = templates.templates.get(name)
-    if template is None or tokenizer is not None and template.tokenizer_sha256 is not None:
+    if template is None or (tokenizer is not None and template.tokenizer_sha256 is not None):
         return tokenizer
     return path_of_name(template.tokenizer, lock) if template.tokenizer else None
 
