@@ -29,6 +29,7 @@ from rollouts.jobs import push_process, run_actions
 from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
+from rollouts.store.database import reload
 from rollouts.store.models import ApiToken, Role, Run
 from rollouts.store.outages import disk_fault
 from rollouts.store.people import activity_log
@@ -188,7 +189,7 @@ def take_lines(request: HttpRequest, code: str) -> PushAnswer:
         raise
     finally:
         if status in FINAL and request.GET.get("first") == "yes":
-            run.refresh_from_db(fields=["n_trajectories"])
+            reload(run)
             if not run.n_trajectories:
                 run_actions.delete(run)  # it was made for this push alone
     return status, body

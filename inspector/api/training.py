@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router, Schema
-from pydantic import ConfigDict
+from ninja import Router
 
 from inspector.api.answers import AnswerItems, answer, found, the_run
 from inspector.api.operation_docs import extra
@@ -37,55 +36,13 @@ RegisteredTokenizer: Any = some_fields(
 RunAlarms: Any = some_fields(AlarmsPage, "RunAlarms", "The alarms of a run.", "alarms limits steps")
 
 
-class TrainingAsked(Schema):
-    """Which training steps."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    by: AxisName = "step"
-    """``version``: the figures by policy version, of the whole run."""
-    training_min: Count | None = None
-    """The first training step."""
-    training_max: Count | None = None
-    """The last training step."""
-
-
-class WeightsAsked(Schema):
-    """Under which loss."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    rule: RuleName = ""
-    """The rule of the loss; empty = the first that weighs tokens."""
-    mean: MeanName = ""
-    """Over what the loss is averaged; empty = over each row."""
-
-
-class TokenizersAsked(Schema):
-    """Which tokenizers are listed."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    project: Text = ""
-    """Code of a project."""
-
-
-class SharesAsked(Schema):
-    """Which share links are listed."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    target: TargetName = ""
-    """Only links to the object of this kind that ``code`` names."""
-    code: Text = ""
-    """Its code."""
-
-
 @router.get("/runs/{code}/training", response=TrainingPage, openapi_extra=extra(422))
-def get_training(request: HttpRequest, code: str, asked: Query[TrainingAsked]) -> HttpResponse:
+def get_training(
+    request: HttpRequest, code: str, by: AxisName = "step", training_min: Count | None = None,
+    training_max: Count | None = None,
+) -> HttpResponse:
     """A run by training step or policy version: figures, what changed, since when it has each finding, gap causes."""
-    run = the_run(request, code)
-    return answer(training_of(run, asked.by == "version", asked.training_min, asked.training_max))
+    return answer(training_of(the_run(request, code), by == "version", training_min, training_max))
 
 
 @router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
@@ -95,9 +52,9 @@ def get_gap(request: HttpRequest, code: str) -> HttpResponse:
 
 
 @router.get("/runs/{code}/weights", response=LossWeights, openapi_extra=extra(422))
-def get_weights(request: HttpRequest, code: str, asked: Query[WeightsAsked]) -> HttpResponse:
+def get_weights(request: HttpRequest, code: str, rule: RuleName = "", mean: MeanName = "") -> HttpResponse:
     """What a loss makes of the tokens of a run: the sums that a worker made, or why there are none."""
-    return answer(weights_of(the_run(request, code), asked.dict()))
+    return answer(weights_of(the_run(request, code), {"rule": rule, "mean": mean}))
 
 
 @router.get("/runs/{code}/columns", response=AnswerItems[ColumnLine], openapi_extra=extra())
@@ -113,15 +70,15 @@ def get_alarms(request: HttpRequest, code: str) -> HttpResponse:
 
 
 @router.get("/tokenizers", response=AnswerItems[RegisteredTokenizer], openapi_extra=extra(422), tags=["checks"])
-def get_tokenizers(request: HttpRequest, asked: Query[TokenizersAsked]) -> HttpResponse:
+def get_tokenizers(request: HttpRequest, project: Text = "") -> HttpResponse:
     """The registered tokenizers of the caller's projects, by name."""
-    tokenizers = list_tokenizers(access(request), asked.project)
+    tokenizers = list_tokenizers(access(request), project)
     return answer(AnswerItems([RegisteredTokenizer.of(TokenizerValues.of(record, None)) for record in tokenizers]))
 
 
 @router.get("/shares", response=AnswerItems[ShareLine], openapi_extra=extra(422), tags=["together"])
-def list_shares(request: HttpRequest, asked: Query[SharesAsked]) -> HttpResponse:
-    """The share links of the caller's projects, newest first, without their tokens."""
-    target = found(visible(request, FIND[asked.target](asked.code)), asked.target, asked.code) if asked.target else None
-    links = newest_shares(access(request), MAX_LISTED, target)
+def list_shares(request: HttpRequest, target: TargetName = "", code: Text = "") -> HttpResponse:
+    """The share links of the caller's projects, newest first, without their tokens; or those to one object."""
+    shared = found(visible(request, FIND[target](code)), target, code) if target else None
+    links = newest_shares(access(request), MAX_LISTED, shared)
     return answer(AnswerItems([ShareLine.of(link, request) for link in links]))

@@ -27,6 +27,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -55,7 +56,7 @@ class PushError(ServerError):
     """The server did not take what was pushed; the message says why."""
 
 
-class Finding(dict[str, Any]):
+class FindingOfServer(dict[str, Any]):
     """A finding as the API tells it, with its ``number`` and ``url``; ``tokens()`` reads what it is about."""
 
     client: Client
@@ -145,45 +146,26 @@ class Client:
         """How far trainer and sampler of a run are apart, and why; or why there is no ``report``."""
         return self._get(f"runs/{run or self.run}/gap")
 
-    def weights(self, run: str | None = None, **loss: Any) -> dict[str, Any]:
-        """What a loss makes of the tokens of a run. ``loss``: ``rule`` and ``mean``."""
-        return self._get(f"runs/{run or self.run}/weights", loss)
-
-    def columns(self, run: str | None = None) -> list[dict[str, Any]]:
-        """The columns of log-probabilities of a run, recorded and scored."""
-        columns: list[dict[str, Any]] = self._get(f"runs/{run or self.run}/columns")["items"]
-        return columns
-
     def alarms(self, run: str | None = None) -> dict[str, Any]:
         """The ``alarms`` of a run, and the ``limits`` that hold in it."""
         return self._get(f"runs/{run or self.run}/alarms")
-
-    def tokenizers(self, project: str = "") -> list[dict[str, Any]]:
-        """The registered tokenizers."""
-        tokenizers: list[dict[str, Any]] = self._get("tokenizers", {"project": project})["items"]
-        return tokenizers
-
-    def shares(self, target: str = "", code: str = "") -> list[dict[str, Any]]:
-        """The share links; only those to one object where ``target`` names its kind and ``code`` the object."""
-        shares: list[dict[str, Any]] = self._get("shares", {"target": target, "code": code})["items"]
-        return shares
 
     def frame(self, run: str | None = None, **filters: Any) -> Any:
         """The trajectories of a run as a ``pyarrow.Table``, for ``polars.from_arrow`` or its own ``to_pandas()``.
 
         ``filters``: as of :meth:`trajectories`. It needs the package pyarrow.
         """
-        import pyarrow as pa
+        pyarrow = import_module("pyarrow")
 
         def read(answer: Any) -> Any:
-            return pa.ipc.open_stream(answer.read()).read_all()
+            return import_module("pyarrow.ipc").open_stream(answer.read()).read_all()
 
         parts: list[Any] = []
         while not parts or parts[-1].schema.metadata[b"next"]:
             cursor = parts[-1].schema.metadata[b"next"].decode() if parts else ""
             address = _address(f"runs/{run or self.run}/trajectories", {"limit": 500, **filters, "cursor": cursor})
             parts.append(self._send("GET", address, None, {"Accept": ARROW}, BUSY, read))
-        return pa.concat_tables(parts, promote_options="permissive").replace_schema_metadata()
+        return pyarrow.concat_tables(parts, promote_options="permissive").replace_schema_metadata()
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
         """Two to six runs side by side."""
@@ -235,11 +217,11 @@ class Client:
             following = part["next"]
         return token_columns
 
-    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[Finding]:
+    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[FindingOfServer]:
         """Yields the findings of a run or of a trajectory. ``filters`` of a run: ``kind``, ``severity``."""
         path = f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings"
         for value in self._items(path, filters):
-            finding = Finding(value, url=self.url + value["url"])
+            finding = FindingOfServer(value, url=self.url + value["url"])
             finding.client = self
             yield finding
 

@@ -242,7 +242,7 @@ class AgentTools:
         report = gap["report"]
         tokens = [] if report is None else [*report.get("worst", []), *report.get("ids", [])]
         texts = [_of(token, ("id", "text", "trajectory", "row", "offset")) for token in tokens if "text" in token]
-        shown = {
+        plain = {
             name: value for name, value in (report or {}).items()
             if tables or name in ("causes", "undecided", "measures") or not isinstance(value, list | dict)
         }
@@ -250,7 +250,7 @@ class AgentTools:
             {
                 "run": run, "why_not": Sentence(gap["why_not"]), "stale": gap["stale"], "made_at": gap["made_at"],
                 "job": gap["job"] and Sentence(gap["job"]["sentence"]),
-                "report": None if report is None else _without_texts(shown), **_at(client, f"/runs/{run}/gap"),
+                "report": None if report is None else _without_texts(plain), **_at(client, f"/runs/{run}/gap"),
             },
             _json(texts) if content else None,
         )

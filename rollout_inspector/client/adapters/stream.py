@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_inspector.client.adapters.fragments import FragmentFolder, bytes_of_fragments, folders_left
-from rollout_inspector.client.adapters.trackers import link_run, tracked_name
+from rollout_inspector.client.adapters.trackers import link_run
 from rollout_inspector.client.client import Client, ServerError, line_of
 
 LOG = logging.getLogger("rollout_inspector")
@@ -139,7 +139,7 @@ class RolloutStream:
         batch = [records] if isinstance(records, (Mapping, str, bytes)) else list(records)
         if not batch:
             return True
-        self.name = self.name or tracked_name() or self._own_name or time.strftime("streamed %Y-%m-%d %H:%M")
+        self.name = self.name or link_run("") or self._own_name or time.strftime("streamed %Y-%m-%d %H:%M")
         self._link()
         weight = sum(map(_weight, batch))
         with self._changed:
