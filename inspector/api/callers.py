@@ -87,7 +87,8 @@ def project_for(request: HttpRequest, code: str) -> Project:
     visible = visible_projects(request)
     chosen = [project for project in visible if project.code == code] if code else visible
     if not chosen:
-        raise Http404("There is no such project here. Leave it out, or name one of yours.")
+        lack = "There is no such project here. Leave it out, or name one of yours."
+        raise Http404(lack if visible else "You are in no project. Ask an admin of a project to invite you.")
     for project in chosen:
         if access(request).may(project.pk, Role.MEMBER):
             return project

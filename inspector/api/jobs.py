@@ -12,13 +12,12 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run, the_trajectory
+from inspector.api.answers import AnswerPart, answer, found, resting_run, the_trajectory
 from inspector.api.callers import named_tokenizer, project_for
 from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
-from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
@@ -68,7 +67,7 @@ class LaunchAsked(Body):
     """What the run is called; empty = after its model and environment."""
     project: Text = ""
     """Code of the project; empty = the caller's first."""
-    settings: SettingsAsked = SettingsAsked()
+    settings: SettingsAsked = Field(default_factory=SettingsAsked)
     """As a run reports them."""
 
 
@@ -248,12 +247,6 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     return _begin(request, run, run_replays.KIND.slug, {})
 
 
-@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
-def get_gap(request: HttpRequest, code: str) -> HttpResponse:
-    """How far trainer and sampler are apart, and why: the stored report, or why there is none."""
-    return answer(gap_of(the_run(request, code)))
-
-
 @router.post("/runs/{code}/gap", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 422))
 def read_gap(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker name the causes of the gap between trainer and sampler of a run."""
@@ -301,7 +294,8 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
 
 @router.get(
     "/jobs/{code}/file", url_name="job_file",
-    openapi_extra=extra(410, answers=file_answer("The file of an export.", "*/*")), tags=["jobs"],
+    openapi_extra=extra(410, answers=file_answer("The file of an export.", "application/octet-stream", "*/*")),
+    tags=["jobs"],
 )
 def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     """The file of an export, while it is offered."""

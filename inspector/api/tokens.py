@@ -14,6 +14,7 @@ from ninja import Schema
 from pydantic import ConfigDict
 
 from inspector.api.trajectory_answers import TokenColumns
+from inspector.web.twins import jsonable
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Floats, Origin, Row, Tokens
 from rollouts.store.models import StoredTrajectory
@@ -152,8 +153,28 @@ def _arrow(place: dict[str, Any], plain: dict[str, np.ndarray], columns: dict[st
             arrays[name] = pa.array(values)
     arrays |= {f"{TRAINER}{name}": floats(column) for name, column in columns.items()}
     metadata = {name: str(value) for name, value in place.items()}
-    batch = pa.record_batch(arrays).replace_schema_metadata(metadata)
+    return _stream(pa.table(arrays).replace_schema_metadata(metadata))
+
+
+def _stream(table: Any) -> bytes:
+    import pyarrow as pa
+
     out = io.BytesIO()
-    with pa.ipc.new_stream(out, batch.schema) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
     return out.getvalue()
+
+
+def lines_as_arrow(lines: Sequence[Any], following: str | None) -> HttpResponse:
+    """Lines of a list as an Arrow IPC stream: the fields of an object are columns such as ``reward_parts.NAME``."""
+    import pyarrow as pa
+
+    flat = [
+        {name: value for field, item in jsonable(line).items()
+         for name, value in ({f"{field}.{key}": part for key, part in item.items()}.items()
+                             if isinstance(item, dict) else ((field, item),))}
+        for line in lines
+    ]
+    names = list(dict.fromkeys(name for line in flat for name in line))
+    table = pa.table({name: pa.array([line.get(name) for line in flat]) for name in names})
+    return HttpResponse(_stream(table.replace_schema_metadata({"next": following or ""})), content_type=ARROW)

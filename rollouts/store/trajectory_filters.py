@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store import models
-from rollouts.store.parameters import CommentsName, Count, MutedName, SeverityName, StatusName, Text, YesNo
+from rollouts.store.parameters import CommentsName, Count, KindName, MutedName, SeverityName, StatusName, Text, YesNo
 from rollouts.store.runs.muted import rules_of
 from rollouts.store.trajectories.seen import seen_in_run
 
@@ -41,7 +41,7 @@ class FilterParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    kind: Annotated[Text, Field(alias="finding"), FilterInput("kind", "kind:branch")] = ""
+    kind: Annotated[KindName, Field(alias="finding"), FilterInput("kind", "kind:branch")] = ""
     """Only trajectories that have a finding of this kind."""
     severity: Annotated[SeverityName, FilterInput("severity", "severity:error")] = ""
     """Only trajectories that have a finding of this severity."""

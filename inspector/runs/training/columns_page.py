@@ -95,8 +95,7 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
             return HttpResponse(headers={"HX-Refresh": "true"})  # the list of columns has changed
         part = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
         return render(request, "runs/_jobs.html", part)
-    stored = columns_of(run)
-    lines = _lines(run, stored)
+    lines = lines_of(run)
     names = {line.name for line in lines if line.whole}
     sampler, trainer = (request.GET.get(name, "")[:80] for name in ("sampler", "trainer"))
     compared, problem = None, ""
@@ -118,8 +117,9 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
     )
 
 
-def _lines(run: Run, columns: list[LogprobColumn]) -> list[ColumnLine]:
-    recorded = [ColumnLine(column.name, column.title) for column in columns if column.made_at is None]
+def lines_of(run: Run) -> list[ColumnLine]:
+    """What was recorded, then what engines scored."""
+    recorded = [ColumnLine(column.name, column.title) for column in columns_of(run) if column.made_at is None]
     return [*recorded, *(_scored_line(run, column) for column in scored_columns(run))]
 
 

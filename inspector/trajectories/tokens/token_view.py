@@ -14,6 +14,7 @@ from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings, worst_finding
 from inspector.trajectories.tokens.lane_tree import read_lanes
 from inspector.trajectories.tokens.turns import Turn
+from inspector.web.twins import whole_number
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.lanes import Lane
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Tokens, plain_tokens
@@ -110,7 +111,10 @@ def read_token_view(
 ) -> TokenView:
     """What an address of the tokens page names. The number of queries does not depend on the tokens."""
     view = read_view_parts(trajectory, part, discussion)
-    worst = worst_finding(view.findings, wanted={"finding": _gallery_kind(trajectory), **dict(params.items())})
+    number = whole_number(params.get("number"))
+    worst = next((item for item in view.findings if item.number == number), None) or worst_finding(
+        view.findings, wanted={"finding": _gallery_kind(trajectory), **dict(params.items())}
+    )
     lengths = [row.n_tokens for row in view.rows]
     return at_place(view, read_place(params, lengths, keep=FILTER_FIELDS, columns=view.lenses, fault=worst))
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum, When
-from django.db.models.functions import Length, Substr
+from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum, When, Window
+from django.db.models.functions import Length, RowNumber, Substr
 
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.trajectory import Floats, Ids
@@ -232,6 +232,13 @@ def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, in
 def findings_in_order(trajectory: StoredTrajectory) -> QuerySet[StoredFinding]:
     """All findings in reading order, without their ids. One query."""
     return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
+
+
+def finding_numbers(findings: Iterable[StoredFinding]) -> dict[int, int]:
+    """Key of each finding -> its number in its trajectory. One query over the findings of these trajectories."""
+    row = Window(RowNumber(), partition_by="trajectory", order_by=READING_ORDER)
+    others = StoredFinding.objects.filter(trajectory__in={finding.trajectory_id for finding in findings}).order_by()
+    return dict(others.annotate(number=row).values_list("pk", "number"))
 
 
 def versions_of_findings(trajectory: StoredTrajectory) -> list[int]:
