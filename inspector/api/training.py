@@ -9,7 +9,7 @@ from ninja import Router
 
 from inspector.api.answers import AnswerItems, answer, found, the_run
 from inspector.api.operation_docs import extra
-from inspector.chat_templates.tokenizer_values import TokenizerValues
+from inspector.chat_templates.tokenizers_page import TokenizerValues
 from inspector.runs.loss_weights import LossWeights, weights_of
 from inspector.runs.training.alarms_page import AlarmsPage, alarms_of_run
 from inspector.runs.training.columns_page import ColumnLine, lines_of

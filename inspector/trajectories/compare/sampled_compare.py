@@ -145,7 +145,8 @@ def against_repair(
     n_trained = sum(row_summary.n_trained for row_summary in rows)
     verdict = (
         f"{_n_rows(len(rows))} as recorded, {n_trained:,} tokens trained; "
-        f"{_n_rows(repair['rows_count'])} with the repair, {repair['trained_tokens']:,} trained. In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
+        f"{_n_rows(repair['rows_count'])} with the repair, {repair['trained_tokens']:,} trained. "
+        f"In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
     )
     return comparison, PairWords(
         title=f"Row {row}: as recorded, and with the repaired chat template", left=f"Row {row} as recorded",
