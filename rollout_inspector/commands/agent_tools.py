@@ -305,15 +305,15 @@ class AgentTools:
 
         * trajectory: its code.
         * row: the training row, counted from 0.
-        * at: offset of the first token that is sampled anew.
+        * at: offset of the first token that is sampled again.
         * token: an id that stands at this place instead; null = none.
         * finding: number of a finding, in place of row and token; null = none.
         * samples: how many continuations, of each side.
         * wait_seconds: how long to wait, 0 to 300.
         """
         client = self._client()
-        asked = {"row": row, "at": at, "token": token, "finding": finding, "samples": samples}
-        settings = {name: _count(value, name) for name, value in asked.items() if value is not None}
+        arguments = {"row": row, "at": at, "token": token, "finding": finding, "samples": samples}
+        settings = {name: _count(value, name) for name, value in arguments.items() if value is not None}
         answer = self._waited(
             lambda: client.fork(_code(trajectory), **settings),
             lambda work: _only(client.forks(trajectory), [fork["run"] for fork in work["forks"]]),

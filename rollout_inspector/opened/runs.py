@@ -18,7 +18,7 @@ from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.guard.shard_audit import AuditSettings
 from rollout_inspector.opened.drawing import drawn_list, framed, trajectory_page
-from rollout_inspector.opened.index import BATCH, Index
+from rollout_inspector.opened.index import BATCH, FolderIndex
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Origin, Row, ids_array
 
@@ -149,7 +149,7 @@ class FileRun(OpenedRun):
     """Files and folders where they lie. A thread reads on, and follows what is written to them."""
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings) -> None:
-        self.name, self.index = ", ".join(map(str, paths)), Index(paths, settings)
+        self.name, self.index = ", ".join(map(str, paths)), FolderIndex(paths, settings)
         self.index.first()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.index.follow, args=(self._stop,), daemon=True)

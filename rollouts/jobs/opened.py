@@ -24,7 +24,7 @@ from rollouts.store.trajectories.opened_trajectories import add_opened, is_fille
 from rollouts.store.trajectories.trajectories import ids_and_codes
 
 if TYPE_CHECKING:
-    from rollout_inspector.opened.index import Index
+    from rollout_inspector.opened.index import FolderIndex
 
 COPY_SECONDS = 0.5
 BATCH = 500
@@ -38,12 +38,12 @@ def opened_files() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _index(pid: int) -> Index:
+def _index(pid: int) -> FolderIndex:
     from rollout_inspector.guard.shard_audit import AuditSettings  # pyarrow, which other servers do without
-    from rollout_inspector.opened.index import Index
+    from rollout_inspector.opened.index import FolderIndex
 
     opened = opened_files()
-    return Index(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
+    return FolderIndex(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
 
 
 def fill(record: StoredTrajectory) -> None:

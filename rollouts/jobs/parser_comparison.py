@@ -27,7 +27,7 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
 from rollouts.store.text import storable_text, without_paths
-from rollouts.store.trajectories.parser_audits import find_parser_audit, parser_audit_of, parser_audit_of_job
+from rollouts.store.trajectories.replays import find_parser_audit, parser_audit_of, parser_audit_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1

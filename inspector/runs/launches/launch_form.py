@@ -221,7 +221,9 @@ def setting_field(setting: Field[Any]) -> forms.Field:
     return forms.ChoiceField(**words)
 
 
-NewRunForm.base_fields |= {one.name: setting_field(one) for one in fields(LaunchSettings) if one.name != "engine"}
+NewRunForm.base_fields |= {
+    setting.name: setting_field(setting) for setting in fields(LaunchSettings) if setting.name != "engine"
+}
 
 
 def project_of_run(access: Access, code: str) -> Project | None:
