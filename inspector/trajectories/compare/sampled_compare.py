@@ -145,8 +145,9 @@ def against_repair(
     comparison = compare(recorded, right, groups, painter, sampled=recorded.origin == Origin.SAMPLED, **shown)
     n_trained = sum(row_summary.n_trained for row_summary in rows)
     verdict = (
-        f"{_n_rows(len(rows))} as recorded, {n_trained:,} tokens trained; {_n_rows(repair['rows_count'])} with the repair, "
-        f"{repair['trained_tokens']:,} trained. In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
+        f"{_n_rows(len(rows))} as recorded, {n_trained:,} tokens trained; {_n_rows(repair['rows_count'])} "
+        f"with the repair, {repair['trained_tokens']:,} trained. "
+        f"In row {row}: {comparison.words}{mask_words(recorded, right, groups)}"
     )
     return comparison, PairWords(
         title=f"Row {row}: as recorded, and with the repaired chat template", left=f"Row {row} as recorded",
