@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollout_inspector.formats import shapes
+from rollout_inspector.formats import prompts, shapes
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.formats.containers.source import Source
-from rollout_inspector.formats.readers import prompts
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, each_line, has_keys
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.trajectory import NO_IDS, Message, Step, Trajectory
