@@ -33,13 +33,13 @@ def run(options: Namespace) -> int:
     """Print the figures, or start the pages and stay until Ctrl-C."""
     began = time.monotonic()
     from rollout_inspector.guard.shard_audit import AuditSettings
-    from rollout_inspector.opened.index import FolderIndex
+    from rollout_inspector.opened.index import FileIndex
 
     if options.chat_template or options.tokenizer:
         load_renderer(load_tokenizer(options.tokenizer), options.chat_template)
     folder = str(Path(options.tokenizer).absolute()) if options.tokenizer else ""
     template = template_text(options.chat_template) if options.chat_template else ""
-    index = FolderIndex(options.paths, AuditSettings(folder, template))
+    index = FileIndex(options.paths, AuditSettings(folder, template))
     if not options.json:
         return _serve(index.folder, options, folder, template)
     index.first()

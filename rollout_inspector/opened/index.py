@@ -59,7 +59,7 @@ _COLUMNS = (
 _LINES = "SELECT trajectory.*, path, format, way, is_document FROM trajectory JOIN file ON file.id = file"
 
 
-class FolderIndex:
+class FileIndex:
     """The index of some files and folders. Threads may share it."""
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings | None = None) -> None:

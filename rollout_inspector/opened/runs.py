@@ -18,7 +18,7 @@ from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.guard.shard_audit import AuditSettings
 from rollout_inspector.opened.drawing import drawn_list, framed, trajectory_page
-from rollout_inspector.opened.index import BATCH, FolderIndex
+from rollout_inspector.opened.index import BATCH, FileIndex
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Origin, Row, ids_array
 
@@ -69,24 +69,27 @@ class Trajectories(Sequence[OpenedTrajectory]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return Trajectories(self._run, (self._part or range(len(self)))[place])
-        at = place if self._part is None and place >= 0 else (self._part or range(len(self)))[place]
-        if not (lines := self._run.lines(at, at + 1)):
-            raise IndexError(f"There is no trajectory {place}.")
-        return OpenedTrajectory(self._run, lines[0])
+            return Trajectories(self._run, self._places(place.stop)[place])
+        at = self._places(place + 1 if place >= 0 else None)[place]
+        return OpenedTrajectory(self._run, self._run.lines(at, at + 1)[0])
+
+    def _places(self, stop: int | None) -> range:
+        """The places in the list. Nobody waits for what stands behind ``stop``; None = the end."""
+        if self._part is not None:
+            return self._part
+        is_there = stop is not None and stop > 0 and self._run.lines(stop - 1, stop)
+        return range(stop or 0) if is_there else range(len(self))
 
     def __iter__(self) -> Iterator[OpenedTrajectory]:
         return (OpenedTrajectory(self._run, line) for line in self._lines())
 
     def _lines(self) -> Iterator[Line]:
-        if self._part is not None and self._part.step != 1:
-            for place in self._part:
-                yield from self._run.lines(place, place + 1)
-            return
-        start, stop = (0, 1 << 62) if self._part is None else (self._part.start, self._part.stop)
-        while lines := self._run.lines(start, min(start + BATCH, stop)):
+        part = range(1 << 62) if self._part is None else self._part
+        size = BATCH if part.step == 1 else 1
+        for n in range(0, len(part), size):
+            if not (lines := self._run.lines(part[n], part[min(n + size, len(part)) - 1] + 1)):
+                return
             yield from lines
-            start += len(lines)
 
     def to_dict(self) -> dict[str, list[Any]]:
         """Columns by name, with a value for each trajectory. All of them are read for it."""
@@ -103,7 +106,7 @@ class Trajectories(Sequence[OpenedTrajectory]):
 
     def _repr_html_(self) -> str:
         part = range(MAX_DRAWN) if self._part is None else self._part[:MAX_DRAWN]
-        return drawn_list(self._run.name, [line for at in part for line in self._run.lines(at, at + 1)], list(COLUMNS))
+        return drawn_list(self._run.name, list(Trajectories(self._run, part)._lines()), list(COLUMNS))
 
 
 class OpenedRun:
@@ -149,7 +152,7 @@ class FileRun(OpenedRun):
     """Files and folders where they lie. A thread reads on, and follows what is written to them."""
 
     def __init__(self, paths: Sequence[str | Path], settings: AuditSettings) -> None:
-        self.name, self.index = ", ".join(map(str, paths)), FolderIndex(paths, settings)
+        self.name, self.index = ", ".join(map(str, paths)), FileIndex(paths, settings)
         self.index.first()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.index.follow, args=(self._stop,), daemon=True)

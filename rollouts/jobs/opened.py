@@ -18,13 +18,13 @@ from rollout_inspector.refusal import Refusal
 from rollouts.jobs.diagnosis import diagnosis_for
 from rollouts.jobs.imports.imports import FileImport
 from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.runs.opened import add_opened, is_filled, take_place
 from rollouts.store.runs.rejections import add_rejections
 from rollouts.store.runs.runs import beat, delete_trajectories, end_run
-from rollouts.store.trajectories.opened_trajectories import add_opened, is_filled, take_place
 from rollouts.store.trajectories.trajectories import ids_and_codes
 
 if TYPE_CHECKING:
-    from rollout_inspector.opened.index import FolderIndex
+    from rollout_inspector.opened.index import FileIndex
 
 COPY_SECONDS = 0.5
 BATCH = 500
@@ -38,12 +38,12 @@ def opened_files() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _index(pid: int) -> FolderIndex:
+def _index(pid: int) -> FileIndex:
     from rollout_inspector.guard.shard_audit import AuditSettings  # pyarrow, which other servers do without
-    from rollout_inspector.opened.index import FolderIndex
+    from rollout_inspector.opened.index import FileIndex
 
     opened = opened_files()
-    return FolderIndex(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
+    return FileIndex(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
 
 
 def fill(record: StoredTrajectory) -> None:

@@ -23,7 +23,7 @@ from rollout_inspector.formats import FORMATS, Source
 from rollout_inspector.formats.containers.line_places import line_places
 from rollout_inspector.formats.writers.exports import rows_of
 from rollout_inspector.opened import index as opened_index
-from rollout_inspector.opened.index import FolderIndex
+from rollout_inspector.opened.index import FileIndex
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from tests.conftest import ROOT
@@ -113,7 +113,7 @@ def test_findings_are_kept(tmp_path: Path) -> None:
     with rollout_inspector.open(file) as run:
         kinds = [finding.kind for finding in run["a"].findings]
     assert "length_mismatch" in kinds
-    index = FolderIndex([file])
+    index = FileIndex([file])
     line = index.find("a")
     assert line is not None
     file.unlink()
@@ -145,7 +145,7 @@ def test_the_bytes_of_the_folder_stay_and_it_may_be_read_only(tmp_path: Path) ->
     assert states(tmp_path) == state
 
 
-def read_all(index: FolderIndex) -> list[str]:
+def read_all(index: FileIndex) -> list[str]:
     assert all(True for _ in index.work())
     return [row["name"] for row in index.lines(0, 1000)]
 
@@ -154,7 +154,7 @@ def test_growing_files_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(opened_index, "STILL_SECONDS", 0.0)
     file = tmp_path / "a.jsonl"
     file.write_bytes(own_lines("a", "b"))
-    index = FolderIndex([tmp_path])
+    index = FileIndex([tmp_path])
     assert read_all(index) == ["a", "b"]
     half = own_lines("c")
     with file.open("ab") as out:
@@ -168,7 +168,7 @@ def test_growing_files_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write_bytes(own_lines("e"))  # written anew
     assert sorted(read_all(index)) == ["e", "x", "y", "z"]
     file.unlink()
-    assert read_all(FolderIndex([tmp_path])) == ["x", "y", "z"]
+    assert read_all(FileIndex([tmp_path])) == ["x", "y", "z"]
 
 
 def sparse(path: Path, n: int, apart: int) -> None:
@@ -206,7 +206,7 @@ def test_ids_that_files_share_and_lines_that_cannot_be_read(tmp_path: Path) -> N
     (tmp_path / "1.jsonl").write_bytes(own_lines("a", "a") + b"{broken\n")
     (tmp_path / "2.jsonl").write_bytes(own_lines("a"))
     (tmp_path / "config.json").write_text("{}")
-    index = FolderIndex([tmp_path])
+    index = FileIndex([tmp_path])
     assert read_all(index) == ["a", "1.jsonl:a", "2.jsonl:a"]
     assert {(Path(one.file).name, one.line) for one in index.rejected()} == {("1.jsonl", 3), ("config.json", None)}
 

@@ -17,11 +17,11 @@ from django.urls import reverse
 
 import rollout_inspector
 from rollout_inspector.formats.writers.exports import rows_of
-from rollout_inspector.opened.index import FolderIndex
+from rollout_inspector.opened.index import FileIndex
 from rollouts.jobs import opened
 from rollouts.store.models import Run, default_project
+from rollouts.store.runs.opened import add_opened, opened_run
 from rollouts.store.runs.runs import end_run
-from rollouts.store.trajectories.opened_trajectories import add_opened, opened_run
 from rollouts.store.trajectories.trajectories import load_trajectory
 from tests.api.conftest import member_of, token_for
 from tests.conftest import ROOT, wait_until
@@ -59,13 +59,13 @@ def test_a_server_is_read_like_files(live_server: Any, tiny_tokenizer: Path, tmp
 
 
 @pytest.fixture
-def shown(db: None, tmp_path: Path, settings: Any) -> tuple[Run, FolderIndex]:
+def shown(db: None, tmp_path: Path, settings: Any) -> tuple[Run, FileIndex]:
     """A folder whose trajectories are listed by their index, as the server of the command lists them."""
     lines = [changed(changed(GYM, "_ng_task_index", to=n), "reward", to=n / 4) for n in range(4)]
     (tmp_path / "gym.jsonl").write_bytes(jsonl(*lines))
     opened._index.cache_clear()
     settings.OPENED = json.dumps({"paths": [str(tmp_path)], "tokenizer": "", "chat_template": ""})
-    run, index = opened_run([str(tmp_path)]), FolderIndex([tmp_path])
+    run, index = opened_run([str(tmp_path)]), FileIndex([tmp_path])
     assert all(True for _ in index.work())
     add_opened(run, index.lines(0, 10), index.formats())
     end_run(run, Run.Status.DONE)
@@ -74,7 +74,7 @@ def shown(db: None, tmp_path: Path, settings: Any) -> tuple[Run, FolderIndex]:
 
 
 def test_a_trajectory_is_read_when_its_page_is_opened(
-    shown: tuple[Run, FolderIndex], admin_client: Client, django_assert_num_queries: Any
+    shown: tuple[Run, FileIndex], admin_client: Client, django_assert_num_queries: Any
 ) -> None:
     run, index = shown
     before = {name: getattr(run, name) for name in ("n_trajectories", "n_steps", "n_rows", "n_tokens", "n_sampled")}
@@ -97,7 +97,7 @@ def test_a_trajectory_is_read_when_its_page_is_opened(
     assert run.trajectories.get(index=2).pk == pk  # it is read once
 
 
-def test_what_needs_all_tokens_is_refused_with_the_way_out(shown: tuple[Run, FolderIndex], admin_client: Client) -> None:
+def test_what_needs_all_tokens_is_refused_with_the_way_out(shown: tuple[Run, FileIndex], admin_client: Client) -> None:
     run, _ = shown
     answer = admin_client.post(reverse("run-diagnose", args=[run.code]), HTTP_ACCEPT="application/json", follow=True)
     assert "Import them first" in answer.content.decode() and not run.jobs.exists()
@@ -106,7 +106,7 @@ def test_what_needs_all_tokens_is_refused_with_the_way_out(shown: tuple[Run, Fol
         assert answer.status_code == 422 and "Import them first" in answer.content.decode()
 
 
-def test_a_file_that_changed_is_refused(shown: tuple[Run, FolderIndex], admin_client: Client, tmp_path: Path) -> None:
+def test_a_file_that_changed_is_refused(shown: tuple[Run, FileIndex], admin_client: Client, tmp_path: Path) -> None:
     run, _ = shown
     (tmp_path / "gym.jsonl").write_bytes(jsonl(changed(GYM, "reward", to=9.0)))
     answer = admin_client.get(reverse("trajectory", args=[run.trajectories.get(index=3).code]))
