@@ -296,7 +296,7 @@ def test_a_worker_that_is_shut_down_is_followed_by_another(owner: _Direct, monke
         patch.setattr(owner, "call", _closing(owner.call, after=3))  # its limits, and two trajectories
         jobs.do_job(job.pk)
     job.refresh_from_db()
-    assert (job.status, job.error) == ("running", "The worker was shut down while it scored.")
+    assert (job.status, job.error) == ("running", "The worker was shut down while the engine worked.")
     before = set(RowScores.objects.values_list("pk", flat=True))
     assert len(before) == 2 and [one.name for one in columns_of(run)] == [SAMPLER], "no half column is offered"
     Job.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=10))
