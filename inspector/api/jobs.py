@@ -12,12 +12,13 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerPart, answer, found, resting_run, the_trajectory
+from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run, the_trajectory
 from inspector.api.callers import named_tokenizer, project_for
 from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
 from inspector.runs.jobs.job_views import offered_file
 from inspector.runs.launches.import_views import start_import
+from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
@@ -245,6 +246,12 @@ def replay_run(request: HttpRequest, code: str) -> HttpResponse:
     """Have a worker replay every strategy over the finished trajectories of a run."""
     run = resting_run(request, code)
     return _begin(request, run, run_replays.KIND.slug, {})
+
+
+@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
+def get_gap(request: HttpRequest, code: str) -> HttpResponse:
+    """How far trainer and sampler are apart, and why: the stored report, or why there is none."""
+    return answer(gap_of(the_run(request, code)))
 
 
 @router.post("/runs/{code}/gap", response={200: JobAnswer, 202: JobAnswer}, openapi_extra=extra(409, 422))

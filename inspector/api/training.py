@@ -13,7 +13,6 @@ from inspector.chat_templates.tokenizers_page import TokenizerValues
 from inspector.runs.loss_weights import LossWeights, weights_of
 from inspector.runs.training.alarms_page import AlarmsPage, alarms_of_run
 from inspector.runs.training.columns_page import ColumnLine, lines_of
-from inspector.runs.training.gap_page import GapPage, gap_of
 from inspector.runs.training.training_page import TrainingPage, training_of
 from inspector.team.shares import FIND, MAX_LISTED, ShareLine
 from inspector.web.access import access, visible
@@ -43,12 +42,6 @@ def get_training(
 ) -> HttpResponse:
     """A run by training step or policy version: figures, what changed, since when it has each finding, gap causes."""
     return answer(training_of(the_run(request, code), by == "version", training_min, training_max))
-
-
-@router.get("/runs/{code}/gap", response=GapPage, openapi_extra=extra())
-def get_gap(request: HttpRequest, code: str) -> HttpResponse:
-    """How far trainer and sampler are apart, and why: the stored report, or why there is none."""
-    return answer(gap_of(the_run(request, code)))
 
 
 @router.get("/runs/{code}/weights", response=LossWeights, openapi_extra=extra(422))

@@ -234,6 +234,8 @@ ROWS: dict[str, list[Row]] = {
             form={"project": "{project}", "chat_template": "{{{{ messages }}}}"},
         ),
     ],
+    "api/v1/tokenizers": [get(LIST, tokens=API_LIST)],
+    "api/v1/shares": [get(LIST, tokens=API_LIST)],
     "api/v1/jobs": [get(LIST, tokens=API_LIST)],
     "api/v1/runs/<code>": [get(API_ONE, tokens=API_READ), Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
     "api/v1/launches": [
@@ -253,6 +255,10 @@ ROWS: dict[str, list[Row]] = {
         f"api/v1/{route}": [get(API_ONE, tokens=API_READ)]
         for route in (
             "runs/<code>/summary",
+            "runs/<code>/training",
+            "runs/<code>/weights",
+            "runs/<code>/columns",
+            "runs/<code>/alarms",
             "runs/<code>/findings",
             "runs/<code>/jobs",
             "trajectories/<code>",
