@@ -523,7 +523,6 @@ class Migration(migrations.Migration):
                 ("extra", models.ForeignKey(null=True, on_delete=PROTECT, related_name="+", to="rollouts.content")),
                 ("has_entropy", models.BooleanField(help_text="Whether the entropy of its completion is kept; null = no.", null=True)),
                 ("n_alternatives", models.PositiveSmallIntegerField(help_text="Alternatives that are kept for each sampled token; null = none.", null=True)),
-                ("least_kept", models.PositiveIntegerField(help_text="The size of the smallest kept set of its tokens; null = none is recorded.", null=True)),
                 ("has_origin", models.BooleanField(help_text="Of a step in a segment: whether its delta has origins.", null=True)),
             ],
             options={
@@ -546,7 +545,6 @@ class Migration(migrations.Migration):
                 ("completion_ids", IdsField()),
                 ("logprobs", FloatsField(null=True)),
                 ("entropy", FloatsField(null=True)),
-                ("kept_set", FloatsField(null=True)),
                 ("alternative_ids", IdsField(help_text="The likeliest ids at each token, one token after the other.", null=True)),
                 ("alternative_logprobs", FloatsField(null=True)),
             ],
