@@ -188,9 +188,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
-            "libraries": {
-                "inspector_tags": "inspector.html.inspector_tags",
-            },
+            "libraries": {"inspector_tags": "inspector.html.inspector_tags"},
         },
     }
 ]
