@@ -3,7 +3,9 @@
 #   docker build -t rollout-inspector-gpu --build-arg REQUIREMENTS=requirements-gpu.txt --build-arg TORCH_INDEX= \
 #     --build-arg PACKAGES="gcc libc6-dev" .
 
-FROM python:3.11-slim-bookworm AS build
+# A build names a digest by --build-arg PYTHON=python@sha256:...
+ARG PYTHON=python:3.11-slim-bookworm
+FROM ${PYTHON} AS build
 # The CPU build of PyTorch by default. PyPI's own one, for a GPU, is several GB.
 ARG REQUIREMENTS=requirements.txt
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -15,7 +17,7 @@ RUN python -m venv /opt/venv \
  && { [ "${REQUIREMENTS}" != requirements.txt ] \
       || /opt/venv/bin/pip install --no-cache-dir --no-deps -r rollouts/sampling/environments/requirements.txt; }
 
-FROM python:3.11-slim-bookworm
+FROM ${PYTHON}
 # libseccomp2 confines the processes that render chat templates of strangers. vLLM on a GPU compiles kernels: gcc.
 ARG PACKAGES=""
 # hadolint ignore=DL3008,SC2086

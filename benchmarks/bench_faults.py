@@ -83,7 +83,7 @@ def is_main_of_its_kind(pid: int, running: dict[int, tuple[int, str]], word: str
 Test = Callable[[int, dict[int, tuple[int, str]]], bool]
 TARGETS: dict[str, Test] = {
     "engine worker": lambda pid, running: is_main_of_its_kind(pid, running, "-P threads"),
-    "engine child": lambda pid, running: "import process;" in running[pid][1],
+    "engine child": lambda pid, running: "import engine_process;" in running[pid][1],
     "storage process": lambda pid, running: "import storage_process;" in running[pid][1],
     "default worker": lambda pid, running: is_main_of_its_kind(pid, running, "-P prefork"),
     "default child": lambda pid, running: is_child_of_its_kind(pid, running, "-P prefork"),
@@ -250,6 +250,9 @@ def rounds(data: Path, url: str, options: argparse.Namespace, postgres: OwnPostg
         assert wait(one.has_ended, ROUND_SECONDS) and one.verdict().is_whole, (one.kind, one.verdict())
         one.keep()
     print(f"undisturbed, one after another: {time.monotonic() - began:.0f} s", flush=True)
+    running = processes(data)
+    absent = [name for name, is_target in TARGETS.items() if not any(is_target(pid, running) for pid in running)]
+    assert not absent, f"no process is {' or '.join(absent)}: nothing could be killed"
     counts: dict[str, Counter[str]] = {one.kind: Counter() for one in work}
     killed: Counter[str] = Counter()
     n = 0

@@ -104,7 +104,7 @@ def filters(world: World) -> dict[str, Callable[[random.Random, Any], dict[str, 
 def pages(world: World) -> dict[str, Ask]:
     """What is asked: page -> the next address of it."""
     from inspector.runs.filters import ORDERS
-    from rollouts.store.trajectories.trajectory_list import _cursor
+    from rollouts.store.paging import cursor_of
 
     def any_run(dice: random.Random) -> Any:
         return dice.choice(world.large if dice.random() < 0.6 else world.some)
@@ -119,7 +119,7 @@ def pages(world: World) -> dict[str, Ask]:
             if dice.random() < 0.4:  # far down in the list
                 column = order.removeprefix("-")
                 value = {"index": None, "reward": dice.random(), "n_tokens": dice.randrange(200, 8000)}.get(column, 1)
-                asked["after"] = _cursor(order, value, dice.randrange(run.n_trajectories))
+                asked["after"] = cursor_of(order, value, dice.randrange(run.n_trajectories))
             return f"/runs/{run.code}{path}?{urlencode(asked)}"
 
         return ask

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from django.template import engines
 
-from inspector.html.tokens import NO_LOGPROB, TokenPainter, logprob_classes
+from rollout_inspector.streams.trajectory import Tokens
+from rollout_inspector.text.html.tokens import NO_LOGPROB, TokenPainter, logprob_classes
 from rollout_inspector.text.tokenizers import load
-from rollouts.store.trajectories.rows import Tokens
 
 pytestmark = pytest.mark.bench
 

@@ -1,6 +1,7 @@
 """The Celery application of every worker, and the heartbeat by which the pages know that workers live."""
 
 import logging.config
+import mmap
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "inspector.settings")
 from celery import Celery, signals  # noqa: E402
 
 HEARTBEAT_SECONDS = 2.0
+THREAD_BYTES = 8 << 20
+"""What a thread takes. A worker that does not get it ends, and what it had is taken over."""
 
 app = Celery("inspector")
 # Celery has put the current folder first, and the project of a user may have packages of our names.
@@ -52,6 +55,7 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
     from inspector.server import machines, workers
     from inspector.server.health import heartbeat_key
     from rollouts.jobs.broker import redis_fault
+    from rollouts.store.outages import lacks_memory
     from rollouts.worker.heartbeat import queues_of, repeat
 
     queues = queues_of(sender)
@@ -61,6 +65,11 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
     def beat() -> None:
         redis = workers.connect()
         while not stop.is_set():
+            try:
+                mmap.mmap(-1, THREAD_BYTES).close()
+            except (MemoryError, OSError):
+                # A thread that gets no memory may never begin, and who started it waits without an end: others go on.
+                os._exit(os.EX_TEMPFAIL)
             try:
                 for queue in queues:
                     cache.set(heartbeat_key(queue), sender.hostname, workers.LIVES_SECONDS)
@@ -73,9 +82,16 @@ def _start_heartbeat(sender: Any, **_: Any) -> None:
         workers.withdraw(redis, sender.hostname)
         machines.withdraw(redis, sender.hostname)
 
+    def thread_ended(fault: Any) -> None:
+        """Nobody does the work of a thread that has ended for lack of memory: another worker goes on with all of it."""
+        threading.__excepthook__(fault)
+        if lacks_memory(fault.exc_value):
+            os._exit(os.EX_TEMPFAIL)
+
     def tell() -> None:
         machines.tell(workers.connect(), machines.describe(sender.hostname, "worker", queues))
 
+    threading.excepthook = thread_ended
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     repeat("machine", machines.TELL_SECONDS, tell)

@@ -80,8 +80,11 @@ CACHES = {
             "socket_connect_timeout": 2,
             "socket_timeout": 5,
         },
-    }
+    },
+    "counts": {"BACKEND": "inspector.server.page_cache.RequestCounts", "OPTIONS": {"MAX_ENTRIES": 100_000}},
 }
+RATELIMIT_USE_CACHE = "counts"
+RATELIMIT_IP_META_KEY = "inspector.web.middleware.client_address"
 
 CELERY_BROKER_URL = paths.broker_url(REDIS_URL)
 CELERY_TASK_SERIALIZER = "json"
@@ -93,6 +96,7 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_TASK_DEFAULT_QUEUE = "default"
 CELERY_WORKER_DIRECT = True  # each worker also reads a queue of its own: an idle one sends itself to the run of another
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CHANNEL_ERROR_RETRY = True  # a worker whose Redis refuses each write asks again, and ends no work
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_TIMEZONE = "UTC"
@@ -118,6 +122,8 @@ TOKENIZER_FOLDERS = env.folders(
     "INSPECTOR_TOKENIZER_FOLDERS",
     [] if set(ALLOWED_HOSTS) - paths.LOCAL_HOSTS else [Path(os.path.expanduser("~")), BASE_DIR],
 )
+# Set by `rollout-inspector open`: what this server shows where it lies.
+OPENED = env.text("INSPECTOR_OPENED")
 RECORDER_TOKEN = env.text("INSPECTOR_RECORDER_TOKEN")
 # The demo's folder is on this machine, so that no engine that asks a server can serve it.
 _FOLDER_ENGINES = [name for name in offered_engines() if not engine_spec(name).is_server]
@@ -182,10 +188,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
-            "libraries": {
-                "check_tags": "inspector.html.check_tags",
-                "inspector_tags": "inspector.html.inspector_tags",
-            },
+            "libraries": {"inspector_tags": "inspector.html.inspector_tags"},
         },
     }
 ]

@@ -82,6 +82,13 @@ def pushes_in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 
 @pytest.fixture(autouse=True)
+def window_of_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries are counted in windows of five minutes. Here one begins with each test, so that none ends within it."""
+    began = int(time.time())
+    monkeypatch.setattr("django_ratelimit.core._get_window", lambda _, period: began + period)
+
+
+@pytest.fixture(autouse=True)
 def faulty_writes() -> Iterator[list[str]]:
     """A write beside an open cursor fails the test: SQLite refuses it as soon as somebody else writes."""
     from tests.open_cursors import watched_cursors  # needs settings, which commands that ask here for a folder lack
@@ -362,13 +369,30 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
     """An emptied real Redis behind Django's cache and the Celery application, for the length of one test."""
     import redis
 
+    connection = redis.Redis.from_url(redis_url)
+    connection.flushdb()
+    with redis_at(redis_url, settings):
+        yield redis_url
+    connection.flushdb()
+    connection.close()
+
+
+@pytest.fixture
+def absent_redis(settings: object, tmp_path: Path) -> Iterator[None]:
+    """A Redis that is away, behind Django's cache and the Celery application."""
+    with redis_at(f"unix://{tmp_path}/none.sock?db=0", settings):
+        yield
+
+
+@contextlib.contextmanager
+def redis_at(redis_url: str, settings: object) -> Iterator[None]:
+    """Have Django's cache and the Celery application ask this Redis."""
     from inspector.celery import app
     from inspector.server.paths import broker_url
 
-    connection = redis.Redis.from_url(redis_url)
-    connection.flushdb()
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
     settings.CACHES = {  # type: ignore[attr-defined]
+        **settings.CACHES,  # type: ignore[attr-defined]
         "default": {
             "BACKEND": "django.core.cache.backends.redis.RedisCache",
             "LOCATION": redis_url,
@@ -385,10 +409,10 @@ def live_redis(redis_url: str, settings: object) -> Iterator[str]:
 
     point_celery_at(broker_url(redis_url))
     app.set_current()
-    yield redis_url
-    point_celery_at(previous)
-    connection.flushdb()
-    connection.close()
+    try:
+        yield
+    finally:
+        point_celery_at(previous)
 
 
 def database_url() -> str:

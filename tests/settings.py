@@ -17,7 +17,7 @@ os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "1")  # Playwright runs its o
 from inspector.server.env import EnvironmentReader
 from inspector.server.file_storage import file_storage
 from inspector.settings import *  # noqa: F403
-from inspector.settings import BASE_DIR, DATABASES, INSPECTOR_DATA
+from inspector.settings import BASE_DIR, CACHES, DATABASES, INSPECTOR_DATA
 
 DEBUG = False
 TOKENIZER_FOLDERS = [Path(tempfile.gettempdir()), BASE_DIR]
@@ -36,7 +36,7 @@ else:
 DATABASES["default"]["CONN_MAX_AGE"] = 0
 
 # Tests that need a real Redis ask for the `redis_url` or `live_redis` fixture.
-CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+CACHES = {**CACHES, "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
 STORAGES = {
     "default": file_storage(EnvironmentReader()),
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},

@@ -18,6 +18,7 @@ FLOORS: tuple[tuple[int, tuple[str, ...]], ...] = (
     (0, ("rollout_inspector.formats",)),
     (0, ("rollout_inspector.guard",)),
     (0, ("rollout_inspector.gauntlet",)),
+    (0, ("rollout_inspector.opened",)),
     (0, ("rollout_inspector.commands",)),
     (1, ("rollouts.apps", "rollouts.store")),
     (1, ("rollouts.models",)),

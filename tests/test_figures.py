@@ -20,7 +20,7 @@ from tests.conftest import ROOT
 from tests.samples.product import modules
 
 NO_FIGURES = {
-    "which one": "id index line number parent version diagnosis_version taken_by read_by repeats lane",
+    "which one": "id token_id index line number parent version diagnosis_version taken_by read_by repeats lane",
     "a place": (
         "row drawn_row step offset start stop first last first_step last_step from_step after_step worst_step next "
         "next_from next_step training_step first_training_step last_training_step training_min training_max began"

@@ -23,7 +23,7 @@ PRONOUNS = {
 CEILINGS: dict[str, int] = {
     "inspector.api": 2,
     "inspector.chat_templates": 1,
-    "inspector.runs": 4,
+    "inspector.runs": 3,
     "inspector.team": 3,
     "inspector.trajectories": 10,
     "inspector.web": 3,

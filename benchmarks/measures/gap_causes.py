@@ -126,6 +126,7 @@ SETTINGS = (
     Setting("few steps", "bfloat16", steps=8),
     Setting("few rows", "bfloat16", rows=2),
     Setting("slow training", "bfloat16", drift=0.15),
+    Setting("three steps", "bfloat16", steps=3),
     Setting("part of the rows", "bfloat16", part=0.4),
 )
 
@@ -157,6 +158,7 @@ class Case:
         self.repeats: list[float | None] = [None] * len(self.of)
         self.cut = [False] * len(self.of)
         self.workers = [""] * len(self.of)
+        self.extras: list[dict[str, object]] = [{} for _ in self.of]
         self.left_out = np.zeros(n, np.bool_)
         self.touched = (self.random.random(len(self.of)) < setting.part)[self.row]
         direction = self.random.normal(0, 1, self.head.shape)
@@ -218,6 +220,7 @@ class Case:
             extra: dict[str, object] = {} if self.repeats[n] is None else {"routing": {"repeats": self.repeats[n]}}
             if self.workers[n]:
                 extra["worker"] = self.workers[n]
+            extra |= self.extras[n]
             edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
             versions = self.versions[n] if self.versions is not None else [""] * len(edges)
             reason = "length" if self.cut[n] else ""
@@ -271,6 +274,29 @@ def weights_not_delivered(case: Case, n: int) -> None:
     last = (0, case.setting.steps // 3)[n % 2]
     sampled = np.where(case.touched, np.minimum(step, last), step)
     case.sample(case.logits("sampler", moved=case.drift(sampled)), case.logits("trainer", moved=case.drift(step)))
+
+
+def weights_rounded_away(case: Case, n: int) -> None:
+    """The engine takes each update and stays where it was; or it holds the weights on a grid that is too coarse."""
+    step = case.step[case.row]
+    moved = case.drift(step)
+    if n % 2:
+        grid = np.float32(2.0) * np.abs(case.direction).mean()
+        on_grid = np.round(case.head / grid) * grid  # what both begin with
+        case.head = on_grid
+        sampler = case.logits("sampler")
+        for at in np.unique(step):
+            here = np.flatnonzero((step == at) & case.touched)
+            delivered = np.round((on_grid + moved[step == at][0] * case.direction) / grid) * grid
+            sampler[here] = case.states[here] @ delivered.T
+        still = np.flatnonzero(~case.touched)
+        sampler[still] += (case.states[still] @ case.direction.T) * moved[still, None]
+        case.extras = [{"engine_dtype": "bfloat16", "trainer_dtype": "float32"} for _ in case.of]
+    else:
+        sampler = case.logits("sampler", moved=np.where(case.touched, case.drift(0 * step), moved))
+        turns = [len(np.unique(case.stretch[case.row == row])) for row in range(len(case.of))]
+        case.versions = [[f"v{at}"] * n_turns for at, n_turns in zip(case.step, turns, strict=True)]
+    case.sample(sampler, case.logits("trainer", moved=moved))
 
 
 def stale_cache(case: Case, n: int) -> None:
@@ -328,7 +354,10 @@ def other_inputs(case: Case, n: int) -> None:
 
 SAMPLED: dict[str, Callable[[Case, int], None]] = {
     one.__name__: one
-    for one in (weights_not_delivered, stale_cache, temperature, top_p_renormalised, other_inputs, unexplained)
+    for one in (
+        weights_not_delivered, weights_rounded_away, stale_cache, temperature, top_p_renormalised, other_inputs,
+        unexplained,
+    )
 }
 """Faults that lie in what samples or scores."""
 
@@ -423,6 +452,15 @@ def one_worker(case: Case, n: int) -> None:
     case.trainer = np.minimum(case.trainer + off, -1e-5).astype(np.float32)
 
 
+def packing_leak(case: Case, n: int) -> None:
+    """Two or four sequences in a pack; those behind the first read the one before, most at their start."""
+    case.extras = [{"pack_index": row % (2, 4)[n % 2]} for row in range(len(case.of))]
+    behind = np.array([bool(extra["pack_index"]) for extra in case.extras])[case.row]
+    far = np.exp(-(case.offset - case.offset.min()) / 100)
+    off = case.random.normal(0, (0.4, 1.0)[n % 2], len(case.row)) * behind * far * np.minimum(-2 * case.sampler, 1)
+    case.trainer = np.minimum(case.trainer + off, -1e-5).astype(np.float32)
+
+
 def mixed_versions(case: Case, n: int) -> None:
     """The first completion of some rows comes from older weights."""
     rows = case.some_rows(0.5) & (case.step >= 3)
@@ -446,8 +484,8 @@ def mixed_versions(case: Case, n: int) -> None:
 DAMAGED: dict[str, Callable[[Case, int], None]] = {
     one.__name__: one
     for one in (
-        row_retokenized, placeholder, columns_shifted, routing_repeated, one_worker, mixed_versions, near_context_limit,
-        first_token, heavy_tokens,
+        row_retokenized, placeholder, columns_shifted, routing_repeated, one_worker, packing_leak, mixed_versions,
+        near_context_limit, first_token, heavy_tokens,
     )
 }
 """Faults that are planted after sampling."""

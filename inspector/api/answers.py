@@ -16,6 +16,7 @@ from inspector.trajectories.views import PAGE_VERSION
 from inspector.web.access import access, require
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page
+from rollouts.jobs.opened import fill
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Role, Run, StoredTrajectory, TemplateCheck
 from rollouts.store.paging import CursorPart
@@ -54,7 +55,9 @@ def resting_run(request: HttpRequest, code: str) -> Run:
 
 def the_trajectory(request: HttpRequest, code: str) -> StoredTrajectory:
     """A trajectory that the caller may see, with its run. One query. Raises :class:`ApiProblem`."""
-    return found(find_visible_trajectory(access(request), code), "trajectory", code)
+    trajectory = found(find_visible_trajectory(access(request), code), "trajectory", code)
+    fill(trajectory)
+    return trajectory
 
 
 def the_check(request: HttpRequest, code: str) -> TemplateCheck:

@@ -14,7 +14,7 @@ from ninja.errors import AuthenticationError, HttpError, Throttled, ValidationEr
 from ninja.parser import Parser
 from pydantic import TypeAdapter
 
-from inspector.api import checks, comments, jobs, muted, reading, runs, search, trajectories
+from inspector.api import checks, comments, jobs, muted, reading, runs, search, training, trajectories
 from inspector.api.callers import ApiTokenAuth, CallerThrottle, SessionAuth
 from inspector.api.remedies import WORDS
 from inspector.runs.compare_page import ComparedRun, KindInRuns, KindOfRun, QuestionInRuns
@@ -26,7 +26,10 @@ from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.refusal import Refusal, worded
 from rollout_inspector.streams.lanes import LeavingPlace, Summary
 from rollouts.jobs.pushes import Pushed
+from rollouts.store.runs.forks import BreakEffect, ForkFigures, ForkSample, PairedDifference
+from rollouts.store.runs.policy_versions import PolicyVersionLine
 from rollouts.store.runs.run_summary import RewardBin, RunSummary
+from rollouts.store.runs.training_steps import TrainingStepLine
 from rollouts.store.trajectories.comments import CommentMoved
 
 MAX_BODY_BYTES = 4 << 20
@@ -45,9 +48,10 @@ class BoundedParser(Parser):
 
 
 OTHERS = (
-    RunSummary, RewardBin, CheckTotal, ProblemDocument, jobs.SettingsAsked, ComparedRun, KindInRuns,
+    RunSummary, RewardBin, CheckTotal, ProblemDocument, BreakEffect, ForkFigures, ForkSample, PairedDifference,
+    jobs.SettingsAsked, jobs.ForkSettingsAsked, ComparedRun, KindInRuns,
     KindOfRun, QuestionInRuns, Overlay, OverlaidChart, LeavingPlace, Summary,
-    Pushed,
+    Pushed, PolicyVersionLine, TrainingStepLine,
 )
 """Dataclasses in answers and requests that are no page of ours, and know nothing of a schema."""
 
@@ -55,10 +59,16 @@ OTHERS = (
 class DocumentedAPI(NinjaAPI):
     """The library's API. Its schema also has the problem document, and the docstrings of inherited fields."""
 
+    def get_openapi_operation_id(self, operation: Any) -> str:
+        """The name of the function: generated clients call the operation so."""
+        return str(operation.view_func.__name__)
+
     def get_openapi_schema(self, **kwargs: Any) -> Any:
         schema = super().get_openapi_schema(**kwargs)
         components = schema["components"]["schemas"]
         components["ProblemDocument"] = TypeAdapter(ProblemDocument).json_schema()
+        for name, component in components.items():
+            component["title"] = name  # what generated clients call a model; each list alone is an `AnswerPart`
         for page in (*_pages(), *OTHERS):
             # The library reads the docstrings of a class, and not those of the classes that it extends.
             properties = components.get(page.__name__, {}).get("properties", {})
@@ -90,7 +100,7 @@ api = DocumentedAPI(
     throttle=[CallerThrottle()],
     parser=BoundedParser(),
 )
-for module in (runs, trajectories, reading, comments, muted, checks, jobs, search):
+for module in (runs, training, trajectories, reading, comments, muted, checks, jobs, search):
     api.add_router("", module.router)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.conf import settings
@@ -21,8 +20,6 @@ from rollouts.store.models import ApiToken, Project, Role, Tokenizer
 from rollouts.store.people.access import Access, access_of
 
 SAFE = ("GET", "HEAD", "OPTIONS")
-
-log = logging.getLogger(__name__)
 
 
 class ApiTokenAuth(HttpBearer):
@@ -66,17 +63,13 @@ def _known(request: HttpRequest, held: Access, name: str) -> Access:
 
 
 class CallerThrottle(BaseThrottle):
-    """At most ``INSPECTOR_API_RATE`` requests of one token or user; what cannot be counted refuses nothing."""
+    """At most ``INSPECTOR_API_RATE`` requests of one token or user."""
 
     def allow_request(self, request: HttpRequest) -> bool:
         self.seconds = None
-        try:
-            usage = get_usage(
-                request, "api", key=lambda _, asked: asked.caller_name, rate=settings.API_RATE, increment=True
-            )
-        except Exception as error:
-            log.warning("requests to the API are not counted: %s", error)
-            return True
+        usage = get_usage(
+            request, "api", key=lambda _, asked: asked.caller_name, rate=settings.API_RATE, increment=True
+        )
         if usage is None or not usage["should_limit"]:
             return True
         self.seconds = max(usage["time_left"], 1)  # 0 at the end of a window would say: at once
@@ -94,7 +87,8 @@ def project_for(request: HttpRequest, code: str) -> Project:
     visible = visible_projects(request)
     chosen = [project for project in visible if project.code == code] if code else visible
     if not chosen:
-        raise Http404("There is no such project here. Leave it out, or name one of yours.")
+        lack = "There is no such project here. Leave it out, or name one of yours."
+        raise Http404(lack if visible else "You are in no project. Ask an admin of a project to invite you.")
     for project in chosen:
         if access(request).may(project.pk, Role.MEMBER):
             return project

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -11,7 +12,7 @@ from ninja import File, Form, Query, Router, Schema
 from ninja.files import UploadedFile
 from pydantic import ConfigDict, Field
 
-from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run
+from inspector.api.answers import AnswerPart, answer, found, resting_run, the_run, the_trajectory
 from inspector.api.callers import named_tokenizer, project_for
 from inspector.api.operation_docs import Body, JobKind, PartAsked, extra, file_answer
 from inspector.api.run_answers import JobAnswer, WholeRun, job_answer, whole_run
@@ -22,17 +23,19 @@ from inspector.web.access import access, reader_of, require
 from inspector.web.forms import NO_TOKENIZER, ImportForm
 from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page
-from rollouts.jobs import diagnosis, gap_reports, launch
+from rollouts.jobs import diagnosis, forks, gap_reports, launch
 from rollouts.jobs.broker import send_job
 from rollouts.jobs.exports import exports
 from rollouts.jobs.exports.exports import ExportOptions
+from rollouts.jobs.forks import ForkSettings
 from rollouts.jobs.launch import LaunchSettings
 from rollouts.jobs.replays import run_replays
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.jobs import ask_job
-from rollouts.store.models import Job, Role, Run
+from rollouts.store.models import Job, Role, Run, StoredTrajectory
 from rollouts.store.parameters import Count, StatusName, Text
 from rollouts.store.people.visible_objects import find_visible_job, find_visible_run, visible_jobs
+from rollouts.store.runs.forks import BreakEffect, ForkFigures, effects_of, fork_figures, forks_of
 from rollouts.store.runs.runs import choose_tokenizer
 from rollouts.store.trajectory_filters import FilterParameters, TrajectoryFilters
 
@@ -45,6 +48,19 @@ class SettingsAsked(LaunchSettings):
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
 
+class ForkSettingsAsked(ForkSettings):
+    """From where a trajectory is continued, and how."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+
+class ForkAsked(Body):
+    """A fork of a trajectory: from a token, or from both sides of a finding."""
+
+    settings: ForkSettingsAsked = ForkSettingsAsked()
+    """From where, and how."""
+
+
 class LaunchAsked(Body):
     """A launch. Without any settings it makes a run that works."""
 
@@ -52,7 +68,7 @@ class LaunchAsked(Body):
     """What the run is called; empty = after its model and environment."""
     project: Text = ""
     """Code of the project; empty = the caller's first."""
-    settings: SettingsAsked = SettingsAsked()
+    settings: SettingsAsked = Field(default_factory=SettingsAsked)
     """As a run reports them."""
 
 
@@ -132,6 +148,40 @@ def launch_run(request: HttpRequest, asked: LaunchAsked) -> HttpResponse:
         errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
         raise ApiProblem(422, str(refusal), errors) from refusal
     return answer(whole_run(_again(request, run)), 201)
+
+
+@dataclass(frozen=True)
+class ForksAnswer(Page):
+    """What the policy would have done otherwise."""
+
+    forks: list[ForkFigures]
+    """The newest forks, with their continuations."""
+    effects: list[BreakEffect]
+    """Of the breaks whose two sides are among them."""
+
+
+@router.get("/trajectories/{code}/forks", response=ForksAnswer, openapi_extra=extra())
+def list_forks(request: HttpRequest, code: str) -> HttpResponse:
+    """The newest forks of a trajectory, and what breaks did. Read them again while they grow."""
+    return answer(_forks(the_trajectory(request, code)))
+
+
+@router.post("/trajectories/{code}/forks", response={201: ForksAnswer}, openapi_extra=extra(413, 422))
+def fork_trajectory(request: HttpRequest, code: str, asked: ForkAsked) -> HttpResponse:
+    """Continue a trajectory from a token, or from both sides of a finding. Returns the new forks alone."""
+    trajectory = the_trajectory(request, code)
+    require(request, trajectory, Role.MEMBER)
+    try:
+        runs = forks.fork(trajectory, asked.settings, request.user)
+    except launch.LaunchRefused as refusal:
+        errors = {f"settings.{name}": [sentence] for name, sentence in refusal.problems.items()}
+        raise ApiProblem(422, str(refusal), errors) from refusal
+    return answer(_forks(trajectory, [run.pk for run in runs]), 201)
+
+
+def _forks(trajectory: StoredTrajectory, only: Sequence[int] = ()) -> ForksAnswer:
+    figures = fork_figures([fork for fork in forks_of(trajectory) if fork.pk in only or not only])
+    return ForksAnswer(figures, effects_of(figures))
 
 
 @dataclass(frozen=True)
@@ -251,7 +301,8 @@ def cancel_job(request: HttpRequest, code: str) -> HttpResponse:
 
 @router.get(
     "/jobs/{code}/file", url_name="job_file",
-    openapi_extra=extra(410, answers=file_answer("The file of an export.", "*/*")), tags=["jobs"],
+    openapi_extra=extra(410, answers=file_answer("The file of an export.", "application/octet-stream", "*/*")),
+    tags=["jobs"],
 )
 def get_job_file(request: HttpRequest, code: str) -> HttpResponseBase:
     """The file of an export, while it is offered."""

@@ -50,7 +50,8 @@ def extra(*statuses: int, answers: Mapping[int, Any] | None = None, **more: Any)
 
 def file_answer(description: str, *media_types: str) -> dict[int, Any]:
     """The documentation of an answer that is a file."""
-    content = {name: {"schema": {"type": "string", "format": "binary"}} for name in media_types}
+    text, data = {"type": "string"}, {"type": "string", "format": "binary"}
+    content = {name: {"schema": text if name.startswith("text/") else data} for name in media_types}
     return {200: {"description": description, "content": content}}
 
 

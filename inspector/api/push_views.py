@@ -25,10 +25,11 @@ from inspector.web.problems import ApiProblem
 from inspector.web.twins import Page, json_page, whole_number
 from rollout_inspector.formats.limits import memory_of
 from rollout_inspector.formats.training_step import checked_rule
-from rollouts.jobs import push_process
+from rollouts.jobs import push_process, run_actions
 from rollouts.jobs.push_process import PushAnswer, PushedBody, PushesBusy
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.chat_templates.tokenizers import tokenizer_named, tokenizer_names
+from rollouts.store.database import reload
 from rollouts.store.models import ApiToken, Role, Run
 from rollouts.store.outages import disk_fault
 from rollouts.store.people import activity_log
@@ -45,6 +46,8 @@ MAX_PREFIX = 60
 MAX_PUSHES = 6
 """Pushes that wait in a web process to be read. Further ones are refused, so that pages find a thread."""
 RETRY_SECONDS = 10
+FINAL = (200, 400, 413, 415)
+"""Answers to a push that stay the same however often it is sent."""
 TYPES = (
     "", "text/plain", "application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines",
     "application/json", "application/octet-stream", "application/gzip", "application/zstd",
@@ -178,6 +181,21 @@ def take_lines(request: HttpRequest, code: str) -> PushAnswer:
         raise ApiProblem(
             409, f"The run {code} was launched here; nothing can be pushed to it. POST /api/runs makes one."
         )
+    status = 0
+    try:
+        status, body = _take(request, run)
+    except ApiProblem as refusal:
+        status = refusal.status
+        raise
+    finally:
+        if status in FINAL and request.GET.get("first") == "yes":
+            reload(run)
+            if not run.n_trajectories:
+                run_actions.delete(run)  # it was made for this push alone
+    return status, body
+
+
+def _take(request: HttpRequest, run: Run) -> PushAnswer:
     if (request.content_type or "") not in TYPES:
         raise ApiProblem(
             415,

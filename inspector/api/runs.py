@@ -12,6 +12,7 @@ from inspector.api import push_views as push
 from inspector.api.answers import AnswerPart, answer, fresh, members_run, the_run
 from inspector.api.operation_docs import PartAsked, RunKind, extra
 from inspector.api.run_answers import JobAnswer, RunOfProject, WholeRun, job_answer, run_line, whole_run
+from inspector.api.tokens import ARROW_ANSWER, lines_as_arrow, wants_arrow
 from inspector.api.trajectory_answers import FindingValues, TrajectoryLine
 from inspector.runs.cached_figures import summary_of
 from inspector.runs.compare_page import MAX_RUNS, RunComparison, compared
@@ -24,13 +25,14 @@ from rollout_inspector.refusal import Refusal
 from rollouts.jobs import run_actions
 from rollouts.jobs.pushes import Pushed
 from rollouts.store.models import Role
-from rollouts.store.parameters import Count, SeverityName, SortName, StatusName, Text
+from rollouts.store.parameters import Count, KindName, SeverityName, SortName, StatusName, Text
 from rollouts.store.people.visible_objects import findings_of_run, visible_jobs
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.runs.run_summary import RunSummary
 from rollouts.store.runs.runs import RunFilters, visible_runs
 from rollouts.store.trajectories import trajectory_list
 from rollouts.store.trajectories.trajectory_list import is_cursor
+from rollouts.store.trajectories.trajectory_parts import finding_numbers
 from rollouts.store.trajectory_filters import FilterParameters
 
 router = Router(tags=["runs"])
@@ -38,7 +40,11 @@ router = Router(tags=["runs"])
 TOKEN_ALONE: dict[str, Any] = {"security": [{"ApiTokenAuth": []}]}
 RUN_BODY = {"content": {"application/json": {"schema": push.RunDescription.model_json_schema()}}}
 LINES = {"schema": {"type": "string", "description": "JSON Lines of any import format, plain, gzip or zstd."}}
-LINES_BODY = {"required": True, "content": {"application/x-ndjson": LINES, "text/plain": LINES}}
+BYTES = {"schema": {"type": "string", "format": "binary", "description": "A whole file of any import format."}}
+LINES_BODY = {
+    "required": True,
+    "content": {"application/octet-stream": BYTES, "application/x-ndjson": LINES, "text/plain": LINES},
+}
 """What a push reads as it arrives, so that the library sees no body."""
 
 
@@ -70,7 +76,7 @@ class TrajectoriesAsked(PartAsked, FilterParameters):
 class FindingsAsked(PartAsked):
     """Which findings are listed."""
 
-    kind: Text = ""
+    kind: KindName = ""
     """Only findings of this kind."""
     severity: SeverityName = ""
     """Only findings of this severity."""
@@ -152,9 +158,14 @@ def get_summary(request: HttpRequest, code: str) -> HttpResponse:
     return fresh_json(summary_of(the_run(request, code)))
 
 
-@router.get("/runs/{code}/trajectories", response=AnswerPart[TrajectoryLine], openapi_extra=extra(422))
+@router.get(
+    "/runs/{code}/trajectories", response=AnswerPart[TrajectoryLine], openapi_extra=extra(422, answers=ARROW_ANSWER)
+)
 def list_trajectories(request: HttpRequest, code: str, asked: Query[TrajectoriesAsked]) -> HttpResponse:
-    """The trajectories of a run, with the filters and orders of its page."""
+    """The trajectories of a run, with the filters and orders of its page.
+
+    JSON, or with `Accept: application/vnd.apache.arrow.stream` an Arrow IPC stream, whose metadata has `next`.
+    """
     run, query = the_run(request, code), asked.as_query(reader_of(request))
     if query.after and not is_cursor(query.after, query.sort):
         raise Refusal(
@@ -163,7 +174,10 @@ def list_trajectories(request: HttpRequest, code: str, asked: Query[Trajectories
         )
     part = trajectory_list.list_trajectories(run, query, query.sort, query.after, asked.limit)
     lines = list_part(run, query, part, reader_of(request))
-    return answer(AnswerPart([TrajectoryLine.of(line) for line in lines["trajectories"]], lines["next"]))
+    values = [TrajectoryLine.of(line) for line in lines["trajectories"]]
+    if wants_arrow(request):
+        return fresh(lines_as_arrow(values, lines["next"]))  # type: ignore[return-value]
+    return answer(AnswerPart(values, lines["next"]))
 
 
 @router.post(
@@ -183,10 +197,11 @@ def push_trajectories(request: HttpRequest, code: str) -> HttpResponse:
 def list_findings_of_run(request: HttpRequest, code: str, asked: Query[FindingsAsked]) -> HttpResponse:
     """The findings of a run, in the order of storing."""
     run = the_run(request, code)
-    columns = {"kind": asked.kind, "severity": asked.severity}
+    muted = muted_in(run)
+    part = findings_of_run(run, {"kind": asked.kind, "severity": asked.severity}, asked.cursor, asked.limit)
+    numbers = finding_numbers(part.items)
     return answer(AnswerPart.of(
-        findings_of_run(run, columns, asked.cursor, asked.limit),
-        lambda finding: FindingValues.of(finding, finding.trajectory.code, muted=muted_in(run)),
+        part, lambda finding: FindingValues.of(finding, finding.trajectory.code, numbers[finding.pk], muted)
     ))
 
 

@@ -14,12 +14,13 @@ from ninja import Schema
 from pydantic import ConfigDict
 
 from inspector.api.trajectory_answers import TokenColumns
+from inspector.web.twins import jsonable
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import Floats, Origin, Row
+from rollout_inspector.streams.trajectory import Floats, Origin, Row, Tokens
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.parameters import Count, Text
 from rollouts.store.trajectories import engine_columns, trajectory_parts
-from rollouts.store.trajectories.rows import Tokens, row_window
+from rollouts.store.trajectories.rows import row_window
 from rollouts.store.trajectories.trajectories import load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -43,7 +44,7 @@ class TokensAsked(Schema):
     """Offset behind the last token; the end by default. One answer holds 65,536 tokens of JSON, 1,048,576 of Arrow."""
     columns: Text = ""
     """Names with commas between them: ids, loss_mask, logprobs, origin, step, those of a trainer and of an engine:
-    entropy, entropy_at_least, behind_likeliest. Empty = all."""
+    entropy, kept_set, entropy_at_least, behind_likeliest. Empty = all."""
 
 
 def wants_arrow(request: HttpRequest) -> bool:
@@ -152,8 +153,28 @@ def _arrow(place: dict[str, Any], plain: dict[str, np.ndarray], columns: dict[st
             arrays[name] = pa.array(values)
     arrays |= {f"{TRAINER}{name}": floats(column) for name, column in columns.items()}
     metadata = {name: str(value) for name, value in place.items()}
-    batch = pa.record_batch(arrays).replace_schema_metadata(metadata)
+    return _stream(pa.table(arrays).replace_schema_metadata(metadata))
+
+
+def _stream(table: Any) -> bytes:
+    import pyarrow as pa
+
     out = io.BytesIO()
-    with pa.ipc.new_stream(out, batch.schema) as writer:
-        writer.write_batch(batch)
+    with pa.ipc.new_stream(out, table.schema) as writer:
+        writer.write_table(table)
     return out.getvalue()
+
+
+def lines_as_arrow(lines: Sequence[Any], following: str | None) -> HttpResponse:
+    """Lines of a list as an Arrow IPC stream: the fields of an object are columns such as ``reward_parts.NAME``."""
+    import pyarrow as pa
+
+    flat = [
+        {name: value for field, item in jsonable(line).items()
+         for name, value in ({f"{field}.{key}": part for key, part in item.items()}.items()
+                             if isinstance(item, dict) else ((field, item),))}
+        for line in lines
+    ]
+    names = list(dict.fromkeys(name for line in flat for name in line))
+    table = pa.table({name: pa.array([line.get(name) for line in flat]) for name in names})
+    return HttpResponse(_stream(table.replace_schema_metadata({"next": following or ""})), content_type=ARROW)

@@ -11,7 +11,7 @@ from django import forms
 from django.conf import settings
 
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
-from rollout_inspector.streams.message_validation import messages_problem, tools_problem
+from rollout_inspector.streams.messages import messages_problem, tools_problem
 from rollouts.store.chat_templates.tokenizers import tokenizers_of
 from rollouts.store.models import Project, Tokenizer
 
@@ -106,8 +106,7 @@ class TemplateCheckForm(PlainForm):
         help_text="Without one, renders are compared character by character, and token-level faults stay unseen.",
     )
     tokenizer_file = forms.FileField(
-        required=False,
-        label="Upload a tokenizer",
+        required=False, label="Upload a tokenizer",
         help_text="tokenizer.json, or a zip of its folder. Code that comes with it is not executed.",
     )
     hub_id = forms.CharField(

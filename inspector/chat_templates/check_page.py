@@ -13,11 +13,11 @@ from django.utils.safestring import SafeString, mark_safe
 
 from inspector.chat_templates.repair_page import marks, message_words, repairs, search
 from inspector.chat_templates.template_matrix import word_of
-from inspector.html.text import text_html
 from inspector.html.token_diff import marked
 from rollout_inspector.streams.align import AlignedGroup, align_ids
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.chat_templates.probes.report import Purpose
+from rollout_inspector.text.html.text import text_html
 from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.models import TemplateCheck
 
@@ -172,7 +172,7 @@ def _both_renders(window: Mapping[str, Any], is_special: IsSpecial) -> list[dict
         sides = left[group.left_start : group.left_stop], right[group.right_start : group.right_stop]
         html = [_tokens(side, is_special) for side in sides]
         if not group.equal and (group is not groups[-1] or sides[0]):  # what is appended at the end is no difference
-            html = [marked(side_html, tag) for side_html, tag in zip(html, ("del", "ins"), strict=True)]
+            html = [mark_safe(marked(side_html, tag)) for side_html, tag in zip(html, ("del", "ins"), strict=True)]
         stretches.append({"start": start, "stop": stop, "equal": group.equal, "left": html[0], "right": html[1]})
     return stretches
 

@@ -1,17 +1,25 @@
-"""A chat-template check as pages show it."""
+"""A chat-template check as pages show it, and the question that follows from a run or a finding."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from inspector.web.twins import Page, from_columns
+from django.http import QueryDict
+
+from inspector.chat_templates.check_forms import MAX_JSON_CHARACTERS
+from inspector.web.twins import Page, from_columns, whole_number
 from rollout_inspector.text.chat_templates.probes.checks import TITO_POST
 from rollout_inspector.text.chat_templates.probes.report import CheckStatus, Purpose
 from rollouts.jobs import template_checks
+from rollouts.store.chat_templates.chat_templates import find_chat_template
+from rollouts.store.chat_templates.template_checks import find_check, find_request
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.models import TemplateCheck
+from rollouts.store.models import ChatTemplate, Content, Run, TemplateCheck, Tokenizer
+from rollouts.store.people.access import Access
 
 
 @dataclass(frozen=True)
@@ -80,3 +88,61 @@ class CheckPage(Page):
             lost=under_way and template_checks.is_stale(check),
             **more,
         )
+
+
+def filled_in(tokenizer: Tokenizer | None, chat_template: ChatTemplate) -> dict[str, str]:
+    """The form's fields for a tokenizer and a template. The tokenizer's own template stays empty."""
+    own = tokenizer is not None and tokenizer.chat_template_id == chat_template.pk
+    return {"tokenizer": tokenizer.name if tokenizer else "", "chat_template": "" if own else chat_template.text}
+
+
+def subject(access: Access, params: QueryDict) -> tuple[Run | None, TemplateCheck | None, dict[str, Any]]:
+    """A run, the check of its question where it exists, without its report, and the initial values of the form.
+
+    ``?run=`` asks about the first request of a run, ``?trajectory=&step=`` about a step; without them there is no run,
+    as for what may not be seen. With ``rows=1`` the template is that of the run's rows.
+    """
+    code, run_code = (params.get(name, "").replace("\0", "")[:64] for name in ("trajectory", "run"))
+    request = find_request(access, code, run_code, whole_number(params.get("step")) or 0) if code or run_code else None
+    if request is None:
+        return None, None, {}
+    run, step = request
+    chat_template = run.rows_chat_template if params.get("rows") else run.chat_template
+    if step is not None and step.chat_template_sha256 and not params.get("rows"):
+        chat_template = find_chat_template(run.project, step.chat_template_sha256) or chat_template
+    if chat_template is None:
+        return None, None, {}
+    kwargs = _value(step.template_kwargs if step else None, dict) or run.settings.get("template_kwargs") or {}
+    tools = _value(step.tools if step else None, list)
+    question = template_checks.question_of(tools, kwargs)
+    check_code = template_checks.code_of(run.project, run.tokenizer, chat_template, question)
+    return run, find_check(check_code, report=False), {
+        **filled_in(run.tokenizer, chat_template),
+        "tools": json.dumps(tools, indent=1, ensure_ascii=False) if tools else "",
+        "kwargs": json.dumps(kwargs, ensure_ascii=False) if kwargs else "",
+    }
+
+
+def _value(content: Content | None, kind: type[list[Any]] | type[dict[str, Any]]) -> Any:
+    """A stored JSON value if it has that type and the form accepts it; else an empty value of the type."""
+    if content is None or len(content.body) > MAX_JSON_CHARACTERS:
+        return kind()
+    value: Any = json.loads(content.body)
+    fits = isinstance(value, kind) and (kind is dict or all(isinstance(item, dict) for item in value))
+    return value if fits else kind()
+
+
+def failing_probe(cells: Mapping[str, Any] | None, probe: str) -> str:
+    """The probe that shows the fault. When the named probe passes, it is the first of its purpose that fails."""
+    probes = (cells or {}).get("probes", {})
+    probe_asked = probes.get(probe)
+    if probe_asked is None or probe_asked["status"] == "broken":
+        return probe
+    for name, other_probe in probes.items():
+        if (
+            other_probe["purpose"] == probe_asked["purpose"]
+            and other_probe["status"] == "broken"
+            and other_probe["decisive"]
+        ):
+            return str(name)
+    return probe

@@ -19,26 +19,13 @@ TITLES = {
     "every": "For the generation prompt too",
 }
 PREFIX = ("TITO with tool results", "multi-turn with users", "generation prompt")
-WHICH = ("repair", "wider", "widest")
-"""The names of the repairs of a report in addresses, the smallest repair first."""
-
-
-def named(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Name in addresses -> repair of the report, the smallest first."""
-    by_name: dict[str, Mapping[str, Any]] = {}
-    repair: Mapping[str, Any] | None = report.get("repair")
-    for which in WHICH:
-        if repair:
-            by_name[which] = repair
-            repair = repair.get("wider")
-    return by_name
 
 
 def repairs(report: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The verified repairs of a report, the smallest first."""
     views, diffs = [], LineDiffs()
     titles = {check["name"]: check["title"] for check in report.get("checks", ())}
-    for which, repair in named(report).items():
+    for which, repair in template_checks.repairs_of(report).items():
         changed = repair["changed"]
         views.append(
             {

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.http import QueryDict
 
-from inspector.chat_templates.tokenizer_values import TokenizerValues
+from inspector.chat_templates.tokenizers_page import TokenizerValues
 from inspector.web.twins import Page
 from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.template_checks import find_checks

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from django.conf import settings
 from django.contrib import messages
@@ -12,11 +14,10 @@ from django.shortcuts import redirect
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from inspector.chat_templates.tokenizer_values import TokenizerValues
 from inspector.chat_templates.uploaded_tokenizer import keep_upload, scratch_folder, unreadable, with_template
 from inspector.web.access import access, chosen_project, form_project, project_name, projects_to_filter
 from inspector.web.forms import TokenizerForm
-from inspector.web.twins import json_page, page, wants_json
+from inspector.web.twins import Page, from_columns, json_page, page, wants_json
 from rollout_inspector.text import tokenizers
 from rollouts.store.chat_templates.tokenizers import list_tokenizers, register_tokenizer
 from rollouts.store.models import Project, Tokenizer
@@ -82,3 +83,47 @@ def _folder_of(cleaned: dict[str, Any], scratch: Path) -> tuple[Path, str, str |
     cache, hub_id = settings.INSPECTOR_DATA / "hub", cleaned["hub_id"]
     folder = tokenizers.from_hub(hub_id, cleaned["revision"], cache, settings.HUB_ALLOWED)
     return folder, hub_id, hub_id.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class TokenizerValues(Page):
+    """A registered tokenizer; in the matrix with the check of its chat template."""
+
+    name: str
+    """Names it on forms and in files; unique in its project."""
+    project: str | None
+    """Name of its project, for a user who sees several."""
+    project_code: str
+    """Code of its project."""
+    sha256: str
+    """Of its tokenizer.json."""
+    source: str
+    """Where it came from: name of the folder, upload, or hub id."""
+    revision: str
+    """Of a hub id."""
+    vocab_size: int
+    """Tokens that it has."""
+    encoder: str
+    """Which library encodes with it exactly."""
+    chat_template: str | None
+    """Hash of the template that it came with."""
+    created_at: datetime
+    """When it was registered."""
+    code: str | None = None
+    """In the matrix: code of the check; null where nobody has asked."""
+    status: str = ""
+    """In the matrix: status of the check, or ``missing``."""
+    error: str = ""
+    """In the matrix: why the check failed."""
+    prefix_preserving: bool | None = None
+    """In the matrix: as of the check."""
+    cells: dict[str, str] = field(default_factory=dict)
+    """In the matrix: probe -> one of ``template_matrix.WORDS``."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, project: str | None, **check: Any) -> Self:
+        """A tokenizer whose project is loaded, and what the matrix shows of its check."""
+        return from_columns(
+            cls, tokenizer, project=project, project_code=tokenizer.project.code,
+            chat_template=tokenizer.chat_template_id, **check,
+        )

@@ -13,9 +13,7 @@ from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.check_forms import EXAMPLE, ConversationForm, TemplateCheckForm
 from inspector.chat_templates.check_page import drawn, drawn_conversation, drawn_repair
-from inspector.chat_templates.check_subject import failing_probe, filled_in, subject
-from inspector.chat_templates.check_values import CheckPage
-from inspector.chat_templates.repair_page import named
+from inspector.chat_templates.check_values import CheckPage, failing_probe, filled_in, subject
 from inspector.chat_templates.uploaded_tokenizer import register_upload, unreadable
 from inspector.web.access import (
     access,
@@ -178,7 +176,7 @@ def detail(request: HttpRequest, check: TemplateCheck) -> HttpResponse:
 @reads_check
 def repair_file(request: HttpRequest, check: TemplateCheck, kind: str) -> HttpResponse:
     """The repaired template, or its diff, as a file; ``?which=wider`` for a larger change."""
-    repair = named(check.report or {}).get(request.GET.get("which", "repair"))
+    repair = template_checks.repairs_of(check.report or {}).get(request.GET.get("which", "repair"))
     if not repair:
         raise Http404("This check has no such repair.")
     return _file(repair, kind)

@@ -12,6 +12,7 @@ from django import template
 from django.conf import settings
 from django.db.models import Model
 from django.template.context import Context
+from django.urls import reverse
 from django.utils.encoding import escape_uri_path
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -124,10 +125,8 @@ def setting_words(value: Any) -> str:
 def status_chip(status: str) -> SafeString:
     """A state as a word with a glyph, so that colour is never the only sign."""
     return format_html(
-        '<span class="chip status-{}"><span aria-hidden="true">{}</span> {}</span>',
-        status,
-        STATUS_GLYPHS.get(status, "·"),
-        status,
+        '<span class="chip status-{}"><span aria-hidden="true">{}</span> {}</span>', status,
+        STATUS_GLYPHS.get(status, "·"), status,
     )
 
 
@@ -311,3 +310,12 @@ def json_twin(context: Context) -> str:
     query = request.META.get("QUERY_STRING", "")
     path = "/runs" if request.path == "/" else escape_uri_path(request.path)
     return f"{path}.json{'?' + query if query else ''}"
+
+
+@register.simple_tag(takes_context=True)
+def template_probe(context: Context, kind: str, run: Run, trajectory: StoredTrajectory, step: int | None) -> str:
+    """The check of the step's template, tools and kwargs, at the probe of that kind; empty without a probe."""
+    request, probe = context.get("request"), KINDS[kind].probe if kind in KINDS else ""
+    if not probe or run.chat_template_id is None or request is None or not may_write(request):
+        return ""
+    return f"{reverse('templates')}?{urlencode({'trajectory': trajectory.code, 'step': step or 0, 'probe': probe})}"

@@ -18,7 +18,7 @@ from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 
-from inspector.html.text import text_html
+from rollout_inspector.text.html.text import text_html
 
 MAX_CHARACTERS = 20_000
 """A longer hostile text stays text: nesting and links cost more time than its length says."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-from django.utils.safestring import SafeString, mark_safe
 
-from inspector.html.text import bytes_text_html
-from inspector.html.tokens import TokenPainter, Tokens
+from rollout_inspector.diagnose.finding import Axis
 from rollout_inspector.streams.align import AlignedGroup, align_ids
-from rollout_inspector.streams.trajectory import Ids
+from rollout_inspector.streams.prefix import merge_steps
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Tokens, Trajectory, plain_tokens
+from rollout_inspector.text.html.text import bytes_text_html
+from rollout_inspector.text.html.tokens import Html, Marks, TokenPainter
+from rollouts.store.models import StoredFinding
 
 MAX_BOXES = 12
 """The most differing tokens of one side that are drawn."""
@@ -19,15 +21,15 @@ MARGIN = 4
 """A character has at most four bytes, so it reaches over at most so many tokens."""
 
 
-def marked(html: str, tag: str) -> SafeString:
+def marked(html: str, tag: str) -> Html:
     """Tokens that one side alone has: ``del`` where the other side lacks them, ``ins`` where it has them besides.
 
     ``html`` is escaped already. Of no tokens nothing is drawn.
     """
-    return mark_safe(f"<{tag}>{html}</{tag}>" if html else "")
+    return Html(f"<{tag}>{html}</{tag}>" if html else "")
 
 
-def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[SafeString, SafeString]:
+def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[Html, Html]:
     """Both sides of a difference. Tokens that the other side lacks stand in ``<del>`` and ``<ins>``."""
     if np.array_equal(left.ids, right.ids):  # another mask alone
         return painter.window(left), painter.window(right)
@@ -39,7 +41,7 @@ def marked_tokens(painter: TokenPainter, left: Tokens, right: Tokens) -> tuple[S
     )
 
 
-def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> SafeString:
+def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tuple[int, int, bool]]) -> Html:
     html = []
     for start, stop, equal in spans:
         if start < stop:
@@ -47,10 +49,10 @@ def _marked(painter: TokenPainter, tokens: Tokens, tag: str, spans: Iterable[tup
             part = tokens.slice(tokens.start + start - margin[0], tokens.start + stop + margin[1])
             window = painter.window(part, margin=margin)
             html.append(window if equal else marked(window, tag))
-    return mark_safe("".join(html))
+    return Html("".join(html))
 
 
-def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[SafeString, SafeString]:
+def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind: Ids) -> tuple[Html, Html]:
     """Both sides between the tokens that stand ``before`` and ``behind`` them. What differs is ``<del>`` and ``<ins>``.
 
     A side of more than ``MAX_BOXES`` tokens ends with the number of the others, and both sides end there.
@@ -72,7 +74,7 @@ def token_diff(painter: TokenPainter, left: Ids, right: Ids, before: Ids, behind
             html.append("<em>nothing</em>")
         n_more = len(ids) - MAX_BOXES
         html.append(f" <em>and {n_more:,} more</em>" if n_more > 0 else "")
-        sides.append(mark_safe("".join([*html, tail])))
+        sides.append(Html("".join([*html, tail])))
     return sides[0], sides[1]
 
 
@@ -82,3 +84,40 @@ def _boxes(painter: TokenPainter, ids: Ids) -> str:
         f"<i>{'' if piece is None else bytes_text_html(piece, spaces=True)}<small>{token_id}</small></i>"
         for token_id, piece in zip(ids.tolist(), pieces, strict=True)
     )
+
+
+BEFORE, BEHIND = 3, 2
+MAX_TOKENS = 8
+"""The most tokens of a fault that are drawn."""
+
+Strip = list[tuple[str, Html]]
+"""Name and HTML of each side."""
+
+
+def fault_strip(painter: TokenPainter, trajectory: Trajectory, finding: StoredFinding) -> Strip:
+    """Both sides of a break, or the faulty tokens of a row. Empty where the finding is about no tokens."""
+    tokens, expected = _stream(trajectory, finding), finding.expected_ids
+    expected = NO_IDS if expected is None else expected
+    start, stop = finding.start, min(finding.stop, finding.start + MAX_TOKENS)
+    if start == stop and not len(expected):
+        return []
+    if finding.axis == Axis.ROW and not len(expected):
+        around = tokens.slice(max(start - BEFORE, 0), stop + BEHIND)
+        return [("trained" if around.loss_mask.any() else "row", painter.window(around, Marks(((start, stop),))))]
+    is_whole = max(finding.stop - start, len(expected)) <= MAX_TOKENS
+    before, behind = tokens.ids[max(start - BEFORE, 0) : start], tokens.ids[stop : stop + BEHIND * is_whole]
+    sides = token_diff(painter, expected[:MAX_TOKENS], tokens.ids[start:stop], before, behind)
+    name = "template" if finding.axis == Axis.DELTA else "sampled"
+    return [(name, sides[0]), ("trained" if finding.axis == Axis.ROW else "read next", sides[1])]
+
+
+def _stream(trajectory: Trajectory, finding: StoredFinding) -> Tokens:
+    """The tokens that the place of a finding counts in."""
+    if finding.step_index is not None:
+        return plain_tokens(trajectory.steps[finding.step_index].stream)
+    index = finding.row_index or 0
+    if not trajectory.rows:
+        return plain_tokens(trajectory.steps[merge_steps(trajectory.steps)[index][-1]].stream)
+    row = trajectory.rows[index]
+    is_whole = len(row.loss_mask) == len(row.ids)
+    return plain_tokens(row.ids, mask=np.asarray(row.loss_mask, dtype=np.bool_) if is_whole else None)

@@ -11,12 +11,18 @@ from django.urls import reverse
 from inspector.html.charts import SHARES, highest_share, share_bars
 from inspector.html.inspector_tags import finding_title, plural
 from inspector.runs.cached_figures import cost_of
+from inspector.runs.jobs.ask_for_job import tell
 from inspector.runs.run_values import RunValues
 from inspector.runs.strategies import RunStrategies, strategies_of
-from inspector.web.access import reads_run
+from inspector.web.access import reads_run, writes_run
 from inspector.web.twins import Page, page
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.figures import percent_of, share
+from rollouts.jobs import damage
+from rollouts.jobs.broker import send_job
+from rollouts.jobs.launch import served_models
 from rollouts.store.models import Run
+from rollouts.store.runs.damage import run_damage
 from rollouts.store.runs.figures import KindCost, RunCost, TrainedTotals, slice_size
 from rollouts.store.runs.muted import muted_in
 
@@ -42,6 +48,8 @@ class KindLine(KindCost):
     """The trajectories that have this kind."""
     muted: bool
     """The project knows it in this run."""
+    damage: float | None
+    """The sum over its findings of share * relative error of the gradient; null = not measured."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,8 @@ class CostPage(Page):
     """Later steps with findings, which are left out."""
     along: list[dict[str, int]]
     """Trajectories with a finding in each of equal stretches of the run."""
+    damage: dict[str, Any]
+    """Trajectories that were ``measured``, and the ``mean`` and ``largest`` relative error of their gradients."""
     strategies: RunStrategies
     """What every other strategy would have made of the run."""
 
@@ -74,18 +84,21 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
     run_cost = cost_of(run, kind)
     here = reverse("run", args=[run.code])
     also = f"&finding={kind}" if kind else ""
+    damage_of_run = run_damage(run)
+    damages = damage_of_run.pop("kinds")
     slices = _slices(total, run_cost.along)
     data = CostPage(
         run=RunValues.of(run),
         finding=kind,
         totals={**asdict(run_cost.totals), "foreign": run_cost.totals.foreign},
         kinds=[
-            _kind(kind_cost, run.n_ended, run.n_sampled, here, kind_cost.kind in muted_in(run))
-            for kind_cost in run_cost.kinds
+            _kind(cost, run.n_ended, run.n_sampled, here, cost.kind in muted_in(run), damages.get(cost.kind))
+            for cost in run_cost.kinds
         ],
         by_step=[{"step": step, "trajectories": n} for step, n in run_cost.by_step],
         steps_beyond=run_cost.steps_beyond,
         along=[{"first": a, "last": b, "trajectories": n, "of": of} for a, b, n, of in slices],
+        damage=damage_of_run,
         strategies=strategies_of(run),
     )
     step_bars = share_bars([(f"step {step}", n, total, f"{here}?at={step}{also}") for step, n in run_cost.by_step])
@@ -105,11 +118,26 @@ def cost(request: HttpRequest, run: Run) -> HttpResponse:
         request, "runs/cost.html", data, charts=charts, sums=_sums(run_cost), totals_text=_totals_text(run_cost.totals),
         chosen=finding_title(kind) if kind else "",
         width=SHARES.width, base=SHARES.base, top=SHARES.top, bottom=SHARES.base + TICKS,
-        beyond=run_cost.steps_beyond,
+        beyond=run_cost.steps_beyond, models=list(served_models()),
     )
 
 
-def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> KindLine:
+@writes_run
+def measure(request: HttpRequest, run: Run) -> HttpResponse:
+    """Send a worker of a model to measure the damage of the run."""
+    back = reverse("run-cost", args=[run.code])
+    try:
+        job, is_new = damage.ask(run, request.POST.get("model", "").replace("\0", "")[:100], user=request.user)
+    except Refusal as error:
+        return tell(request, run, str(error), 422, back)
+    if is_new and (sentence := send_job(job)):
+        return tell(request, run, sentence, 503, back)
+    return tell(request, run, "A worker of the model measures the damage of this run.", 202, back, job)
+
+
+def _kind(
+    one: KindCost, total: int, sampled: int, here: str, muted: bool, damage_of_kind: float | None
+) -> KindLine:
     return KindLine(
         **asdict(one),
         title=finding_title(one.kind),
@@ -119,6 +147,7 @@ def _kind(one: KindCost, total: int, sampled: int, here: str, muted: bool) -> Ki
         wrong_percent=percent_of(one.trained_tokens_wrong or None, sampled),
         url=f"{here}?finding={one.kind}",
         muted=muted,
+        damage=damage_of_kind,
     )
 
 

@@ -43,6 +43,7 @@ COLUMNS = {
     "tokens": TrajectoryColumn("Tokens", "-n_tokens", ("shortest first", "longest first"), True, True),
     "sampled": TrajectoryColumn("Sampled", "-n_sampled", ("fewest sampled first", "most sampled first"), False, True),
     "trained": TrajectoryColumn("Trained", "-n_trained", ("fewest trained first", "most trained first"), True, True),
+    "damage": TrajectoryColumn("Damage", "-damage", ("least damage first", "most damage first"), False, True),
     "lost": TrajectoryColumn("Lost", "-n_lost", ("fewest lost first", "most lost first"), False, True),
 }
 """The columns of the list, in order; the first one is always shown."""

@@ -15,13 +15,13 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_safe
 
-from inspector.html.fault_strip import Strip, fault_strip
-from inspector.html.tokens import painter_of
+from inspector.html.token_diff import Strip, fault_strip
 from inspector.web.access import access, chosen_project, form_project
 from inspector.web.twins import Page, json_page, page, wants_json
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.diagnose.kinds import KINDS, FindingKind
 from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.html.tokens import painter_of
 from rollouts.gallery import CLEAN, EXAMPLES, FIRST, MISSING
 from rollouts.gallery.training_runs import TRAINING_RUNS
 from rollouts.jobs import gallery

@@ -12,13 +12,15 @@ from inspector.runs.training.gap_causes import GapCauseValues
 from inspector.web.twins import Page, from_columns
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams import figures
+from rollout_inspector.streams.trajectory import FORKED
 from rollouts.sampling.engines import engine_spec
 from rollouts.store.models import Run
 from rollouts.store.runs.gallery import KEY, TRAINING_KEY
 from rollouts.store.trajectories.pushed_trajectories import DIAGNOSED_TO
 
 BOOKKEEPING = (
-    "files", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY, DIAGNOSED_TO,
+    "files", "opened", "format", "use_recorded_tokenizer", "imported", "tool_calls_note", KEY, TRAINING_KEY,
+    DIAGNOSED_TO, FORKED,
 )
 """Settings that only the program needs."""
 

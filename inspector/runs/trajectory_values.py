@@ -63,6 +63,8 @@ class TrajectoryValues(Page):
     """Tokens under the gradient."""
     lost: int | None
     """Sampled tokens that no row trains as they were sampled; null = not known."""
+    damage: float | None
+    """Relative error of the gradient of its rows against that of what was sampled; null = not measured."""
     findings: int
     """Findings of every severity."""
     worst_severity: str

@@ -38,6 +38,7 @@ from rollouts.store.runs.runs import RunFilters, total_runs, visible_runs
 from rollouts.store.runs.tags import known_tags, tags_of
 
 RUNS_PER_PAGE = 25
+NO_PROJECT = "You are in no project yet, so there is nothing to see here. Ask an admin of a project to invite you."
 MAX_TAGS = 200
 """Tags that the filter of the list offers."""
 
@@ -53,6 +54,8 @@ def index(request: HttpRequest) -> HttpResponse:
         if params[name] and params[name] not in names_of:
             notices.append(f"There is no {name} “{params[name][:40]}”; it was left out. Known: {', '.join(names_of)}.")
             params[name] = ""
+    if not (access(request).is_server_admin or access(request).roles):
+        notices.append(NO_PROJECT)
     filters = RunFilters(params["text"], params["status"], params["kind"], params["project"], params["tag"])
     try:
         part = visible_runs(access(request), filters, params["after"], RUNS_PER_PAGE)

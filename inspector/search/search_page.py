@@ -12,10 +12,10 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
-from inspector.html.text import text_html
 from inspector.runs.run_values import RunValues
 from inspector.web.access import access
 from inspector.web.twins import Page
+from rollout_inspector.text.html.text import text_html
 from rollouts.jobs.search import INDEXES, SearchedPart, SearchHit, SearchQuestion, search
 from rollouts.store.models import Run
 from rollouts.store.runs.muted import muted_in_runs

@@ -1,11 +1,15 @@
 """Whether the database, Redis and a worker of each queue answer, and whether the disk has room."""
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from django.conf import settings
+from django.contrib.auth.decorators import login_not_required
 from django.core.cache import cache
 from django.db import connection
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 
 from rollouts.jobs.broker import redis_fault
 
@@ -93,3 +97,13 @@ def _disk() -> str:
         f"The disk of the data folder has {free >> 20} MB left. Imports, uploads and exports will fail: make room, "
         f"{MIN_FREE_BYTES >> 20} MB at least."
     )
+
+
+@login_not_required
+@never_cache
+@require_safe
+def health(request: HttpRequest) -> JsonResponse:
+    """Answers 200 when every part is well, 503 otherwise. Says nothing about the data."""
+    state = check_health()
+    body = {"status": "ok" if state.is_well else "degraded", **asdict(state)}
+    return JsonResponse(body, status=200 if state.is_well else 503)

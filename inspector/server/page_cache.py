@@ -6,10 +6,14 @@ Whoever reaches Redis can write there, so Django's own serializer, which reads p
 from __future__ import annotations
 
 import logging
+from functools import partialmethod
 from typing import Any, TypeVar
 
 import msgspec
 from django.core.cache import cache
+from django.core.cache.backends.locmem import LocMemCache
+
+from rollouts.jobs.broker import redis_fault
 
 log = logging.getLogger(__name__)
 
@@ -51,3 +55,20 @@ def keep(key: str, value: Any, seconds: int) -> None:
         cache.set(key, msgspec.to_builtins(value), seconds)
     except Exception as error:
         log.warning("not kept in the cache key=%s: %s", key, error)
+
+
+class RequestCounts(LocMemCache):
+    """How often something was tried: counted in Redis; while that takes no count, in the memory of each web process."""
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            return getattr(cache, method)(*arguments, **options)
+        except ValueError:
+            raise
+        except Exception as error:
+            log.warning("tries are counted by this process alone: %s", redis_fault(error))
+            return getattr(super(), method)(*arguments, **options)
+
+    add = partialmethod(_ask, "add")  # type: ignore[assignment]
+    incr = partialmethod(_ask, "incr")  # type: ignore[assignment]
+    get = partialmethod(_ask, "get")  # type: ignore[assignment]

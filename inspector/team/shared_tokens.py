@@ -8,11 +8,11 @@ from datetime import datetime
 
 from django.http import Http404, HttpRequest, HttpResponse
 
-from inspector.html.tokens import painter_of
 from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens.page_queries import read_tokens, table_of
-from inspector.trajectories.tokens.token_window import TokenFields, window_tokens
+from inspector.trajectories.tokens.tokens_page import TokenFields, window_tokens
 from inspector.web.twins import Page, page
+from rollout_inspector.text.html.tokens import painter_of
 from rollouts.store.models import ShareLink, StoredTrajectory
 from rollouts.store.trajectories.trajectory_parts import rows_and_steps
 

@@ -13,18 +13,19 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from inspector.html.markdown import hostile_markdown
-from inspector.html.text import text_html
 from inspector.trajectories.place import PagePlace, View
 from inspector.trajectories.tokens import page_queries as reads
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings
+from inspector.trajectories.tokens.turns import Turn
 from rollout_inspector.diagnose.finding import Severity
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.dropped_text import unheld_tokens
 from rollout_inspector.streams.figures import trained_words
-from rollout_inspector.streams.message_view import Media, Said, media_of, media_parts
+from rollout_inspector.streams.messages import ChatMessage, Media, media_of, media_parts
 from rollout_inspector.streams.roles import role_turns
 from rollout_inspector.streams.row_places import place_in_row
 from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.text.html.text import text_html
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
@@ -64,6 +65,8 @@ class MessagePlace:
     row: int
     start: int
     """Where its tokens begin."""
+    turn: int = 0
+    """The number of its turn, as the tokens page counts; 0 where the trajectory is too long to be counted."""
     is_near: bool = False
     """It is the nearest message: none holds the token that the reader came from."""
 
@@ -165,20 +168,17 @@ class ChatPainter:
     """Draws the steps of one page. Two queries: findings, and the arrays of the steps; more where a row has its own."""
 
     def __init__(
-        self,
-        trajectory: models.StoredTrajectory,
-        rows: Sequence[RowSummary],
-        steps: Sequence[StepSummary],
-        shown: Sequence[int],
-        at: tuple[int, int] | None,
-        as_markdown: bool = False,
+        self, trajectory: models.StoredTrajectory, rows: Sequence[RowSummary], steps: Sequence[StepSummary],
+        shown: Sequence[int], at: tuple[int, int] | None, as_markdown: bool = False,
     ) -> None:
         self.trajectory, self.at = trajectory, at
         self.markdown_left = MARKDOWN_CHARACTERS if as_markdown else None
         """Characters that may still be drawn as Markdown; None: all is shown as text."""
         self.places: list[tuple[int, DrawnMessage]] = []
         """First token and message of each place in the row of ``at``."""
-        self.steps = {step.index: step for step in steps}
+        self.steps, self.rows = {step.index: step for step in steps}, {row.index: row for row in rows}
+        self.turns: dict[int, list[Turn]] = {}
+        """Row -> its turns."""
         self.follows = {row.index: row for row in rows if row.follows_steps}
         self.trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}
         """Step -> the row with arrays of its own that trains it."""
@@ -201,8 +201,10 @@ class ChatPainter:
         self.in_messages: set[int] = set()
         """Numbers of the findings that a message shows."""
 
-    def step(self, index: int, said: Sequence[Said], reply: Said | None, note: str, numbers: Mapping[int, int],
-             echo: Said | None) -> DrawnStep:
+    def step(
+        self, index: int, said: Sequence[ChatMessage], reply: ChatMessage | None, note: str,
+        numbers: Mapping[int, int], echo: ChatMessage | None,
+    ) -> DrawnStep:
         """A step. ``said``: its new messages; ``echo``: the message among them that repeats the parent's reply."""
         drawn_step = DrawnStep(index)
         summary = self.steps.get(index)
@@ -251,7 +253,8 @@ class ChatPainter:
         return next((step for step, row in self.trained_in.items() if row.index == item.drawn_row), None)
 
     def _reply(
-        self, drawn: DrawnStep, summary: StepSummary | None, reply: Said | None, note: str, numbers: Mapping[int, int]
+        self, drawn: DrawnStep, summary: StepSummary | None, reply: ChatMessage | None, note: str,
+        numbers: Mapping[int, int],
     ) -> None:
         tokens = self.arrays.get(drawn.index)
         ids = tokens.tokens.completion_ids if tokens else None
@@ -263,7 +266,7 @@ class ChatPainter:
             if not summary or not summary.completion_length:
                 return
             note = "decoded from the sampled ids: the source holds no message of it"
-            reply = Said("assistant", [decoded] if decoded else [])
+            reply = ChatMessage("assistant", [decoded] if decoded else [])
         drawn.reply = self._message(drawn.index, reply, numbers, "")
         drawn.reply.note = note
         self.calls[drawn.index] = drawn.reply.calls
@@ -281,7 +284,7 @@ class ChatPainter:
                     for text, first, stop in lost[:MAX_UNHELD]
                 ]
 
-    def _message(self, step: int, said: Said, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
+    def _message(self, step: int, said: ChatMessage, numbers: Mapping[int, int], media_tokens: str) -> DrawnMessage:
         texts = []
         for text in said.texts:
             medium = media_of(text)
@@ -294,13 +297,10 @@ class ChatPainter:
             url = reverse("trajectory-media", args=at) if number is not None and medium.n_bytes else ""
             texts.append(Text(media=medium, media_url=url, media_tokens=media_tokens))
         return DrawnMessage(
-            said.role,
-            f"result of {said.name}" if said.is_result and said.name else said.name,
-            texts,
+            said.role, f"result of {said.name}" if said.is_result and said.name else said.name, texts,
             [self._as_markdown(t, False, "reasoning") or _text(t, "reasoning", True, 0) for t in said.reasoning],
             [DrawnCall(call.id, html_of(call.name), _arguments(call.arguments)) for call in said.calls],
-            [(name, html_of(_json(value))) for name, value in said.others.items()],
-            said.is_error,
+            [(name, html_of(_json(value))) for name, value in said.others.items()], said.is_error,
         )
 
     def _as_markdown(self, value: Any, is_result: bool, fold: str = "") -> Text | None:
@@ -332,12 +332,12 @@ class ChatPainter:
         if message.place and message.place.url and self.at is not None and message.place.row == self.at[0]:
             self.places.append((message.place.start, message))
 
-    def _ranges(self, index: int, said: Sequence[Said]) -> list[tuple[int, int]]:
+    def _ranges(self, index: int, said: Sequence[ChatMessage]) -> list[tuple[int, int]]:
         """The tokens of each message that a step read, by the role headers in its ids; empty when they do not fit."""
         summary, step_arrays = self.steps.get(index), self.arrays.get(index)
         if summary is None or step_arrays is None or not said or self.table is None:
             return []
-        start, ids = summary.shared_length, step_arrays.tokens.delta_ids
+        start, ids = 0 if summary.parent is None else summary.shared_length, step_arrays.tokens.delta_ids
         turns = role_turns(ids, special_tokens(self.table, ids), self.table.token_bytes)
         if turns and turns[-1][2] == "assistant" and said[-1].role != "assistant":
             turns = turns[:-1]  # the generation prompt
@@ -380,7 +380,17 @@ class ChatPainter:
             url = self._url(row_shown, start, stop)
         at = self.at
         is_here = bool(url) and at is not None and at[0] == row_shown and start <= at[1] < stop
-        return MessagePlace(words, trained, url, places_in_row, is_here, row_shown, start)
+        return MessagePlace(
+            words, trained, url, places_in_row, is_here, row_shown, start, self._turn(row_shown, start) if url else 0
+        )
+
+    def _turn(self, row: int, start: int) -> int:
+        """The number of the turn that holds a token of a row. Two queries for each row of the page."""
+        if row not in self.turns:
+            is_short = self.rows[row].n_tokens <= MAX_READ_TOKENS
+            steps = list(self.steps.values())
+            self.turns[row] = reads.read_turns(self.trajectory, self.rows[row], steps, []) if is_short else []
+        return next((turn.number for turn in self.turns[row] if turn.start <= start < turn.stop), 0)
 
     def _in_trained_row(self, index: int, start: int, stop: int) -> tuple[int, int, int, str] | None:
         """Row, start and stop of the tokens that stand in a trained row for those of a step, and how many are trained.
@@ -426,7 +436,7 @@ def media_numbers(bodies: Sequence[Any]) -> dict[int, int]:
     return {id(part): n for n, part in enumerate(part for body in bodies for part in media_parts(body))}
 
 
-def _answered(said: Said, calls: Sequence[DrawnCall]) -> DrawnCall | None:
+def _answered(said: ChatMessage, calls: Sequence[DrawnCall]) -> DrawnCall | None:
     """The call that a result answers: by its id, else the first of its name that has no result."""
     if said.result_of:
         return next((call for call in calls if call.id == said.result_of), None)

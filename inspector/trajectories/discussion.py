@@ -56,8 +56,7 @@ class CommentValues(Page):
         reader, project = access(request), comment.trajectory.run.project_id
         is_own = comment.author_id is not None and comment.author_id == reader_of(request)
         return replace(
-            cls.to_read(comment),
-            may_edit=is_own and reader.may(project, Role.MEMBER),
+            cls.to_read(comment), may_edit=is_own and reader.may(project, Role.MEMBER),
             may_delete=reader.may(project, Role.MEMBER if is_own else Role.ADMIN),
         )
 

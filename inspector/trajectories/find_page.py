@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens import page_queries as data
+from inspector.trajectories.tokens.tokens_page import TokenText, token_texts
 from inspector.web.twins import Page
+from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories.trajectory_parts import RowSummary
+from rollouts.store.trajectories import engine_columns
+from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MAX_PLACES = 2000
 """The most places that one answer names."""
@@ -62,3 +66,66 @@ def find_page(trajectory: StoredTrajectory, row: RowSummary | None, text: str) -
     tokens = data.read_tokens(trajectory, row, 0, row.n_tokens)
     n, places = find_text(table, tokens.ids, text)
     return FoundPlaces(row.index, text, n, places, "")
+
+
+@dataclass(frozen=True)
+class TokenAlternatives(Page):
+    """What an engine told beside one sampled token."""
+
+    row: int
+    """The index of the row."""
+    offset: int
+    """The token, as its offset in the row."""
+    sampled: TokenText | None
+    """The token that was sampled; None when its log-probability was not recorded."""
+    rank: int | None
+    """Its place among the alternatives, from 1; None when it is not among them."""
+    alternatives: list[TokenText]
+    """The likeliest tokens at its place, likeliest first."""
+    entropy: float | None
+    """In nats, of the whole distribution; None when the engine did not know it."""
+    entropy_at_least: float | None
+    """In nats, what follows from the alternatives alone; None when the entropy is known."""
+    behind_likeliest: float | None
+    """In nats, how far the sampled token stands behind the likeliest one."""
+    missing: str
+    """Why there are no alternatives; empty when there are some."""
+
+
+def alternatives_page(
+    trajectory: StoredTrajectory, row: RowSummary | None, steps: list[StepSummary], place: PagePlace
+) -> TokenAlternatives:
+    """The alternatives of the first token that the address marks. The number of queries is fixed."""
+    offset = place.mark[0] if place.mark else 0
+    if row is None or place.mark is None or place.notices:
+        return _nothing(place.row, offset, " ".join(place.notices) or "No token was named: add ?row=0&t=OFFSET.")
+    of_engine = engine_columns.beside_token(engine_columns.parts_with_alternatives(trajectory, row, steps), offset)
+    if of_engine is None:
+        return _nothing(place.row, offset, _why(row, steps, offset))
+    logprob, alternative_ids, logprobs, columns = of_engine
+    token_id = int(data.read_tokens(trajectory, row, offset, offset + 1, steps).ids[0])
+    table, _ = data.table_of(trajectory.run.tokenizer)
+    sampled = None
+    if logprob is not None:
+        (sampled,) = token_texts(table, ids_array([token_id]), np.array([logprob]))
+    ids = alternative_ids.tolist()
+    return TokenAlternatives(
+        row.index, offset, sampled, ids.index(token_id) + 1 if token_id in ids else None,
+        token_texts(table, alternative_ids, logprobs), columns.get(engine_columns.ENTROPY),
+        columns.get(engine_columns.AT_LEAST), columns.get(engine_columns.BEHIND), "",
+    )
+
+
+def _nothing(row: int, offset: int, missing: str) -> TokenAlternatives:
+    return TokenAlternatives(row, offset, None, None, [], None, None, None, missing)
+
+
+def _why(row: RowSummary, steps: list[StepSummary], offset: int) -> str:
+    own = [step for step in steps if step.index in row.steps]
+    if not row.follows_steps and not own:
+        return "This row has tokens of its own, and its source names no step that sampled them."
+    if not row.follows_steps and any(step.n_alternatives for step in own):
+        return "This token does not stand as a step sampled it, or the trajectory is too long to tell."
+    if row.follows_steps and not any(0 <= offset - step.prompt_length < step.completion_length for step in own):
+        return "No step of this row sampled this token, so it has no alternatives."
+    return "No alternatives were kept for this step. A launch keeps them with “Alternatives per token”."

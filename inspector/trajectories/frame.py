@@ -195,11 +195,8 @@ def waiting_words(job: Job) -> str:
 
 
 def work_state(
-    trajectory: StoredTrajectory,
-    missing: Callable[[StoredTrajectory], Refusal | None],
-    find: Callable[[], Any],
-    live: str,
-    unasked: str,
+    trajectory: StoredTrajectory, missing: Callable[[StoredTrajectory], Refusal | None], find: Callable[[], Any],
+    live: str, unasked: str,
 ) -> tuple[str, Any, str]:
     """How far what a worker makes for a page is, its record, and a sentence.
 
@@ -240,6 +237,8 @@ def header_fields(trajectory: StoredTrajectory, run: Run, group_url: str) -> lis
     sampled = f"{trajectory.n_sampled:,} sampled" if trajectory.n_steps else ""
     facts.append(HeaderField("tokens", f"{trajectory.n_tokens:,}", sampled))
     facts.append(HeaderField("trained", f"{trajectory.n_trained:,}", *_trained_note(trajectory)))
+    damage = "not measured" if trajectory.damage is None else f"{trajectory.damage:.3g}"
+    facts.append(HeaderField("damage", damage, "" if trajectory.damage is None else "of the gradient", is_more=True))
     if run.model:
         facts.append(HeaderField("model", run.model, run.engine, is_more=True))
     facts.append(HeaderField("tokenizer", run.tokenizer.name if run.tokenizer else "none", is_more=True))

@@ -63,11 +63,8 @@ def find_siblings(trajectory: StoredTrajectory, params: QueryDict, here: str, re
     place = _place(trajectory, filters) if is_numbered else "numbered when the import has ended"
     return Siblings(
         previous_url=reverse(name, args=[before.code]) + query if before else "",
-        next_url=reverse(name, args=[after.code]) + query if after else "",
-        at=place,
-        keep_query=filters.query(),
-        filter_text=words,
-        clear_url=reverse(name, args=[trajectory.code]),
+        next_url=reverse(name, args=[after.code]) + query if after else "", at=place, keep_query=filters.query(),
+        filter_text=words, clear_url=reverse(name, args=[trajectory.code]),
         list_url=reverse("run", args=[run.code]) + filters.query(),
         group_url=group_url(run.code, trajectory.group) if trajectory.group else "",
     )

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from django.contrib.staticfiles import finders
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.utils import timezone
-from django.utils.safestring import SafeString, mark_safe
+from django.utils.safestring import mark_safe
 
 from inspector.trajectories.discussion import CommentValues, Discussion, discussion_of
 from inspector.trajectories.frame import HeaderField, header_fields
@@ -30,6 +27,7 @@ from inspector.trajectories.tokens.token_view import PagePart, TokenView, at_pla
 from inspector.web.access import reads_trajectory
 from inspector.web.twins import whole_number
 from rollout_inspector.diagnose import VERSION
+from rollout_inspector.opened.drawing import styles
 from rollout_inspector.refusal import Refusal
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import diagnosed_at
@@ -49,8 +47,6 @@ MAX_ROWS = 8
 LENS = "origin"
 """The lens of a file that names none: the fill tells the origin, and the lines tell mask and findings."""
 
-STYLES = ("base", "tokens", "trajectory", "offline")
-
 
 @dataclass(frozen=True)
 class OfflineFile:
@@ -65,16 +61,6 @@ class OfflineFile:
     """The numbers of the findings whose cards it holds."""
     is_whole: bool
     """It holds every token of every row, and every finding."""
-
-
-@cache
-def _styles() -> SafeString:
-    """The style sheets of the reader as one text. They are ours and hold no ``<``."""
-    paths = [finders.find(f"css/{name}.css") for name in STYLES]
-    text = "\n".join(Path(str(path)).read_text(encoding="utf-8") for path in paths)
-    if "<" in text:
-        raise ValueError("A style sheet holds a <, which could end the style element of a file.")
-    return mark_safe(text)
 
 
 def offline_file(
@@ -125,7 +111,7 @@ def offline_file(
         "discussion": Discussion(_comments(readers, comments), False),
         "lanes": {} if finding is not None or row is not None else _lanes(view, readers),
         "left_out": _left_out(view, readers),
-        "styles": _styles(),
+        "styles": mark_safe(styles()),
     }
     name = f"trajectory-{trajectory.code}" + (f"-finding-{finding.number}" if finding else "")
     name += f"-row-{row}" if row is not None and not finding else ""

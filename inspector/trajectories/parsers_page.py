@@ -60,13 +60,8 @@ def parsers_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
         notices, step = [f"There is no step {step:,} here: {there}."], 0
     state, audit, words = audit_state(trajectory, step)
     page = ParsersPage(
-        **head_of(trajectory),
-        step=step,
-        n_steps=trajectory.n_steps,
-        lossy_steps=lossy,
-        reply_check=(trajectory.checks or {}).get("reply"),
-        state=state,
-        why=words or None,
+        **head_of(trajectory), step=step, n_steps=trajectory.n_steps, lossy_steps=lossy,
+        reply_check=(trajectory.checks or {}).get("reply"), state=state, why=words or None,
         audit=audit.report if audit is not None and state == "done" else None,
     )
     here = reverse("trajectory-parsers", args=[trajectory.code])

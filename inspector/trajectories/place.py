@@ -105,11 +105,8 @@ def read_range(text: str) -> tuple[int, int] | None:
 
 
 def read_place(
-    params: Mapping[str, str],
-    row_lengths: Sequence[int],
-    keep: Iterable[str] = (),
-    columns: Mapping[int, Sequence[str]] | None = None,
-    fault: DrawnFinding | None = None,
+    params: Mapping[str, str], row_lengths: Sequence[int], keep: Iterable[str] = (),
+    columns: Mapping[int, Sequence[str]] | None = None, fault: DrawnFinding | None = None,
 ) -> PagePlace:
     """The place that query parameters name. Never raises: a wrong value is corrected, and ``notices`` says so.
 

@@ -6,11 +6,13 @@ A page shows a few steps. The texts of a page have at most two million character
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from django.http import HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.safestring import SafeString
 
@@ -25,11 +27,12 @@ from inspector.trajectories.conversation import (
     step_of_place,
 )
 from inspector.trajectories.frame import MAX_PLACE, TrajectoryHead, head_of
-from inspector.trajectories.step_time import time_words
+from inspector.web.access import reads_trajectory
 from inspector.web.twins import wants_json, whole_number
 from rollout_inspector.formats import lacks_of
-from rollout_inspector.streams.message_view import Said, messages_in, reply_in, without_data
+from rollout_inspector.streams.messages import ChatMessage, media_data, media_parts, messages_in, reply_in, without_data
 from rollouts.store import models
+from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import trajectory_parts
 
 STEPS = 20
@@ -102,20 +105,15 @@ def record_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tu
     row_fields = [(index, bodies[key]) for index, key in rows]
     recorded_steps = [_step(step, bodies) for step in steps]
     page = RecordPage(
-        **head_of(trajectory),
-        lacks=lacks_of(trajectory.run.format),
-        first_step=first,
-        n_steps=trajectory.n_steps,
-        notices=notices,
-        fields=_plain(fields),
+        **head_of(trajectory), lacks=lacks_of(trajectory.run.format), first_step=first, n_steps=trajectory.n_steps,
+        notices=notices, fields=_plain(fields),
         rows=[{"index": index, "fields": _plain(value)} for index, value in row_fields],
         steps=_plain(recorded_steps[:STEPS]),
     )
     here = reverse("trajectory-record", args=[trajectory.code])
     # A script asks for the values alone.
     chat = None if wants_json(request) else ChatPainter(
-        trajectory, rows_of, summaries, [step["index"] for step in recorded_steps[:STEPS]], at,
-        as_markdown,
+        trajectory, rows_of, summaries, [step["index"] for step in recorded_steps[:STEPS]], at, as_markdown,
     )
     drawn_steps = _drawn(chat, summaries, recorded_steps) if chat else []
     if chat and (sentence := chat.mark_nearest()):
@@ -195,12 +193,12 @@ def _drawn(
     parents = {summary.index: summary.parent for summary in summaries}
     n_sampled_of = {summary.index: summary.completion_length for summary in summaries}
     # What a reply was, as the first request after it holds it.
-    sent_back: dict[int, Said] = {}
+    sent_back: dict[int, ChatMessage] = {}
     for step in reversed(steps):
         parent, messages = parents.get(step["index"]), read[step["index"]][0]
         if parent is not None and messages and messages[0].role == "assistant" and not messages[0].is_result:
             sent_back[parent] = messages[0]
-    messages_by_key: dict[int, Said] = {}
+    messages_by_key: dict[int, ChatMessage] = {}
     chat_steps = []
     for step in steps[:STEPS]:
         index = step["index"]
@@ -226,7 +224,7 @@ def _drawn(
     return chat_steps
 
 
-def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
+def _messages(step: Mapping[str, Any]) -> tuple[list[ChatMessage], Any]:
     """The new messages of a step, and its fields without those that hold the messages."""
     fields = step.get("fields", {})
     messages = _said(step.get("messages"))
@@ -237,24 +235,24 @@ def _messages(step: Mapping[str, Any]) -> tuple[list[Said], Any]:
     return messages, fields
 
 
-def _said(value: Any) -> list[Said]:
+def _said(value: Any) -> list[ChatMessage]:
     if isinstance(value, _Clipped):
-        return [Said("messages", [value.start], others={CUT: _cut(value)})]
+        return [ChatMessage("messages", [value.start], others={CUT: _cut(value)})]
     return messages_in(value)
 
 
-def _reply(step: Mapping[str, Any], sent_back: Said | None) -> tuple[Said | None, str]:
+def _reply(step: Mapping[str, Any], sent_back: ChatMessage | None) -> tuple[ChatMessage | None, str]:
     """What a step said, and where that is known from."""
     reply_body = step.get("reply")
     if isinstance(reply_body, _Clipped):
-        return Said("assistant", [reply_body.start], others={CUT: _cut(reply_body)}), ""
+        return ChatMessage("assistant", [reply_body.start], others={CUT: _cut(reply_body)}), ""
     if (reply := reply_in(reply_body)) is not None:
         return reply, ""
     if "text" in step:
         text = step["text"]
         whole = text.start if isinstance(text, _Clipped) else text if isinstance(text, str) else json.dumps(text)
         others = {CUT: _cut(text)} if isinstance(text, _Clipped) else {}
-        return Said("assistant", [whole], others=others), TEXT_NOTE
+        return ChatMessage("assistant", [whole], others=others), TEXT_NOTE
     return sent_back, "as the next request holds it" if sent_back else ""
 
 
@@ -292,3 +290,93 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+_SECONDS = (
+    "e2e_latency", "latency_s", "latency_seconds", "duration_s", "duration_seconds", "elapsed_s", "elapsed_seconds",
+    "generation_seconds",
+)
+"""``e2e_latency`` is the word of SGLang."""
+_MILLISECONDS = ("latency_ms", "duration_ms", "elapsed_ms", "generation_ms", "predicted_ms")
+"""``predicted_ms`` is the word of llama.cpp."""
+_BEGINS = ("started_at", "start_time", "created_at", "timestamp", "created")
+_ENDS = ("finished_at", "ended_at", "end_time", "completed_at")
+_DEPTH = 3
+_UNIX = range(1_000_000_000, 10_000_000_000)
+"""Seconds since 1970 from 2001 to 2286; a number outside is of another unit."""
+
+
+def time_words(fields: Any, n_sampled: int) -> list[str]:
+    """How long a step took, its tokens per second and its moment in UTC, as far as its fields say it."""
+    values: dict[str, Any] = {}
+    for name, value in _named(fields, _DEPTH):
+        values.setdefault(name, value)
+    begin, end = (next(filter(None, (_moment(values.get(name)) for name in names)), None) for names in (_BEGINS, _ENDS))
+    seconds = next((number for name in _SECONDS if (number := _number(values.get(name)))), None) or next(
+        (number / 1000 for name in _MILLISECONDS if (number := _number(values.get(name)))), None
+    )
+    if seconds is None and begin and end and begin < end:
+        seconds = (end - begin).total_seconds()
+    words = []
+    if seconds is not None:
+        words.append(f"{seconds:.2g} s" if seconds < 1 else f"{seconds:,.1f} s")
+        if n_sampled:
+            words.append(f"{n_sampled / seconds:,.1f} tokens per second")
+    return [*words, f"{begin:%Y-%m-%d %H:%M:%S} UTC"] if begin else words
+
+
+def _named(value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """The fields of a value by name, the outer ones first."""
+    if isinstance(value, Mapping) and depth:
+        yield from value.items()
+        for item in value.values():
+            yield from _named(item, depth - 1)
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) and 0 < value < 1e9 else None
+
+
+def _moment(value: Any) -> datetime | None:
+    if isinstance(value, (int, float)) and math.isfinite(value) and int(value) in _UNIX:
+        return datetime.fromtimestamp(value, UTC)
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) and len(value) < 60 else None
+        return None if moment is None or moment.tzinfo is None else moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+
+
+_STARTS = (
+    (b"\x89PNG\r\n\x1a\n", "image/png", "png"), (b"\xff\xd8\xff", "image/jpeg", "jpg"), (b"GIF87a", "image/gif", "gif"),
+    (b"GIF89a", "image/gif", "gif"), (b"ID3", "audio/mpeg", "mp3"), (b"\xff\xfb", "audio/mpeg", "mp3"),
+)
+_RIFF = {b"WEBP": ("image/webp", "webp"), b"WAVE": ("audio/wav", "wav")}
+BODIES = ("messages_new__body", "reply__body", "extra__body")
+"""The values of a step in which media parts are counted, in this order."""
+
+
+def type_of(data: bytes) -> tuple[str, str]:
+    """Media type and end of a file name, by the first bytes; any other data is a download without a type."""
+    if data[:4] == b"RIFF" and data[8:12] in _RIFF:
+        return _RIFF[data[8:12]]
+    return next(((kind, end) for start, kind, end in _STARTS if data.startswith(start)), ("", "bin"))
+
+
+@reads_trajectory
+def media(request: HttpRequest, trajectory: StoredTrajectory, step: int, number: int) -> HttpResponse:
+    """The data of one media part. 404 for a link, and for data that is no base64."""
+    bodies = trajectory_parts.step_bodies(trajectory, step, BODIES) if step < trajectory.n_steps else []
+    media_found = [part for body in bodies if body for part in media_parts(json.loads(body))]
+    data = media_data(media_found[number]) if number < len(media_found) else None
+    if data is None:
+        raise Http404("This step holds no such data.")
+    kind, end = type_of(data)
+    response = HttpResponse(data, content_type=kind or "application/octet-stream")
+    how = "inline" if kind else "attachment"
+    response["Content-Disposition"] = f'{how}; filename="{trajectory.code}_{step}_{number}.{end}"'
+    response["X-Content-Type-Options"] = "nosniff"
+    response["Content-Security-Policy"] = "default-src 'none'; sandbox"
+    response["Cache-Control"] = "private, no-store"
+    return response

@@ -30,14 +30,10 @@ def finding_script(request: HttpRequest, trajectory: Stored, number: int) -> Htt
     (value,) = load_trajectories([trajectory])
     try:
         text = script(
-            _value(stored),
-            value,
-            tokenizer=tokenizer.source if tokenizer is not None and from_hub else "",
+            _value(stored), value, tokenizer=tokenizer.source if tokenizer is not None and from_hub else "",
             revision=tokenizer.revision if tokenizer is not None else "",
             named=(tokenizer.name, tokenizer.sha256) if tokenizer is not None and not from_hub else None,
-            chat_template=_template(run, value, stored),
-            name=name,
-            title=title_of(stored.kind),
+            chat_template=_template(run, value, stored), name=name, title=title_of(stored.kind),
         )
     except Refusal as error:
         raise Http404(str(error)) from error
@@ -59,14 +55,7 @@ def _template(run: models.Run, value: Trajectory, stored: models.StoredFinding) 
 
 def _value(stored: models.StoredFinding) -> Finding:
     return Finding(
-        Axis(stored.axis),
-        stored.kind,
-        Severity(stored.severity),
-        step=stored.step_index,
-        row=stored.row_index,
-        start=stored.start,
-        stop=stored.stop,
-        expected_ids=stored.expected_ids,
-        actual_ids=stored.actual_ids,
+        Axis(stored.axis), stored.kind, Severity(stored.severity), step=stored.step_index, row=stored.row_index,
+        start=stored.start, stop=stored.stop, expected_ids=stored.expected_ids, actual_ids=stored.actual_ids,
         evidence=stored.evidence,
     )

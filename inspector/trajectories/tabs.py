@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspector.trajectories.compare.compare_page import compare_page
 from inspector.trajectories.compare.deltas_page import deltas_page
 from inspector.trajectories.compare.strategies_page import strategies_page
+from inspector.trajectories.forks_page import forks_page
 from inspector.trajectories.frame import Tab
 from inspector.trajectories.parsers_page import parsers_page
 from inspector.trajectories.record_page import record_page
@@ -33,6 +34,14 @@ TABS = (
         parsers_page,
         is_kept=False,
         is_offered=lambda trajectory: bool(trajectory.n_steps) and not is_text_only(trajectory),
+    ),
+    Tab(
+        "forks",
+        "What if",
+        "what if",
+        forks_page,
+        is_kept=False,
+        is_offered=lambda trajectory: not is_text_only(trajectory),
     ),
     Tab("strategies", "Strategies", "strategies", strategies_page, is_kept=False),
 )

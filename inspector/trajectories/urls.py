@@ -8,8 +8,8 @@ from django.urls import URLPattern, path
 
 from inspector.trajectories import comment_views, offline_page, reproduce_views, views
 from inspector.trajectories.frame import Tab
+from inspector.trajectories.record_page import media
 from inspector.trajectories.tabs import TABS
-from inspector.trajectories.tokens import media
 from inspector.web.twins import twins
 
 
@@ -30,11 +30,12 @@ urlpatterns = [
     path("trajectories/<code:code>/find.json", views.find, name="trajectory-find"),
     path("trajectories/<code:code>/file.html", offline_page.offline_page, name="trajectory-file"),
     path("trajectories/<code:code>/findings/<int:number>.py", reproduce_views.finding_script, name="finding-script"),
-    path("trajectories/<code:code>/media/<int:step>/<int:number>", media.media, name="trajectory-media"),
+    path("trajectories/<code:code>/media/<int:step>/<int:number>", media, name="trajectory-media"),
     *twins("trajectories/<code:code>/seen", views.seen, name="seen"),
     *twins("trajectories/<code:code>/comments", comment_views.comments, name="comments"),
     *twins("trajectories/<code:code>/comments/<code:comment>", comment_views.comment, name="comment"),
     *tab_urls(TABS),
+    *twins("trajectories/<code:code>/forks/new", views.new_fork, name="fork-new"),
     path("trajectories/<code:code>/parsers/again", views.parsers_again, name="trajectory-audit"),
     path("trajectories/<code:code>/strategies/again", views.strategies_again, name="trajectory-replay"),
 ]

@@ -17,17 +17,15 @@ from django.urls import reverse
 from django.utils.cache import get_conditional_response
 from django.views.decorators.http import require_POST
 
-from inspector.trajectories import tabs
-from inspector.trajectories.alternatives_page import alternatives_page
+from inspector.trajectories import forks_page, tabs
 from inspector.trajectories.discussion import Discussion, discussion_of
-from inspector.trajectories.find_page import find_page
+from inspector.trajectories.find_page import alternatives_page, find_page
 from inspector.trajectories.frame import Tab, fingerprint, frame_of, shows_one
 from inspector.trajectories.place import read_place
 from inspector.trajectories.tokens.finding_groups import kinds_in_run
 from inspector.trajectories.tokens.reader import Reader
 from inspector.trajectories.tokens.token_view import PagePart, read_token_view
-from inspector.trajectories.tokens.token_window import card_columns
-from inspector.trajectories.tokens.tokens_page import trajectory_page
+from inspector.trajectories.tokens.tokens_page import card_columns, trajectory_page
 from inspector.web.access import (
     found_or_404,
     reads_trajectory,
@@ -38,8 +36,10 @@ from inspector.web.access import (
 )
 from inspector.web.response_parts import page_in_parts
 from inspector.web.twins import error_page, is_fragment, json_page, page, wants_json, whole_number
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import parser_comparison
 from rollouts.jobs.broker import send_job
+from rollouts.jobs.forks import fork
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import cancel_job
@@ -72,8 +72,8 @@ def conditional(view: View) -> View:
 
     @wraps(view)
     def wrapped(request: HttpRequest, trajectory: StoredTrajectory, *args: Any, **kwargs: Any) -> HttpResponse:
-        # A page that says something once is not kept, or it would say it again.
-        if is_active(trajectory) or len(get_messages(request)):
+        # A page that says something once is not kept, or it would say it again; nor is one that shows work.
+        if is_active(trajectory) or len(get_messages(request)) or request.GET.get("side") == "repair":
             response = view(request, trajectory, *args, **kwargs)
             response["Cache-Control"] = "no-store"
             return response
@@ -218,6 +218,28 @@ def tab_view(tab: Tab) -> View:
     return reads_trajectory((conditional if tab.is_kept else _not_kept)(view))
 
 
+@writes_trajectory
+def new_fork(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
+    """Continue a trajectory from a token, or from both sides of a finding."""
+    form = forks_page.ForkForm(trajectory.run, request.POST)
+    if form.is_valid():
+        try:
+            runs = fork(trajectory, form.settings(), request.user)
+        except Refusal as refusal:
+            for name, sentence in getattr(refusal, "problems", {"": refusal.sentence}).items():
+                form.add_error(name if name in form.fields else None, sentence)
+        else:
+            if wants_json(request):
+                return json_page({"runs": [run.code for run in runs]}, 201)
+            return redirect(reverse("trajectory-forks", args=[trajectory.code]) + "#forks")
+    if wants_json(request):
+        return json_page({"errors": form.sentences()}, 422)
+    request.share = None  # type: ignore[attr-defined]
+    value, html = forks_page.forks_page(request, trajectory, form)
+    tab = next(tab for tab in tabs.TABS if tab.slug == "forks")
+    return page(request, "trajectories/forks.html", value, 422, **_frame(request, trajectory, tab), **html)
+
+
 def _not_kept(view: View) -> View:
     """Tells the browser not to keep the page, because it shows work that goes on."""
 
@@ -232,12 +254,20 @@ def _not_kept(view: View) -> View:
 
 @writes_trajectory
 def strategies_again(request: HttpRequest, trajectory: StoredTrajectory) -> HttpResponse:
-    """Send a worker for the replay of a trajectory, unless it is there or under way."""
-    if not is_active(trajectory) and not trajectory_replays.missing(trajectory):
-        replay, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user)
+    """Send a worker for the replay of a trajectory, unless it is there or under way; with ``do=cancel``, stop it.
+
+    With ``side=repair`` it is also replayed under the repaired chat template, which *Side by side* shows.
+    """
+    is_repair = request.GET.get("side") == "repair"
+    if request.POST.get("do") == "cancel":
+        if (current := trajectory_replays.current(trajectory)) is not None:
+            cancel_job(current.job)
+    elif not is_active(trajectory) and not trajectory_replays.missing(trajectory):
+        replay, is_new = trajectory_replays.ask(trajectory, again=True, user=request.user, repair=is_repair)
         if is_new:
             send_job(replay.job)
-    return redirect(f"{reverse('trajectory-strategies', args=[trajectory.code])}?{request.GET.urlencode()}".rstrip("?"))
+    address = reverse("trajectory-compare" if is_repair else "trajectory-strategies", args=[trajectory.code])
+    return redirect(f"{address}?{request.GET.urlencode()}".rstrip("?"))
 
 
 @writes_trajectory

@@ -8,7 +8,6 @@ changes nothing; a run's link covers its trajectories. A page that makes somethi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -25,6 +24,7 @@ from django_ratelimit.core import is_ratelimited
 
 from inspector.web.login import LoginRequiredMiddleware
 from inspector.web.twins import error_page
+from rollouts.jobs.opened import fill
 from rollouts.store.chat_templates.template_checks import find_check
 from rollouts.store.models import (
     AlarmRule,
@@ -49,8 +49,6 @@ PROJECT_KEY = "project"
 MAX_GRANTS = 50
 MAX_GUESSES = "30/5m"
 """Wrong tokens of one kind from one address. A right one counts nothing."""
-
-log = logging.getLogger(__name__)
 
 T = TypeVar("T", Run, StoredTrajectory, TemplateCheck)
 R = TypeVar("R", AlarmRule, MutedKind)
@@ -282,6 +280,8 @@ def visible(request: HttpRequest, target: T | None) -> T | None:
     request.target = target  # type: ignore[attr-defined]
     role = access(request).role_in(project_of(target)) if target is not None else None
     request.role = role  # type: ignore[attr-defined]
+    if role is not None and isinstance(target, StoredTrajectory):
+        fill(target)
     return target if role is not None else None
 
 
@@ -350,12 +350,5 @@ writes_check = _writes(find_check, "template check")
 
 
 def guessed_too_often(request: HttpRequest, kind: str, *, again: bool = False, rate: str = MAX_GUESSES) -> bool:
-    """Whether the address of a request has tried too many wrong tokens of a kind; ``again`` counts one more.
-
-    What cannot be counted, without Redis or an address, refuses nothing.
-    """
-    try:
-        return bool(is_ratelimited(request, f"guess {kind}", key="ip", rate=rate, increment=again))
-    except Exception as error:
-        log.warning("wrong tokens are not counted kind=%s: %s", kind, error)
-        return False
+    """Whether the address of a request has tried too many wrong tokens of a kind; ``again`` counts one more."""
+    return bool(is_ratelimited(request, f"guess {kind}", key="ip", rate=rate, increment=again))

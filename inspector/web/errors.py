@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 from django.contrib.auth.decorators import login_not_required
+from django.contrib.auth.models import AnonymousUser
 from django.contrib.sessions.exceptions import SessionInterrupted
 from django.core.exceptions import RequestDataTooBig, TooManyFilesSent
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -37,6 +39,7 @@ def _outage(request: HttpRequest, error: BaseException | None) -> HttpResponse |
         if sentence := disk_fault(error):
             return error_page(request, 507, "No room on the server", f"{sentence} Try again when there is room.")
         if title := _title(error):
+            request.user = AnonymousUser()  # who asks is not known without a database
             away = error_page(request, 503, title, f"{said_of(error)} Try again in a minute.")
             away["Retry-After"] = "30"
             return away
@@ -50,7 +53,9 @@ def _title(error: BaseException) -> str:
         return "The file storage is away"
     if lacks_memory(error):
         return "The server has no memory left"
-    return "The database is busy" if is_busy(error) else ""
+    if is_busy(error):
+        return "The database is busy"
+    return "The database is away" if isinstance(error, OperationalError | InterfaceError) else ""
 
 
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:

@@ -36,6 +36,11 @@ class ClientAddressMiddleware:
         return self.get_response(request)
 
 
+def client_address(request: HttpRequest) -> str:
+    """The address by which tries are counted. Requests without an address are counted together."""
+    return request.META.get("REMOTE_ADDR") or "0.0.0.0"
+
+
 class ActorMiddleware:
     """Says for the audit log who asks, and from where."""
 

@@ -27,6 +27,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -39,6 +40,7 @@ UNTOUCHED = (429, 503, 507)
 """Of these: what the server answers before it has begun anything."""
 IN_MEMORY_BYTES = 8 << 20
 COLUMNS = ("ids", "loss_mask", "logprobs", "origin", "step")
+ARROW = "application/vnd.apache.arrow.stream"
 ENDED = ("done", "failed", "cancelled")
 
 
@@ -54,6 +56,21 @@ class PushError(ServerError):
     """The server did not take what was pushed; the message says why."""
 
 
+class FindingOfServer(dict[str, Any]):
+    """A finding as the API tells it, with its ``number`` and ``url``; ``tokens()`` reads what it is about."""
+
+    client: Client
+
+    def tokens(self, around: int = 0, columns: Sequence[str] = ()) -> dict[str, list[Any]]:
+        """The columns of :meth:`Client.tokens` at its place, with ``around`` tokens more on both sides.
+
+        The place is in the stream of its step, or in its row where it names no step.
+        """
+        start, stop = max(self["start"] - around, 0), max(self["stop"], self["start"] + 1) + around
+        at = {"row": self["row"] or 0} if self["step"] is None else {"step": self["step"]}
+        return self.client.tokens(self["trajectory"], **at, start=start, stop=stop, columns=columns)
+
+
 class Client:
     """A client for one server and one token. ``run`` is the code of a run; None lets the first push create one."""
 
@@ -63,6 +80,8 @@ class Client:
         self.url = url.rstrip("/")
         self.token = token
         self.run = run
+        self.is_first = False
+        """The next push is the first of its run: where nothing of it is taken, the server deletes the run again."""
         self.tries, self.wait_seconds, self.timeout = max(tries, 1), wait, timeout
         # A redirect could carry the token to another host.
         self._opener = urllib.request.build_opener(_NoRedirect)
@@ -99,7 +118,8 @@ class Client:
         return self._push(file, "application/octet-stream", prefix, step)
 
     def _push(self, body: IO[bytes], kind: str, prefix: str, step: int | None) -> dict[str, Any]:
-        parameters = {"prefix": prefix or None, "training_step": step}
+        first, self.is_first = "yes" if self.is_first else None, False
+        parameters = {"prefix": prefix or None, "training_step": step, "first": first}
         query = urllib.parse.urlencode({name: value for name, value in parameters.items() if value is not None})
         path = f"/api/runs/{urllib.parse.quote(str(self.run), safe='')}/trajectories{'?' * bool(query)}{query}"
         return self._post(path, body, {"Content-Type": kind})
@@ -118,9 +138,34 @@ class Client:
         """Counts, rewards, stop reasons, findings by kind and checks of a run."""
         return self._get(f"runs/{run}/summary")
 
+    def training(self, run: str | None = None, **axis: Any) -> dict[str, Any]:
+        """A run by training step: figures, what changed, since when. ``axis``: ``by="version"``, bounds."""
+        return self._get(f"runs/{run or self.run}/training", axis)
+
     def gap(self, run: str | None = None) -> dict[str, Any]:
         """How far trainer and sampler of a run are apart, and why; or why there is no ``report``."""
         return self._get(f"runs/{run or self.run}/gap")
+
+    def alarms(self, run: str | None = None) -> dict[str, Any]:
+        """The ``alarms`` of a run, and the ``limits`` that hold in it."""
+        return self._get(f"runs/{run or self.run}/alarms")
+
+    def frame(self, run: str | None = None, **filters: Any) -> Any:
+        """The trajectories of a run as a ``pyarrow.Table``, for ``polars.from_arrow`` or its own ``to_pandas()``.
+
+        ``filters``: as of :meth:`trajectories`. It needs the package pyarrow.
+        """
+        pyarrow = import_module("pyarrow")
+
+        def read(answer: Any) -> Any:
+            return import_module("pyarrow.ipc").open_stream(answer.read()).read_all()
+
+        parts: list[Any] = []
+        while not parts or parts[-1].schema.metadata[b"next"]:
+            cursor = parts[-1].schema.metadata[b"next"].decode() if parts else ""
+            address = _address(f"runs/{run or self.run}/trajectories", {"limit": 500, **filters, "cursor": cursor})
+            parts.append(self._send("GET", address, None, {"Accept": ARROW}, BUSY, read))
+        return pyarrow.concat_tables(parts, promote_options="permissive").replace_schema_metadata()
 
     def compare(self, runs: Sequence[str]) -> dict[str, Any]:
         """Two to six runs side by side."""
@@ -172,10 +217,13 @@ class Client:
             following = part["next"]
         return token_columns
 
-    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[dict[str, Any]]:
+    def findings(self, run: str | None = None, *, trajectory: str = "", **filters: Any) -> Iterator[FindingOfServer]:
         """Yields the findings of a run or of a trajectory. ``filters`` of a run: ``kind``, ``severity``."""
-        return self._items(f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings",
-                           filters)
+        path = f"trajectories/{trajectory}/findings" if trajectory else f"runs/{run or self.run}/findings"
+        for value in self._items(path, filters):
+            finding = FindingOfServer(value, url=self.url + value["url"])
+            finding.client = self
+            yield finding
 
     def finding(self, trajectory: str, number: int) -> dict[str, Any]:
         """One finding of a trajectory by its number, from 1, with the tokens that it is about."""
@@ -289,6 +337,14 @@ class Client:
         self.wait(self._ask(f"trajectories/{trajectory}/replay", {})["job"], seconds)
         return self._get(f"trajectories/{trajectory}/strategies")
 
+    def fork(self, trajectory: str, **settings: Any) -> dict[str, Any]:
+        """Continue a trajectory: ``row`` and ``at``, or the number of a ``finding``; ``samples``, ``seed``, ..."""
+        return self._ask(f"trajectories/{trajectory}/forks", {"settings": settings})
+
+    def forks(self, trajectory: str) -> dict[str, Any]:
+        """The newest ``forks`` of a trajectory with their continuations, and the ``effects`` of breaks."""
+        return self._get(f"trajectories/{trajectory}/forks")
+
     def export(self, path: str | Path, run: str | None = None, *, seconds: float = 3600.0, **how: Any) -> Path:
         """Have a run written, and keep the file at ``path``. ``how``: ``format``, ``strategy``, ``leave_out``, ..."""
         job = self.wait(self._ask(f"runs/{run or self.run}/exports", how), seconds)
@@ -298,6 +354,11 @@ class Client:
         """Keep a trajectory at ``path`` as one HTML file. ``what``: ``row``, ``finding``, ``view``, ``lens``,
         ``comments="no"``."""
         return self._keep(path, f"trajectories/{trajectory}/file", what)
+
+    def page(self, trajectory: str, **what: Any) -> str:
+        """The same file as text."""
+        path = _address(f"trajectories/{trajectory}/file", what)
+        return self._send("GET", path, None, {}, BUSY, lambda answer: str(answer.read().decode()))
 
     def parsers(self, trajectory: str, step: int, seconds: float = 600.0) -> dict[str, Any]:
         """What every parser reads of the reply of a step, and what its message lost, when a worker has read it."""

@@ -34,11 +34,20 @@ def _escaped(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+class Sentence(str):
+    """A text that the product wrote: metadata keeps it whole, on one line."""
+
+
 def metadata(value: Any) -> Any:
     """A value of JSON whose texts have one short line each, and whose lists and objects are short.
 
     A text keeps its first 200 characters, a list or an object its first 100 items. A note says how many were left out.
+    A :class:`Sentence` is kept whole. A figure has four digits.
     """
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if abs(value) < 1000 else round(value)
+    if isinstance(value, Sentence):
+        return shown_text(value)
     if isinstance(value, str):
         text = shown_text(value[: MAX_TEXT + 1])
         return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} [cut]"

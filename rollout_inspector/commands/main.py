@@ -17,7 +17,7 @@ from rollout_inspector.outputs import PlainStream, line_of
 from rollout_inspector.refusal import Refusal
 
 ROOT = Path(__file__).parents[2]
-FILES = ("check", "mend", "template", "lock", "audit", "gauntlet")
+FILES = ("open", "check", "mend", "template", "lock", "audit", "gauntlet")
 REMOTE = ("push", "watch", "mcp")
 UNDECIDED = 2
 INTERRUPTED = 130
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. A name may be written with `-` for `_`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
-        print(f"rollout-inspector {_version()}")
+        print(f"rollout-inspector {installed_version()}")
         return 0
     name = arguments[0].replace("-", "_") if arguments else ""
     commands = {command.name: command for group in groups().values() for command in group}
@@ -96,6 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except Refusal as refusal:
         return refuse(sentence_of(refusal))
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        return refuse("This needs the package pyarrow, which is not installed. Install it: pip install pyarrow")
     except KeyboardInterrupt:
         print("Stopped.", file=sys.stderr)
         return INTERRUPTED
@@ -143,7 +147,8 @@ def run_on_server(arguments: Sequence[str], program: str = "rollout-inspector ma
     return 0
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """The version of the installed package, or that there is none."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

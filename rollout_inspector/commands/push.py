@@ -72,17 +72,22 @@ def run(options: Namespace) -> int:
         raise Refusal(f"--name, --tokenizer and --chat-template are of a new run; {client.run} is there.")
     counts: Counter[str] = Counter()
     try:
-        if client.run is None:
-            name = options.name or f"pushed {shown(Path(_called(options.files[0])).name, 100)}"
-            client.create_run(name, tokenizer_of(options), template)
+        title = options.name or f"pushed {shown(Path(_called(options.files[0])).name, 100)}"
+        is_new = client.run is None
         for name in options.files:
+            if is_new and not counts["trajectories"] + counts["known"]:  # a run of which nothing is taken goes again
+                client.create_run(title, tokenizer_of(options), template)
+                client.is_first = True
             step = step_of(str(name)) if options.training_step is None else options.training_step
             _push(client, name, prefixes[name], step, counts)
     except ServerError as error:
         return refuse(shown(str(error)))
+    see = f"See {client.url}/runs/{client.run}"
+    if is_new and not counts["trajectories"] + counts["known"]:
+        see = "Nothing was taken, so there is no run."
     print(
         f"{counts['trajectories']:,} trajectories stored, {counts['known']:,} known, {counts['rejected']:,} rejected; "
-        f"{counts['refused']:,} files refused. See {client.url}/runs/{client.run}"
+        f"{counts['refused']:,} files refused. {see}"
     )
     return NOT_ALL if counts["refused"] or counts["rejected"] else 0
 

@@ -6,10 +6,17 @@ from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 
 from rollout_inspector.commands.report_files import add_report_options, report_files, write_reports
-from rollout_inspector.commands.template_options import add_template_options, load_template, name_in_lock, path_of_name
+from rollout_inspector.commands.template_options import add_template_options, load_template, template_paths
 from rollout_inspector.guard.checked_templates import PURPOSES, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus
-from rollout_inspector.guard.template_lock import LOCK_TIME, compare_with_lock, read_lock
+from rollout_inspector.guard.template_lock import (
+    LOCK_TIME,
+    compare_with_lock,
+    name_in_lock,
+    path_of_name,
+    read_lock,
+    tokenizer_in_lock,
+)
 from rollout_inspector.guard.template_reports import TEMPLATE_REPORTS
 from rollout_inspector.refusal import Refusal
 
@@ -30,17 +37,19 @@ def run(options: Namespace) -> int:
     purposes = purposes_of(options.purposes)
     files = report_files(options, list(TEMPLATE_REPORTS))
     lock = read_lock(options.lock) if options.lock else None
-    paths = options.paths
+    paths = template_paths(options.paths)
     if not paths and lock is not None:
         paths = [path_of_name(name, options.lock) for name in lock.templates]
     if not paths:
         raise Refusal("Name a template: a tokenizer's folder, or a template file.")
     reports = []
-    for template in [load_template(path, options.tokenizer) for path in paths]:
-        checked = check_template(template, purposes, LOCK_TIME if lock is not None else "")
+    for path in paths:
+        name = name_in_lock(path, options.lock) if lock is not None else ""
+        tokenizer = options.tokenizer or None
+        tokenizer = tokenizer if lock is None else tokenizer_in_lock(name, lock, options.lock, tokenizer)
+        checked = check_template(load_template(path, tokenizer), purposes, LOCK_TIME if lock is not None else "")
         if lock is not None:
-            comparison = compare_with_lock(checked, lock, name_in_lock(template.name, options.lock))
-            checked = replace(checked, compared=comparison)
+            checked = replace(checked, compared=compare_with_lock(checked, lock, name))
         reports.append(checked)
     write_reports(files, lambda form: TEMPLATE_REPORTS[form](reports))
     return int(ExitStatus.of_all(report.outcome for report in reports))

@@ -1,22 +1,47 @@
-"""The chat templates that ``template`` and ``lock`` are asked about, and their names in a lock file."""
+"""The chat templates that ``template`` and ``lock`` are asked about."""
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser
+from collections.abc import Iterator
 from pathlib import Path
 
 from rollout_inspector.commands.tokenizer_options import load_tokenizer, template_text
 from rollout_inspector.guard.checked_templates import NamedTemplate
 from rollout_inspector.refusal import Refusal
 
+OF_A_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+"""What a tokenizer's folder holds; any other folder holds templates and tokenizers."""
+MAX_TEMPLATES = 10_000
+
 
 def add_template_options(parser: ArgumentParser, n_paths: str) -> None:
     """Adds the paths of templates and the tokenizer of template files."""
     parser.add_argument(
-        "paths", nargs=n_paths, metavar="TEMPLATE", help="a tokenizer's folder, or a template file (Jinja)"
+        "paths", nargs=n_paths, metavar="TEMPLATE",
+        help="a tokenizer's folder, a template file (Jinja), or a folder of many of these",
     )
     parser.add_argument("--tokenizer", metavar="DIR", help="of the template files; without it characters are compared")
+
+
+def template_paths(paths: list[str]) -> list[str]:
+    """The paths; in place of a folder of many its template files and tokenizers, by name. Raises :class:`Refusal`."""
+    templates = [template for path in paths for template in _below(Path(path), path)]
+    if len(templates) > MAX_TEMPLATES:
+        raise Refusal(f"These are {len(templates):,} templates, more than {MAX_TEMPLATES:,}. Name fewer of them.")
+    return templates
+
+
+def _below(place: Path, name: str) -> Iterator[str]:
+    if not place.is_dir() or any((place / file).exists() for file in OF_A_TOKENIZER):
+        yield name
+        return
+    files = sorted(place.rglob("*"))
+    folders = {file.parent for file in files if file.name in OF_A_TOKENIZER}
+    templates = [file for file in files if file.suffix in (".jinja", ".jinja2", ".j2") and file.parent not in folders]
+    if not folders and not templates:
+        raise Refusal(f"{name} is no tokenizer's folder, and no file below it ends in .jinja. Name a template.")
+    yield from map(str, sorted([*folders, *templates]))
 
 
 def load_template(path: str, tokenizer: str | None) -> NamedTemplate:
@@ -28,15 +53,3 @@ def load_template(path: str, tokenizer: str | None) -> NamedTemplate:
     if text is None:
         raise Refusal(f"The tokenizer {path} has no chat template. Name a template file and --tokenizer {path}.")
     return NamedTemplate(path, text, loaded)
-
-
-def name_in_lock(path: str, lock: str) -> str:
-    """The name of a template in a lock file: its path from the folder of that file, or its last part if outside."""
-    place = Path(os.path.realpath(path))  # Path.resolve fails on a link to itself
-    folder = Path(os.path.realpath(lock)).parent
-    return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else place.name
-
-
-def path_of_name(name: str, lock: str) -> str:
-    """Where a template of a lock file lies, if it lies below the folder of that file."""
-    return str(Path(lock).parent / name)

@@ -30,13 +30,15 @@ from rollout_inspector.diagnose.gap.figures import gap_of_rows
 from rollout_inspector.diagnose.kinds import KINDS, VERSION, FindingKind
 from rollout_inspector.streams.interfaces import Codec
 from rollout_inspector.streams.retokenized import rows_again
-from rollout_inspector.streams.trajectory import Trajectory
+from rollout_inspector.streams.trajectory import FORKED, Trajectory
 
 __all__ = [
     "BREAK_RULES", "KINDS", "VERSION", "Axis", "Cost", "Diagnosis", "Finding", "FindingKind", "Severity", "diagnose",
     "examine",
 ]
 
+OF_FIRST_TURN = ("text", "reply", "first_prompt", "control_text")
+"""The checks that a fork cannot decide: another trajectory has its first prompt, and may have begun its first turn."""
 Rule = Callable[[Break], "Fault | None"]
 
 # Why a prompt does not start with the sampled stream. The first rule that matches names the cause.
@@ -88,14 +90,17 @@ def examine(
     ``not_decidable`` says so. Deterministic; O(new tokens) while each step extends its parent.
     """
     case = DiagnosisContext(trajectory, codec, renderer_for, rows_template)
+    if FORKED in trajectory.extra:
+        case.undecided |= dict.fromkeys(OF_FIRST_TURN, "first turn of its own")
     if _is_text_alone(trajectory):
         gap = _not_decidable(Axis.STREAM, "token ids", "What the engine read and sampled")
         return Diagnosis((gap,), {name: ["token ids"] for name in lacks_of(case)})
     findings: list[Finding] = []
     indices: list[int] = []
     for index in range(len(case.steps)):
-        missing = step_checks.missing_ids(case, index)
-        if missing is not None:
+        if not index and FORKED in trajectory.extra:
+            pass  # its completion may be the end of a turn alone, whose message holds all of the turn
+        elif (missing := step_checks.missing_ids(case, index)) is not None:
             findings.append(missing)
         elif index not in case.no_ids and (inconsistent := step_checks.inconsistent(case, index)) is not None:
             findings.append(inconsistent)
@@ -149,7 +154,7 @@ def _is_text_alone(trajectory: Trajectory) -> bool:
 
 
 def _first_prompt(case: DiagnosisContext, index: int) -> list[Finding]:
-    if index in case.no_ids:
+    if index in case.no_ids or FORKED in case.trajectory.extra:
         return []
     rules = (
         step_checks.doubled_bos, step_checks.head_lost, template.first_prompt, delta_rules.control_text_in_prompt

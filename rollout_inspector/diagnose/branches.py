@@ -8,7 +8,7 @@ import numpy as np
 
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.finding import Fault
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.prefix import shared_with_stream, stream_length
 from rollout_inspector.streams.snippets import counted
 from rollout_inspector.streams.trajectory import Message, Step

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from rollout_inspector.diagnose.context import DiagnosisContext
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.align import AlignedGroup, align_ids, align_same_bytes
 from rollout_inspector.streams.prefix import common_prefix, stream_length
 from rollout_inspector.streams.token_origins import byte_offsets

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.canonical import bytes_of_each
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer

@@ -13,7 +13,7 @@ from rollout_inspector.diagnose.context import kwargs_of
 from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import request_render
 from rollout_inspector.diagnose.text import call_regions
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.prefix import common_length, common_prefix
 from rollout_inspector.streams.snippets import clipped, contrast, counted, quoted
 from rollout_inspector.streams.trajectory import Message, Step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rollout_inspector.streams.trajectory import Row, Step
@@ -13,11 +14,13 @@ OF_TOKENS = "policy_versions"
 
 
 def run_lengths(value: Any) -> list[tuple[str, int]] | None:
-    """Pairs (version, tokens); None = it is something else."""
+    """Pairs (version, tokens), also of spans as vLLM and SGLang write them; None = it is something else."""
     if not isinstance(value, list) or not value:
         return None
     pairs: list[tuple[str, int]] = []
     for item in value:
+        if isinstance(item, Mapping) and all(type(item.get(bound)) is int for bound in ("start", "end")):
+            item = item.get("version", ""), max(item["end"] - item["start"], 0)
         if not isinstance(item, list | tuple) or len(item) != 2 or not isinstance(item[1], int) or item[1] < 0:
             return None
         pairs.append((str(item[0]), item[1]))
@@ -29,7 +32,7 @@ def step_versions(step: Step) -> list[str]:
 
     ``extra`` of the step holds runs of (version, tokens) where the weights changed during the call.
     """
-    runs = run_lengths(step.extra.get(OF_TOKENS)) or []
+    runs = run_lengths(step.extra.get(OF_TOKENS)) or run_lengths(step.extra.get("weight_versions")) or []
     versions = [version for version, count in runs if version and count]
     return list(dict.fromkeys(versions)) or [step.policy_version] * bool(step.policy_version)
 

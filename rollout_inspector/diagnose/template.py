@@ -14,7 +14,7 @@ from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import REFUSED, DiagnosisContext
 from rollout_inspector.diagnose.finding import Cost, Fault, Finding, Severity
 from rollout_inspector.diagnose.finding_makers import finding_on_step
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.prefix import common_length, common_prefix, stream_length
 from rollout_inspector.streams.recorded_renders import DATE, NOW, first_rendered, kwargs_of_record

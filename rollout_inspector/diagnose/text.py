@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import foreign, request_render
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.canonical import is_utf8
 from rollout_inspector.streams.snippets import contrast, listed
 from rollout_inspector.streams.trajectory import Ids, Step

@@ -8,7 +8,7 @@ from functools import lru_cache
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.finding import Fault
 from rollout_inspector.diagnose.template import agrees_past, foreign
-from rollout_inspector.streams import message_places as msg
+from rollout_inspector.streams import messages as msg
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.snippets import counted
 

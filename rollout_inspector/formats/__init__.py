@@ -12,6 +12,7 @@ from typing import Any
 
 from rollout_inspector.formats.containers.refusals import FileRefused, TooLarge
 from rollout_inspector.formats.containers.source import Source
+from rollout_inspector.formats.engine_fields import with_engine_fields
 from rollout_inspector.formats.policy_versions import with_policy_versions
 from rollout_inspector.formats.readers import (
     agent_lightning,
@@ -33,12 +34,12 @@ from rollout_inspector.formats.readers import (
     skyrl,
     text_only,
     token_capture,
+    tokendb,
     trainer_rows,
     verifiers_legacy,
     verifiers_traces,
 )
 from rollout_inspector.formats.registry import Format, Rejected, installed_formats, is_named_by_line
-from rollout_inspector.formats.routing import with_routing
 from rollout_inspector.formats.shapes import BadLine, decode
 from rollout_inspector.formats.training_step import ANY, TrainingStepRule, with_steps
 from rollout_inspector.streams.trajectory import Trajectory
@@ -63,6 +64,7 @@ FORMATS: dict[str, Format] = {
         harbor.FORMAT,
         atif.FORMAT,
         sglang.FORMAT,
+        tokendb.FORMAT,
         agent_lightning.FORMAT,
         *agent_lightning_events.FORMATS,
         *samples.FORMATS,
@@ -154,7 +156,7 @@ def read(
         raise FileRefused(f"There is no format {name!r}. There are: auto, {', '.join(FORMATS)}.")
     items = chosen.read(source)
     if not chosen.is_lossless:
-        items = _with_ends(with_policy_versions(with_routing(items)))
+        items = _with_ends(with_policy_versions(with_engine_fields(items)))
     return chosen, with_steps(items, source.path, training_step)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_inspector.streams.message_view import media_parts
+from rollout_inspector.streams.messages import media_parts
 from rollout_inspector.streams.trajectory import OTHER_FIELDS, Ids
 
 _MEDIA = re.compile(r"image|video|audio|multi_?modal|modalities")

@@ -18,7 +18,7 @@ _TRACES = re.compile(r"(\d{5}|traces)\.jsonl(\.zst|\.gz)?")
 """Files of traces of prime-rl."""
 
 
-def files_of(path: Path) -> list[Path]:
+def files_of(path: Path, most: int = MAX_FILES) -> list[Path]:
     """The path itself, or the files in a folder and its folders, ``step_9`` before ``step_10``.
 
     Hidden files, links and files of other endings are left out, and so are files that are read together with another
@@ -36,8 +36,8 @@ def files_of(path: Path) -> list[Path]:
             entry = Path(folder, name)
             if not name.startswith(".") and name.lower().endswith(READ) and not entry.is_symlink():
                 files.append(entry)
-        if len(files) > MAX_FILES:
-            raise FileRefused(f"{path} holds more than {MAX_FILES:,} files. Import its folders one after the other.")
+        if len(files) > most:
+            raise FileRefused(f"{path} holds more than {most:,} files. Import its folders one after the other.")
     if not files:
         raise FileRefused(f"{path} holds no files that end in {', '.join(READ)}.")
     return sorted(files, key=lambda one: _in_order(one.relative_to(path)))

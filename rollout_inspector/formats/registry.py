@@ -16,8 +16,10 @@ import numpy as np
 from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.file_part import FilePart
+from rollout_inspector.formats.containers.refusals import FileRefused
 from rollout_inspector.formats.containers.source import Source
 from rollout_inspector.formats.shapes import BadLine, decode
+from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Trajectory
 
 NO_REQUESTS = (
@@ -81,6 +83,8 @@ class Format:
     """Cuts a large file into parts, which workers read side by side and which together read like the file."""
     by_line: bool = True
     """A trajectory stands on the line that was read last. False = its calls stand on many lines."""
+    reads_alone: bool = False
+    """A line can be read without the others, although no part can be cut: it needs the files beside it."""
     is_lossless: bool = False
     """Every field is kept as it is: our own formats. Elsewhere arrays of expert routing are summarised."""
 
@@ -94,9 +98,43 @@ def installed_formats() -> Iterator[Format]:
             _log.warning("The format %s cannot be loaded from %s: %s", entry.name, entry.value, error)
             continue
         if isinstance(format, Format):
-            yield format
+            yield _guarded(format)
         else:
             _log.warning("The entry point %s of formats names %s, which is no Format.", entry.name, entry.value)
+
+
+def _guarded(format: Format) -> Format:
+    """A format of another package whose faults are sentences: a file that it fails on is refused, and no more."""
+
+    def fault(error: Exception) -> str:
+        return f"The format {format.name}, of another package, failed: {type(error).__name__}: {str(error)[:200]}"
+
+    def detect(values: Sequence[Any]) -> bool:
+        try:
+            return bool(format.detect(values))
+        except Exception as error:  # this file may be of any other format
+            _log.warning(fault(error))
+            return False
+
+    def read(source: Source) -> Iterator[Trajectory | Rejected]:
+        try:
+            for item in format.read(source):
+                if not isinstance(item, Trajectory | Rejected):
+                    raise TypeError(f"it yields {type(item).__name__}, which is no Trajectory and no Rejected")
+                yield item
+        except Refusal:
+            raise
+        except Exception as error:
+            raise FileRefused(fault(error)) from error
+
+    def cut(source: Source, size: int) -> list[FilePart]:
+        try:
+            return format.cut(source, size) if format.cut else []
+        except Exception as error:  # the whole file is read in one
+            _log.warning(fault(error))
+            return []
+
+    return replace(format, detect=detect, read=read, cut=format.cut and cut)
 
 
 def join_lines(parts: Iterable[IO[bytes]], file: IO[bytes]) -> None:

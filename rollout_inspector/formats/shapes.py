@@ -111,7 +111,7 @@ def sequence(value: Any, where: str) -> list[Any]:
 def ids(value: Any, where: str) -> Ids:
     """Token ids: whole numbers from 0 to 2147483647. ``5.0`` is one, because data frames write so.
 
-    An array was checked before (``rollout_inspector.formats.readers.prompts``).
+    An array was checked before (``rollout_inspector.formats.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value
@@ -146,7 +146,7 @@ def optional_ids(value: Any, where: str) -> Ids:
 def floats(value: Any, where: str) -> Floats:
     """Numbers as float32. Null and ``NOT_FINITE`` are what JSON cannot hold; null becomes NaN.
 
-    An array was checked before (``rollout_inspector.formats.readers.prompts``).
+    An array was checked before (``rollout_inspector.formats.prompts``).
     """
     if isinstance(value, np.ndarray):
         return value

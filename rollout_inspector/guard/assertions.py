@@ -16,7 +16,13 @@ from rollout_inspector.guard.checked_files import CheckedFiles, check_files, cod
 from rollout_inspector.guard.checked_templates import NamedTemplate, check_template, purposes_of
 from rollout_inspector.guard.fail_rules import ExitStatus, fail_rule, verdict_on
 from rollout_inspector.guard.report_formats import as_text
-from rollout_inspector.guard.template_lock import LOCK_TIME, compare_with_lock, read_lock
+from rollout_inspector.guard.template_lock import (
+    LOCK_TIME,
+    compare_with_lock,
+    name_in_lock,
+    read_lock,
+    tokenizer_in_lock,
+)
 from rollout_inspector.guard.template_reports import as_text as template_text
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.guard.trainer_batches import array_of, items_of_rows
@@ -112,13 +118,23 @@ def assert_template_safe(
     """Assert that a chat template is safe for its purposes. Raises ``AssertionError`` with the report of the check.
 
     ``tokenizer``: a folder, a loaded tokenizer, or one of ``transformers``; None = compare characters.
-    ``chat_template``: its text, or the path of its file; None = the tokenizer's own. ``purposes``: words of
-    :data:`PURPOSES`. ``lock``: a lock file; then it must be what was locked under ``name``, which may be
-    empty where the lock holds one template. Raises ``ValueError`` for what cannot be used.
+    ``chat_template``: its text, or the path of its file (a text without `{` is one); None = the tokenizer's own.
+    ``purposes``: words of :data:`PURPOSES`. ``lock``: a lock file; then it must be what was locked under ``name``: by
+    default the path that was passed, or the only template there. Its tokenizer is taken where none is passed.
+    Raises ``ValueError`` for what cannot be used.
     """
     __tracebackhide__ = True
     wanted_purposes = purposes_of(purposes)
     template_lock = None if lock is None else read_lock(lock)
+    if isinstance(chat_template, str) and chat_template and "{" not in chat_template:
+        chat_template = Path(chat_template)
+    path = chat_template if isinstance(chat_template, Path) else tokenizer
+    if lock is not None and template_lock is not None:
+        if not name and isinstance(path, str | Path) and (chat_template is None or path is chat_template):
+            name = name_in_lock(path, lock)
+        elif not name and len(template_lock.templates) == 1:
+            name = next(iter(template_lock.templates))
+        tokenizer = tokenizer if chat_template is None else tokenizer_in_lock(name, template_lock, lock, tokenizer)
     codec, folder = codec_of(tokenizer)
     try:
         own = None if codec is None else codec.chat_template
@@ -132,9 +148,7 @@ def assert_template_safe(
             NamedTemplate(label, text, codec), wanted_purposes, "" if template_lock is None else LOCK_TIME
         )
         if template_lock is not None:
-            only_name = next(iter(template_lock.templates)) if len(template_lock.templates) == 1 else ""
-            comparison = compare_with_lock(checked, template_lock, name or only_name)
-            checked = replace(checked, compared=comparison)
+            checked = replace(checked, compared=compare_with_lock(checked, template_lock, name))
     finally:
         if folder is not None:
             folder.cleanup()

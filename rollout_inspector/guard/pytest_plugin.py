@@ -79,10 +79,10 @@ class LockFile(pytest.File):
         from rollout_inspector.guard.template_lock import read_lock
 
         try:
-            names = list(read_lock(self.path).templates)
+            templates = read_lock(self.path).templates
         except ValueError as error:
             raise self.CollectError(plain(str(error))) from error
-        for name in names:
+        for name in templates:
             yield LockedTemplateTest.from_parent(self, name=line_of(name), template=name)
 
 
@@ -99,5 +99,5 @@ class LockedTemplateTest(GuardTest):
 
         place = self.path.parent / self.template
         is_file = place.is_file()
-        tokenizer = _tokenizer(self.config) if is_file else str(place)
+        tokenizer = _tokenizer(self.config) if is_file else str(place)  # None: the lock names it
         assert_template_safe(tokenizer, place if is_file else None, lock=self.path, name=self.template)

@@ -174,7 +174,7 @@ def audit(shard: AuditShard, settings: AuditSettings) -> pa.Table:
     The same shard and settings make the same table on any machine. What cannot be read becomes a row that says why.
     Raises ``OSError`` when a file is not there as it was cut, ``ValueError`` when the tokenizer cannot be used.
     """
-    codec, renderer = _tools(settings.tokenizer, settings.template)
+    codec, renderer = tools_of(settings.tokenizer, settings.template)
     fallback = renderer.chat_template_sha256 if renderer is not None else ""
     rows: list[dict[str, Any]] = []
     place = 0
@@ -246,7 +246,8 @@ def _items(piece: dict[str, Any], settings: AuditSettings) -> Iterator[tuple[int
 
 
 @lru_cache(maxsize=1)
-def _tools(tokenizer: str, template: str) -> tuple[LoadedTokenizer | None, TemplateRenderer | None]:
+def tools_of(tokenizer: str, template: str) -> tuple[LoadedTokenizer | None, TemplateRenderer | None]:
+    """The tokenizer of a folder and the renderer of a template, by default the tokenizer's; None without a folder."""
     if not tokenizer:
         return None, None
     from rollout_inspector.text import chat_templates, tokenizers

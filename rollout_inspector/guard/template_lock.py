@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -53,6 +54,8 @@ class LockedTemplate:
     """Name of each check -> its status."""
     renders: Mapping[str, str]
     """Name of each probe -> the digest of its two renders, text and ids."""
+    tokenizer: str = ""
+    """The tokenizer of a template file, as a path from the folder of the lock; empty = none, or the template's own."""
 
     @property
     def sha256(self) -> str:
@@ -69,6 +72,34 @@ class TemplateLock:
     """The version of the checks that wrote it."""
     jinja: str = field(default_factory=lambda: version("jinja2"))
     """The version of Jinja that rendered."""
+
+
+def name_in_lock(path: str | Path, lock: str | Path) -> str:
+    """The name of a template in a lock file: its path from the folder of that file, as given. Raises :class:`Refusal`.
+
+    Links are followed only where the path as it is written does not lie below that folder.
+    """
+    for resolved in (os.path.abspath, os.path.realpath):
+        place, folder = Path(resolved(path)), Path(resolved(lock)).parent
+        if place.is_relative_to(folder):
+            return place.relative_to(folder).as_posix()
+    raise Refusal(
+        f"{path} lies outside {folder}, the folder of the lock file, so a check would not find it. "
+        f"Put the lock file into a folder above both, such as {os.path.commonpath([place, folder])}."
+    )
+
+
+def path_of_name(name: str, lock: str | Path) -> str:
+    """Where a template or the tokenizer of a lock file lies."""
+    return str(Path(lock).parent / name)
+
+
+def tokenizer_in_lock(name: str, templates: TemplateLock, lock: str | Path, tokenizer: Any = None) -> Any:
+    """What a template file is checked with: nothing if it was locked so, ``tokenizer``, or the folder in the lock."""
+    template = templates.templates.get(name)
+    if template is None or (tokenizer is not None and template.tokenizer_sha256 is not None):
+        return tokenizer
+    return path_of_name(template.tokenizer, lock) if template.tokenizer else None
 
 
 def render_digests(report: CheckReport) -> dict[str, str]:
@@ -101,23 +132,27 @@ def locked(checked: CheckedTemplate) -> LockedTemplate:
     )
 
 
-def lock_text(checked: Mapping[str, CheckedTemplate]) -> str:
-    """A lock file of templates by name, as JSON with one line for each line of a template."""
+def lock_text(checked: Mapping[str, CheckedTemplate], tokenizers: Mapping[str, str]) -> str:
+    """A lock file of templates by name, as JSON with one line for each line of a template.
+
+    ``tokenizers``: name of a template file -> the tokenizer that it was checked with, from the folder of the lock.
+    """
     value = {
         "version": FILE_VERSION,
         "checks_version": chat_templates.VERSION,
         "jinja": version("jinja2"),
-        "templates": {name: _entry(template) for name, template in sorted(checked.items())},
+        "templates": {name: _entry(template, tokenizers.get(name, "")) for name, template in sorted(checked.items())},
     }
     return json.dumps(value, indent=1) + "\n"
 
 
-def _entry(checked: CheckedTemplate) -> dict[str, Any]:
+def _entry(checked: CheckedTemplate, tokenizer: str) -> dict[str, Any]:
     entry = locked(checked)
     sentences = checked.report.verdicts if checked.report is not None else {}
     return {
         "sha256": entry.sha256,
         "tokenizer_sha256": entry.tokenizer_sha256,
+        **({"tokenizer": tokenizer} if tokenizer else {}),
         "verdicts": {
             name: {"safe": safe, "sentence": sentences.get(name, "")} for name, safe in entry.verdicts.items()
         },
@@ -156,7 +191,7 @@ def _read_entry(entry: Any) -> LockedTemplate | None:
     if not isinstance(entry, dict):
         return None
     lines, tokenizer = entry.get("template"), entry.get("tokenizer_sha256")
-    verdicts = entry.get("verdicts")
+    verdicts, folder = entry.get("verdicts"), entry.get("tokenizer", "")
     checks, renders = _texts(entry.get("checks")), _texts(entry.get("renders"))
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         return None
@@ -165,9 +200,11 @@ def _read_entry(entry: Any) -> LockedTemplate | None:
     safe: dict[str, Any] = {
         name: verdict.get("safe") if isinstance(verdict, dict) else "" for name, verdict in verdicts.items()
     }
-    if not all(isinstance(flag, bool | None) for flag in safe.values()) or not isinstance(tokenizer, str | None):
+    if not all(isinstance(flag, bool | None) for flag in safe.values()):
         return None
-    template = LockedTemplate("".join(lines), tokenizer, safe, checks, renders)
+    if not isinstance(tokenizer, str | None) or not isinstance(folder, str):
+        return None
+    template = LockedTemplate("".join(lines), tokenizer, safe, checks, renders, folder)
     is_sound = len(template.text) <= TEMPLATE_CHARS and template.sha256 == entry.get("sha256")
     return template if is_sound else None
 
@@ -186,9 +223,8 @@ def compare_with_lock(checked: CheckedTemplate, lock: TemplateLock, name: str) -
     before = lock.templates.get(name)
     if before is None:
         names = ", ".join(sorted(lock.templates)) or "none"
-        return LockComparison(
-            ExitStatus.UNDECIDED, (f"The lock file has no template {name}. It has: {names}. Lock it too.",)
-        )
+        lack = f"The lock file has no template {name}." if name else "Say which template of the lock file this is."
+        return LockComparison(ExitStatus.UNDECIDED, (f"{lack} It has: {names}.{' Lock it too.' if name else ''}",))
     tokenizer = checked.template.tokenizer
     if checked.report is None:
         if checked.template.text == before.text:

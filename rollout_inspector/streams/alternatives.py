@@ -1,4 +1,4 @@
-"""What an engine or a source tells beside a sampled token: its likeliest alternatives, and the entropy.
+"""What an engine or a source tells beside a sampled token: its likeliest alternatives, entropy, and the kept set.
 
 The arrays are flat, as they are stored: the K entries of token ``i`` are ``[i * K, (i + 1) * K)``. An entry whose
 log-probability is minus infinity is none: sampling left fewer tokens over than K.
@@ -56,10 +56,11 @@ def unpacked(ids: Ids | None, logprobs: Floats | None, n_tokens: int) -> Alterna
 
 
 def problem(step: Step) -> str:
-    """Why the alternatives or the entropy of a step cannot be kept, as a sentence; empty = they can."""
+    """Why what was told beside the tokens of a step cannot be kept, as a sentence; empty = it can."""
     n, ids, logprobs = len(step.completion_ids), step.alternative_ids, step.alternative_logprobs
-    if step.entropy is not None and len(step.entropy) != n:
-        return f"entropy has {len(step.entropy)} values for {n} completion ids."
+    for name, values in (("entropy", step.entropy), ("kept_set", step.kept_set)):
+        if values is not None and len(values) != n:
+            return f"{name} has {len(values)} values for {n} completion ids."
     if ids is None and logprobs is None:
         return ""
     if ids is None or logprobs is None:
@@ -77,6 +78,13 @@ def count(step: Step) -> int:
     """K, the alternatives of each sampled token; 0 = none are recorded."""
     entries = unpacked(step.alternative_ids, step.alternative_logprobs, len(step.completion_ids))
     return 0 if entries is None else entries[0].shape[1]
+
+
+def least_kept(step: Step) -> int | None:
+    """The size of the smallest kept set of a step; None = none is recorded."""
+    if step.kept_set is None or not np.isfinite(step.kept_set).any():
+        return None
+    return int(min(float(np.nanmin(step.kept_set)), 2**31 - 1))
 
 
 def behind_likeliest(alternatives: Alternatives, logprobs: Floats) -> Floats:

@@ -53,6 +53,7 @@ STEP_FIELDS = (
     StepField("engine", "text", 60),
     StepField("policy_version", "text", 100),
     StepField("entropy", "floats"),
+    StepField("kept_set", "floats"),
     StepField("alternative_ids", "optional_ids"),
     StepField("alternative_logprobs", "floats"),
     StepField("extra", "mapping", column="extra_id"),
@@ -189,6 +190,8 @@ def stream_pieces(steps: Sequence[StepExtent], index: int, whole: bool = True) -
     limit = steps[index].prompt_length + (steps[index].completion_length if whole else 0)
     while at is not None and limit > 0:
         parent, shared_length, prompt_length, _ = steps[at]
+        if parent is None:
+            shared_length = 0  # what a fork shares with another trajectory is read as a part of its delta
         if limit > prompt_length:
             pieces.append(StreamPiece(prompt_length, limit, at, "completion_ids"))
             limit = prompt_length

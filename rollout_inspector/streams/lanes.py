@@ -149,6 +149,8 @@ class Lane:
     """Of a branch: the later step that was told its answer, as of a sub-agent; None = none is known."""
     summary: Summary | None = None
     """The summary that it begins with, that it wrote, or that was given up before it."""
+    agent: str = ""
+    """The sub-agent that made its first call, by the name that its harness gave; empty = none is named."""
     words: str = ""
     """Its steps, why and where it leaves, and its tokens; empty until a page asks for them."""
 
@@ -287,6 +289,7 @@ def with_messages(lanes: Sequence[Lane], told: Mapping[int, Told]) -> list[Lane]
     steps = sorted(step for lane in lanes for step in lane.steps)
     latest = list(accumulate((lane.steps[-1] for lane in lanes), max))
     joined, used = [_with_replies(lane, told) for lane in lanes], set[int]()
+    joined = [replace(lane, agent=told[lane.steps[0]].agent) if lane.steps[0] in told else lane for lane in joined]
     for lane in lanes[1:]:
         first = lane.steps[0]
         # A branch beside a conversation that goes on is no compaction of it.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rollout_inspector.streams.messages import as_text, calls_of, reasoning_of, text_in
 from rollout_inspector.streams.trajectory import Ids, Row, Step
 
 MAX_LINE = 160
@@ -86,42 +87,19 @@ def _of_prompt(prompt: Any) -> str:
 def _of_messages(messages: Sequence[Any]) -> str:
     """Of the last user message; where there is none, of the last message at all."""
     mappings = [message for message in messages if isinstance(message, Mapping)]
-    question = next((message for message in reversed(mappings) if message.get("role") == "user"), None)
-    chosen = question if question is not None else mappings[-1] if mappings else None
-    return "" if chosen is None else first_line(_text_of(chosen.get("content")))
+    questions = [message for message in mappings if message.get("role") == "user"]
+    return next((first_line(text_in(message)) for message in (questions or mappings)[-1:]), "")
 
 
 def _answered(step: Step) -> str:
-    reply = step.reply
-    if reply is not None:
-        if text := first_line(_without_thought(_text_of(reply.get("content")))):
-            return text
-        for key, form in (("tool_calls", "calls {}"), ("reasoning_content", "thinks: {}"), ("reasoning", "thinks: {}")):
-            if text := _calls(reply[key]) if key == "tool_calls" and reply.get(key) else _text_of(reply.get(key)):
-                return first_line(form.format(text))
+    reply = step.reply or {}
+    if text := first_line(_without_thought(text_in(reply))):
+        return text
+    if calls := calls_of(reply):
+        return first_line("calls " + ", ".join(f"{call['name']}({as_text(call['arguments'])})" for call in calls[:5]))
+    if thought := reasoning_of(reply):
+        return first_line(f"thinks: {thought}")
     return first_line(_without_thought(step.text or ""))
-
-
-def _calls(calls: Any) -> str:
-    """``name(arguments)`` of each call."""
-    names = []
-    for call in calls if isinstance(calls, list | tuple) else ():
-        inner = call.get("function", call) if isinstance(call, Mapping) else None
-        if isinstance(inner, Mapping):
-            names.append(f"{inner.get('name', '')}({inner.get('arguments', '')})"[:MAX_LINE])
-    return ", ".join(names[:5])
-
-
-def _text_of(content: Any) -> str:
-    """A content as text: of parts those with text, and the kind of the others in brackets."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list | tuple) else ()
-    text = (
-        str(part.get("text") or f"[{str(part.get('type', 'part'))[:20]}]") if isinstance(part, Mapping) else str(part)
-        for part in parts
-    )
-    return " ".join(text)
 
 
 def _without_thought(text: str) -> str:

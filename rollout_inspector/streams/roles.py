@@ -37,7 +37,7 @@ def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[by
     """
     places = np.flatnonzero(special)
     opened: list[tuple[int, str]] = []
-    names = token_bytes(ids[places])
+    names, ends_at = token_bytes(ids[places]), -1
     for number, (place, name) in enumerate(zip(places.tolist(), names, strict=True)):
         end = int(places[number + 1]) if number + 1 < len(places) else len(ids)
         start, role = place, _named(name)
@@ -48,10 +48,15 @@ def role_turns(ids: Ids, special: Mask, token_bytes: Callable[[Ids], Sequence[by
             behind = b"".join(token_bytes(ids[place + 1 : min(end, place + 1 + _HEADER_BYTES // 4)]))[:_HEADER_BYTES]
             header = _HEADER.match(behind.decode("utf-8", "replace"))
             role = _ROLES.get(header[1].lower()) if header else None
+            if role is not None and header is not None and header.end() == len(behind.decode("utf-8", "replace")):
+                ends_at = end  # nothing but the header stands before the next control token
         if role is None or start >= len(ids):
             continue
         if opened and opened[-1] == (start - 1, role):
             continue  # a header of two control tokens
+        if opened and start == ends_at:
+            opened[-1] = opened[-1][0], role  # a tool's result inside a message of the user
+            continue
         opened.append((start, role))
     if not opened:
         return []

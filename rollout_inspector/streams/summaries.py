@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from rollout_inspector.streams.message_places import same
-from rollout_inspector.streams.message_view import read_message
+from rollout_inspector.streams.messages import read_message, same
 from rollout_inspector.streams.trajectory import Message
 
 LEAST = 24
@@ -32,6 +31,8 @@ class Told:
     """The messages behind those that it shares with the parent's request."""
     reply: Message | None
     """The assistant's message; None = not recorded."""
+    agent: str = ""
+    """The sub-agent that made the call, by the name that its harness gave; empty = none is named."""
 
     @cached_property
     def texts(self) -> list[tuple[str, str]]:

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from rollout_inspector.streams.message_view import MEDIA
 from rollout_inspector.streams.trajectory import Ids, Mask, Message, Origin, Origins
 
+MEDIA = ("image_url", "input_image", "image", "input_audio", "audio", "audio_url", "video", "video_url")
+"""The types of the parts of a content that are media."""
 # Storing a plain int in an array is faster than an enumeration.
 _TEMPLATE, _OBSERVATION = np.uint8(Origin.TEMPLATE), np.uint8(Origin.OBSERVATION)
 _composed = partial(unicodedata.normalize, "NFC")

@@ -7,7 +7,7 @@ loads the same value. The loop builds one, writers export one, the diagnosis rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -55,6 +55,10 @@ def ids_array(values: Sequence[int] | NDArray[Any]) -> Ids:
 REWARD_COLUMNS = ("rewards", "rm_scores", "token_level_scores", "token_level_rewards")
 """Columns of a row that hold the reward of each token (SkyRL, verl)."""
 NO_IDS: Ids = np.zeros(0, dtype=np.int32)
+FORKED = "forked_from"
+"""The key in ``extra`` of a trajectory that continues another one: its ``trajectory``, ``row`` and ``offset``.
+
+Its first prompt holds what another one sampled, so that no template wrote it."""
 OTHER_FIELDS = "other_fields"
 """The key in ``extra`` of a step: ``prompt`` or ``completion`` -> a field that tells it too -> what it tells.
 
@@ -105,6 +109,8 @@ class Step:
     policy_version: str = ""
     entropy: Floats | None = None
     """``[C]``, in nats: of the whole distribution that ``logprobs`` are of; None = not recorded."""
+    kept_set: Floats | None = None
+    """``[C]``: how many tokens top_p, top_k and min_p left to draw from at each place; NaN or None = not recorded."""
     alternative_ids: Ids | None = None
     """``[C * K]``: for each sampled token the K likeliest ids at its place, likeliest first; None = not recorded."""
     alternative_logprobs: Floats | None = None
@@ -195,3 +201,47 @@ class Trajectory:
         """How many ids the arrays hold: prompts and completions of all steps, and all rows."""
         in_steps = sum(len(step.prompt_ids) + len(step.completion_ids) for step in self.steps)
         return in_steps + sum(len(row.ids) for row in self.rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A stretch of one row. Arrays are all ``[n]``; ``start`` is the row offset of the first."""
+
+    start: int
+    ids: Ids
+    origin: Origins
+    loss_mask: Mask
+    logprobs: Floats | None = None
+    """NaN for a token that was not sampled, or beyond the end of the recorded values; None: nothing was recorded."""
+    step_index: np.ndarray | None = None
+    """int32; -1 when the step is not known."""
+    n_tokens: int = 0
+    """Tokens of the whole row."""
+    origin_known: bool = True
+    """False: nobody recorded the origins, and ``origin`` is guessed from the loss mask, only for colours."""
+    columns: dict[str, Floats] = field(default_factory=dict)
+    """What a trainer or an engine told beside the tokens; NaN where a column has no value."""
+
+    def __len__(self) -> int:
+        return int(self.ids.size)
+
+    @property
+    def stop(self) -> int:
+        """The row offset behind the last token."""
+        return self.start + len(self)
+
+    def slice(self, start: int, stop: int) -> Tokens:
+        """The tokens with row offsets ``[start, stop)``."""
+        part = slice(max(start - self.start, 0), max(stop - self.start, 0))
+        return replace(
+            self, start=self.start + part.start, ids=self.ids[part], origin=self.origin[part],
+            loss_mask=self.loss_mask[part], logprobs=None if self.logprobs is None else self.logprobs[part],
+            step_index=None if self.step_index is None else self.step_index[part],
+            columns={name: values[part] for name, values in self.columns.items()},
+        )
+
+
+def plain_tokens(ids: Ids, start: int = 0, mask: Mask | None = None) -> Tokens:
+    """Ids of which only the loss mask may be known; the first stands at offset ``start``."""
+    n = len(ids)
+    return Tokens(start, ids, np.zeros(n, np.uint8), np.zeros(n, np.bool_) if mask is None else mask)

@@ -6,13 +6,19 @@ harness would have made: the policy read the faulty prompt and answered it. ``ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rollouts.sampling.demo_policy import MODEL_DIR
+from rollouts.sampling.environments.calculator import CalculatorEnvironment
+from rollouts.sampling.environments.protocol import Task
 
 BUNDLE = Path(__file__).parent / "trajectories.jsonl"
 """In this project's own JSON Lines. The ids are those of the demo policy's tokenizer."""
+N_TASKS, TASKS_SEED = 60, 7
+"""The tasks of the calculator that its conversations begin with."""
 CLEAN = "clean"
 """The name of the trajectory that has nothing wrong."""
 
@@ -61,6 +67,15 @@ MISSING = {
     "media_tokens_wrong": "The bundled model reads text alone: its tokenizer has no placeholder of an image.",
 }
 """Kind of finding -> why the gallery has no trajectory of it."""
+
+
+
+def task_asked(messages: Sequence[Mapping[str, Any]]) -> Task | None:
+    """The task of the gallery whose question a conversation holds; None = it holds none."""
+    texts = [str(message.get("content")) for message in messages if message.get("role") == "user"]
+    tasks = CalculatorEnvironment().tasks(N_TASKS, TASKS_SEED)
+    return next((task for task in tasks if any(task.messages[-1]["content"] in text for text in texts)), None)
+
 
 _TITLE = "chat template. Appending a message never changes what was rendered before it."
 _FAULTS: dict[str, tuple[tuple[str, str], ...]] = {

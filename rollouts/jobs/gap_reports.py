@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.report import VERSION, gap_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.gap.tokens import GapCollector
@@ -21,7 +21,7 @@ from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, delete_earlier_jobs, end_job
 from rollouts.store.models import Job, Run
 from rollouts.store.runs.gap import RECENT, has_gap, newest_report, trajectories_with_gap
-from rollouts.store.runs.logprob_columns import columns_of, load_compared
+from rollouts.store.runs.logprob_columns import SAMPLER, columns_of, load_compared, newest_noise, replays_of
 from rollouts.store.runs.runs import run_of_job
 from rollouts.store.text import storable_text, without_paths
 from rollouts.store.trajectories.findings import kinds_by_row
@@ -39,7 +39,7 @@ def gap_key(run: Run) -> str:
     """The hash of all that the report of a run depends on."""
     parts = (
         VERSION, run.n_trajectories, run.n_finished, run.n_steps, run.n_tokens, run.diagnosis_version,
-        run.tokenizer_id, sorted(run.finding_counts.items()),
+        run.tokenizer_id, sorted(run.finding_counts.items()), replays_of(run), newest_noise(run),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -80,7 +80,9 @@ def read_gap(
     trajectories that are read, and how many there are.
     """
     codec, notes = _codec_of(run)
-    collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None)
+    replays = replays_of(run)
+    more = [name for replay in replays for name in (replay.prefill, replay.decode)]
+    collector = GapCollector(classes=TokenClasses(codec) if codec is not None else None, more=more)
     keys, trained, n_without = trajectories_with_gap(run, recorded=not trainer)
     if n_without:
         who = "1 trajectory has" if n_without == 1 else f"{n_without:,} trajectories have"
@@ -92,11 +94,15 @@ def read_gap(
     for batch in batched(keys, BATCH_TOKENS, lambda one: max(one[1] or 0, BATCH_TOKENS // 200)):
         trajectories = trajectories_by_key([key for key, _ in batch])
         kinds = kinds_by_row(trajectories)
-        for record, value in zip(trajectories, load_compared(trajectories, sampler or SAMPLER, trainer), strict=True):
+        values = load_compared(trajectories, sampler or SAMPLER, trainer, more)
+        for record, value in zip(trajectories, values, strict=True):
             collector.add(value, enumerate(value.rows), record.code, kinds[record.pk])
         done += len(batch)
         say(done, len(keys))
-    report = gap_report(collector.done())
+    noise, tokens = newest_noise(run), collector.done()
+    if noise is not None and noise["tokens"]:
+        tokens = replace(tokens, noise=(noise["mean_abs"], noise["p99"]))
+    report = gap_report(tokens, replays)
     if every > 1:
         notes.append(
             f"The run trains {trained:,} tokens, more than the {MAX_TOKENS:,} that one report reads: one trajectory of "
@@ -112,6 +118,7 @@ def read_gap(
         "trajectories": done,
         "every": every,
         "notes": notes,
+        "noise": noise,
     }
 
 
@@ -138,8 +145,9 @@ def ask_for_gap(run: Run, user: Any = None, grows: bool = False) -> None:
     if not (has_gap(run, RECENT) if grows else not why_no_gap(run)):
         return
     if (last := newest_report(run)) is not None:
-        little = grows and last.finished <= run.n_finished < GROWTH * last.finished
-        if last.trainer or little or last.key == gap_key(run):
+        key, finished, trainer = last
+        little = grows and finished <= run.n_finished < GROWTH * finished
+        if trainer or little or key == gap_key(run):
             return
     job, is_new = ask_job(run, KIND.slug, user=user)
     if is_new:

@@ -2,6 +2,7 @@
 
 from rollouts.jobs import (
     alarm_delivery,
+    damage,
     diagnosis,
     gap_reports,
     loss_weights,
@@ -30,5 +31,6 @@ for kind in (
     alarm_delivery.KIND,
     rescore.KIND,
     gap_reports.KIND,
+    damage.KIND,
 ):
     JOB_KINDS[kind.slug] = kind

@@ -40,6 +40,7 @@ from rollouts.store.jobs.activity import is_active, is_silent
 from rollouts.store.models import ChatTemplate, Project, Run, StoredTrajectory, Tokenizer
 from rollouts.store.people.activity_log import Action, record
 from rollouts.store.people.projects import key_of
+from rollouts.store.runs.forks import add_fork
 from rollouts.store.runs.runs import create_run, fail_run
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories.launched_trajectories import add_queued_trajectories, resume_run
@@ -203,12 +204,7 @@ class LaunchSettings:
             problems["strategy"] = f"There is no strategy named {self.strategy!r}; choose one of {_listed(STRATEGIES)}."
         elif lacking := STRATEGIES[self.strategy].missing():
             problems["strategy"] = lacking
-        for setting in fields(self):
-            name, facts, value = setting.name, setting.metadata, getattr(self, setting.name)
-            if "least" in facts and value is not None:
-                is_enough = value > facts["least"] if facts.get("is_above") else value >= facts["least"]
-                if not (is_enough and value <= facts["most"]):  # so that NaN is refused too
-                    problems[name] = facts.get("fault", f"Choose a number from {facts['least']} to {facts['most']}.")
+        problems |= out_of_bounds(self)
         if "prompts" not in problems and "group" not in problems and self.prompts * self.group > MAX_TRAJECTORIES:
             problems["group"] = (
                 f"{self.prompts} prompts of {self.group} make {self.prompts * self.group} trajectories; "
@@ -234,6 +230,18 @@ class LaunchSettings:
         return engine_spec(self.engine or (model.engine if model else ""))
 
 
+def out_of_bounds(settings: Any) -> dict[str, str]:
+    """One sentence for each number outside its bounds, by the name of its setting."""
+    problems = {}
+    for setting in fields(settings):
+        name, facts, value = setting.name, setting.metadata, getattr(settings, setting.name)
+        if "least" in facts and value is not None:
+            is_enough = value > facts["least"] if facts.get("is_above") else value >= facts["least"]
+            if not (is_enough and value <= facts["most"]):  # so that NaN is refused too
+                problems[name] = facts.get("fault", f"Choose a number from {facts['least']} to {facts['most']}.")
+    return problems
+
+
 def setting_labels() -> dict[str, str]:
     """Setting -> what the form calls it."""
     return {setting.name: setting.metadata["label"] for setting in fields(LaunchSettings)}
@@ -254,11 +262,13 @@ def launch(
     enqueue: bool = True,
     prompts: Sequence[Task] = (),
     project: Project | None = None,
+    fork: tuple[Task, Mapping[str, Any]] | None = None,
 ) -> Run:
     """Store a run with all its trajectories queued, and send it to the worker of its model.
 
     ``prompts`` come from an uploaded file (``read_prompts``), for an environment that takes its tasks from a file.
-    ``project``: None = the default one. Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
+    ``project``: None = the default one. ``fork``: the task of its trajectories, and the fields of its ``Fork``.
+    Raises :class:`LaunchRefused`. When the broker does not answer, the run fails
     with the reason.
     """
     problems = settings.problems()
@@ -280,11 +290,11 @@ def launch(
         rows_template = _chosen_template(project, settings.rows_chat_template, "rows_chat_template")
     seed = secrets.randbelow(2**31) if settings.seed is None else settings.seed
     try:
-        tasks = environment(settings.environment, prompts).tasks(settings.prompts, seed)
+        tasks = [fork[0]] if fork else environment(settings.environment, prompts).tasks(settings.prompts, seed)
     except Refusal as error:
         raise LaunchRefused({"environment": str(error)}) from error
     for field_name, chosen in (("chat_template", template), ("rows_chat_template", rows_template)):
-        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id:
+        if chosen is not None and chosen.sha256 != tokenizer.chat_template_id and fork is None:
             _try_template(field_name, tokenizer, chosen, tasks[0], settings.template_kwargs)
     with transaction.atomic():
         run = create_run(
@@ -301,6 +311,7 @@ def launch(
             rows_chat_template=rows_template,
             settings=asdict(settings) | {"seed": seed},
         )
+        place = add_fork(run, **fork[1]) if fork else None
         for batch in batched(tasks, TASKS_PER_INSERT):
             places = [(task, member) for task in batch for member in range(settings.group)]
             add_queued_trajectories(run, [
@@ -312,7 +323,7 @@ def launch(
                     asdict(task),
                 )
                 for task, member in places
-            ])
+            ], place)
     record(Action.LAUNCHED, run)
     if enqueue:
         send_run(run)

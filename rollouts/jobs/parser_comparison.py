@@ -11,7 +11,7 @@ from django.db import transaction
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
-from rollout_inspector.streams.message_view import ToolCall
+from rollout_inspector.streams.messages import ToolCall
 from rollout_inspector.streams.recorded_renders import parsed
 from rollout_inspector.streams.trajectory import Step, Trajectory
 from rollout_inspector.text import chat_templates
@@ -27,7 +27,7 @@ from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, ParserAudit, StoredTrajectory
 from rollouts.store.text import storable_text, without_paths
-from rollouts.store.trajectories.parser_audits import find_parser_audit, parser_audit_of, parser_audit_of_job
+from rollouts.store.trajectories.replays import find_parser_audit, parser_audit_of, parser_audit_of_job
 from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 1

@@ -7,10 +7,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import numpy as np
 from django.db.models import QuerySet
 
+from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.batches import batched
 from rollout_inspector.streams.trajectory import Floats, Ids, Mask, Row, Trajectory
@@ -18,7 +20,7 @@ from rollout_inspector.text import tokenizers
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.launch import ServedModel, served_models
 from rollouts.jobs.warm_engines import engine_of
-from rollouts.sampling.engines import EngineError, engine_spec, scoring_engines
+from rollouts.sampling.engines import EngineError, GenerationRequest, Sampling, engine_spec, scoring_engines
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineOwner
 from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.protocol import EngineInfo
@@ -26,6 +28,7 @@ from rollouts.sampling.engines.scoring import score_streams, stream_problem, tem
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
 from rollouts.store.models import Job, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.models.scored_columns import DECODED
 from rollouts.store.outages import WorkerLeaves
 from rollouts.store.runs.logprob_columns import (
     Scored,
@@ -58,17 +61,24 @@ EngineOf = Callable[[ServedModel, str], EngineOwner]
 Result = TypeVar("Result")
 
 
-def ask(run: Run, model: str, engine: str = "", user: Any = None, temperature: float = 1.0) -> tuple[Job, bool]:
+def ask(
+    run: Run, model: str, engine: str = "", user: Any = None, temperature: float = 1.0, replay: bool = False,
+    calibrate: bool = False,
+) -> tuple[Job, bool]:
     """The job that scores a run, and whether a worker has to be sent for it. ``engine``: empty = the model's own.
 
+    ``replay``: a second column has the completions decoded again. ``calibrate``: the noise of the engine is measured.
     Raises :class:`Refusal`. What is scored already is not scored again, so a second job ends at once.
     """
     served, engine = chosen(model, engine)
     if problem := temperature_problem(engine, temperature):
         raise Refusal(problem)
     options: dict[str, Any] = {"model": served.name, "engine": engine}
-    if temperature != 1:
-        options["temperature"] = temperature
+    if replay and not engine_spec(engine).replays:
+        able = ", ".join(name for name in scoring_engines() if engine_spec(name).replays)
+        raise Refusal(f"The engine {engine} cannot decode a completion that is given; choose one of {able}.")
+    options |= {"temperature": temperature} if temperature != 1 else {}
+    options |= {name: True for name, is_asked in (("replay", replay), ("calibrate", calibrate)) if is_asked}
     if not run.n_finished:
         raise Refusal("This run has no finished trajectory, so there is nothing to score.")
     job, is_new = ask_job(run, KIND.slug, options, user)
@@ -108,29 +118,39 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
     beat(progress="the engine is started")
     try:
         owner = engine_of(model, engine)
-        scorer = _Scoring(owner, _wait(owner.call(EngineInfo.of), beat), temperature, beat, *_vocabulary(run, model))
+        info = wait_for(owner.call(EngineInfo.of), beat)
+        scorer = _Scoring(owner, info, temperature, beat, Vocabulary.of(run, model, info.vocab_size))
     except EngineError as error:
-        raise _failure(error) from error
+        raise engine_failure(error) from error
     weights = "" if engine_spec(engine).is_server else weights_digest(model.path)
-    column = begin_column(run, model.name, engine, scorer.info.version, weights, job.created_by, temperature)
-    n_before = n_done = count_scored(column)
-    beat(report={"column": column.code}, n_done=n_done, n_total=finished.count(), progress="")
+    engines = [engine, f"{engine}{DECODED}"][: 1 + bool(job.options.get("replay"))]
+    columns = [
+        begin_column(run, model.name, name, scorer.info.version, weights, job.created_by, temperature)
+        for name in engines
+    ]
+    report: dict[str, Any] = {"column": columns[0].code, "columns": [column.code for column in columns]}
+    if job.options.get("calibrate"):
+        report["noise"] = scorer.noise(finished)
+    n_before = n_done = min(map(count_scored, columns))
+    beat(report=report, n_done=n_done, n_total=finished.count(), progress="")
     left_out: list[str] = []
     try:
-        for batch in _batches(not_scored(column, finished)):
-            scores = [score for score in scorer.scored(batch, left_out) if score is not None]
-            beat()  # what a lost worker has scored is not stored
-            keep_scores(column, scores)
-            n_done += len(batch)
-            beat(n_done=n_done)
+        for column in columns:
+            left_out, n_done = [], count_scored(column)
+            for batch in _batches(not_scored(column, finished)):
+                scores = [score for score in scorer.scored(batch, left_out, column.is_decoded) if score is not None]
+                beat()  # what a lost worker has scored is not stored
+                keep_scores(column, scores)
+                n_done += len(batch)
+                beat(n_done=n_done)
+            if left_out and n_done - n_before == len(left_out) and not n_before:
+                raise Refusal(f"No trajectory can be scored. The first: {left_out[0]}")
+            end_column(column)
     except ScoredColumn.DoesNotExist:
         raise JobLost from None
-    if left_out and n_done - n_before == len(left_out) and not n_before:
-        raise Refusal(f"No trajectory can be scored. The first: {left_out[0]}")
-    end_column(column)
     n_scored = n_done - len(left_out)
     sentence = "1 trajectory is scored." if n_scored == 1 else f"{n_scored:,} trajectories are scored."
-    notes = [sentence, *scorer.notes, *left_out[:MAX_NOTES]]
+    notes = [sentence, *scorer.vocabulary.notes, *left_out[:MAX_NOTES]]
     if len(left_out) > MAX_NOTES:
         notes.append(f"And {len(left_out) - MAX_NOTES:,} more were left out.")
     if not end_job(job, Job.Status.DONE, n_done=n_done, notes=notes):
@@ -139,11 +159,62 @@ def do_job(job: Job, beat: Beat, engine_of: EngineOf = engine_of) -> None:
 
 def fail(job: Job, sentence: str, remedy: str) -> None:
     """End a job as failed. A column that was never whole goes with it."""
-    if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy) or not job.report:
+    if not end_job(job, Job.Status.FAILED, sentence, remedy=remedy) or not job.report or job.run is None:
         return
-    column = None if job.run is None else find_scored_column(job.run, job.report["column"])
-    if column is not None and column.finished_at is None:
-        delete_column(column)
+    for code in job.report.get("columns", [job.report["column"]]):
+        column = find_scored_column(job.run, code)
+        if column is not None and column.finished_at is None:
+            delete_column(column)
+
+
+@dataclass
+class Vocabulary:
+    """What tells whether the ids of a run are other tokens for a model."""
+
+    size: int
+    """Of the model."""
+    differs: Mask
+    """Of each id, whether it is another token in the model's vocabulary than in the run's."""
+    names: tuple[LoadedTokenizer, LoadedTokenizer] | None
+    """The tokenizers of the run and of the model, where both are known."""
+    notes: list[str]
+    """What could not be compared."""
+
+    @classmethod
+    def of(cls, run: Run, model: ServedModel, size: int) -> Vocabulary:
+        """Compare the tokenizers of a run and a model."""
+        none: Mask = np.zeros(0, dtype=np.bool_)
+        if run.tokenizer is None:
+            sentence = "The run has no tokenizer, so its vocabulary was not compared with the model's."
+            return cls(size, none, None, [sentence])
+        try:
+            pair = load_tokenizer(run.tokenizer.files_sha256), tokenizers.load(model.path)
+        except (ValueError, OSError) as error:
+            sentence = without_paths(f"The vocabularies of run and model were not compared: {error}")
+            return cls(size, none, None, [sentence])
+        if pair[0].sha256 == pair[1].sha256:
+            return cls(size, none, pair, [])
+        ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
+        mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
+        return cls(size, np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, [])
+
+    def check(self, record: StoredTrajectory, ids: Ids) -> None:
+        """Raises :class:`Refusal` for an id that is none of the model's, or another token there."""
+        other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
+        outside = ids[(ids < 0) | (ids >= self.size)]
+        if len(outside):
+            raise Refusal(
+                f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to "
+                f"{self.size - 1}: it has another vocabulary. {other}"
+            )
+        common = ids[ids < len(self.differs)]
+        differing = common[self.differs[common]]
+        if len(differing) and self.names is not None:
+            mine, theirs = (codec.token_bytes(differing[:1])[0].decode(errors="replace") for codec in self.names)
+            raise Refusal(
+                f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
+                f"and {theirs!r} in the model's: it has another vocabulary. {other}"
+            )
 
 
 @dataclass
@@ -154,54 +225,75 @@ class _Scoring:
     info: EngineInfo
     temperature: float
     beat: Beat
-    differs: Mask
-    """Of each id, whether it is another token in the model's vocabulary than in the run's."""
-    names: tuple[LoadedTokenizer, LoadedTokenizer] | None
-    """The tokenizers of the run and of the model, where both are known."""
-    notes: list[str]
+    vocabulary: Vocabulary
 
-    def scored(self, batch: Sequence[StoredTrajectory], left_out: list[str]) -> Iterator[Scored | None]:
+    def noise(self, finished: QuerySet[StoredTrajectory]) -> dict[str, Any]:
+        """How far the engine differs from itself: rows scored together, and one by one from the last to the first."""
+        records = next(_batches(finished), [])
+        rows = [row for value in load_compared(records) for row in value.rows if not stream_problem(row.ids, self.info)]
+        rows = next(iter(batched(rows, CALL_TOKENS, lambda row: len(row.ids))), [])
+        alone = [values for row in rows[::-1] for values in self._scores([row.ids])][::-1]
+        pairs = zip(self._scores([row.ids for row in rows]), alone, strict=True)
+        d = np.concatenate([np.zeros(0), *((a - b)[1:].astype(np.float64) for a, b in pairs)])
+        return GapFigures.of(d[np.isfinite(d)]).values()
+
+    def scored(
+        self, batch: Sequence[StoredTrajectory], left_out: list[str], is_decoded: bool = False
+    ) -> Iterator[Scored | None]:
         """The scores of each trajectory; None = a row is too long, and ``left_out`` got a sentence."""
         fitting: list[tuple[StoredTrajectory, Trajectory]] = []
         for record, value in zip(batch, load_compared(batch), strict=True):
             problem = ""
             for row in value.rows:
-                self._check_vocabulary(record, row)
+                self.vocabulary.check(record, row.ids)
                 problem = problem or stream_problem(row.ids, self.info)
             if problem:
                 left_out.append(f"Trajectory {record.code} was left out. {problem}")
                 yield None
             else:
                 fitting.append((record, value))
-        values = iter(self._scores([row.ids for _, value in fitting for row in value.rows]))
+        rows = [row for _, value in fitting for row in value.rows]
+        values = iter(self._decoded(rows) if is_decoded else self._scores([row.ids for row in rows]))
         for record, value in fitting:
             yield record.pk, value.rows, [next(values) for _ in value.rows]
-
-    def _check_vocabulary(self, record: StoredTrajectory, row: Row) -> None:
-        n = self.info.vocab_size
-        other = "Its scores would mean nothing. Choose a model that has the vocabulary of the run."
-        outside = row.ids[(row.ids < 0) | (row.ids >= n)]
-        if len(outside):
-            raise Refusal(
-                f"Trajectory {record.code} holds the id {int(outside[0])}, and the model's ids run from 0 to {n - 1}: "
-                f"it has another vocabulary. {other}"
-            )
-        common = row.ids[row.ids < len(self.differs)]
-        differing = common[self.differs[common]]
-        if len(differing) and self.names is not None:
-            mine, theirs = (codec.token_bytes(differing[:1])[0].decode(errors="replace") for codec in self.names)
-            raise Refusal(
-                f"Trajectory {record.code} holds the id {int(differing[0])}, which is {mine!r} in the run's tokenizer "
-                f"and {theirs!r} in the model's: it has another vocabulary. {other}"
-            )
 
     def _scores(self, streams: Sequence[Ids]) -> list[Floats]:
         scores: list[Floats] = []
         try:
             for part in batched(streams, CALL_TOKENS, len):
-                scores += _wait(self.owner.call(partial(score_streams, part, temperature=self.temperature)), self.beat)
+                work = partial(score_streams, part, temperature=self.temperature)
+                scores += wait_for(self.owner.call(work), self.beat)
         except EngineError as error:
-            raise _failure(error) from error
+            raise engine_failure(error) from error
+        return scores
+
+    def _decoded(self, rows: Sequence[Row]) -> list[Floats]:
+        """The log-probabilities ``[T]`` of the trained tokens, each stretch as a completion of all before it; else NaN.
+
+        Requests go the way of sampled ones: in one batch with those of runs, and by the cache.
+        """
+        scores = [np.full(len(row.ids), np.nan, np.float32) for row in rows]
+        edges = [np.flatnonzero(np.diff(row.loss_mask.astype(np.int8), prepend=0, append=0)) for row in rows]
+        places = [
+            (n, max(int(start), 1), int(stop))
+            for n, at in enumerate(edges) for start, stop in at.reshape(-1, 2) if stop > 1
+        ]
+        for part in batched(places, CALL_TOKENS, lambda place: place[2]):
+            requests = [
+                GenerationRequest(
+                    f"replay-{uuid4().hex}", rows[n].ids[:start],
+                    Sampling(self.temperature, max_tokens=stop - start), rows[n].ids[start:stop],
+                )
+                for n, start, stop in part
+            ]
+            futures = [self.owner.submit(request) for request in requests]
+            try:
+                for (n, start, stop), future in zip(part, futures, strict=True):
+                    scores[n][start:stop] = wait_for(future, self.beat).logprobs
+            except EngineError as error:
+                raise engine_failure(error) from error
+            finally:
+                self.owner.abort([request.request_id for request in requests])
         return scores
 
 
@@ -212,7 +304,7 @@ def _batches(records: QuerySet[StoredTrajectory]) -> Iterator[Sequence[StoredTra
         after = page[-1].index
 
 
-def _wait(future: Future[Result], beat: Beat) -> Result:
+def wait_for(future: Future[Result], beat: Beat) -> Result:
     """The result of a future. Raises :class:`JobLost` soon after the job was cancelled."""
     while True:
         try:
@@ -223,31 +315,16 @@ def _wait(future: Future[Result], beat: Beat) -> Result:
             beat.now_and_then()
 
 
-def _failure(error: EngineError) -> Exception:
+def engine_failure(error: EngineError) -> Exception:
+    """What a job raises for an engine that could not do it."""
     if isinstance(error, EngineClosed):
-        return WorkerLeaves("The worker was shut down while it scored.")
+        return WorkerLeaves("The worker was shut down while the engine worked.")
     return Refusal(str(error))
-
-
-def _vocabulary(run: Run, model: ServedModel) -> tuple[Mask, tuple[LoadedTokenizer, LoadedTokenizer] | None, list[str]]:
-    """Which ids are other tokens in the model than in the run, both tokenizers, and what could not be compared."""
-    none: Mask = np.zeros(0, dtype=np.bool_)
-    if run.tokenizer is None:
-        return none, None, ["The run has no tokenizer, so its vocabulary was not compared with the model's."]
-    try:
-        pair = load_tokenizer(run.tokenizer.files_sha256), tokenizers.load(model.path)
-    except (ValueError, OSError) as error:
-        return none, None, [without_paths(f"The vocabularies of run and model were not compared: {error}")]
-    if pair[0].sha256 == pair[1].sha256:
-        return none, pair, []
-    ids = np.arange(max(tokenizer.vocab_size for tokenizer in pair), dtype=np.int32)
-    mine, theirs = (tokenizer.token_bytes(ids) for tokenizer in pair)
-    return np.array([a != b for a, b in zip(mine, theirs, strict=True)], dtype=np.bool_), pair, []
 
 
 def _details(options: Mapping[str, Any]) -> str:
     at = f" at temperature {options['temperature']:g}" if "temperature" in options else ""
-    return f" with {options['model']} on {options['engine']}{at}"
+    return f" with {options['model']} on {options['engine']}{at}{', with a replay' * ('replay' in options)}"
 
 
 KIND = JobKind(
@@ -262,4 +339,5 @@ KIND = JobKind(
     done=lambda job: " ".join(job.notes[:1]),
     cancelled="Cancelled after {done}. The column is shown when all are scored: score it again to go on.",
 )
-"""An engine scores the rows of a run; ``options`` name model and engine, and the temperature where it is not 1."""
+"""An engine scores the rows of a run; ``options`` name model and engine, the temperature where it is not 1, and what
+is made beside: ``replay``, ``calibrate``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,11 +19,11 @@ from rollout_inspector.text.chat_templates import CheckReport
 from rollout_inspector.text.chat_templates.repair.search import NOT_FINISHED
 from rollout_inspector.text.tokenizers import LoadedTokenizer
 from rollouts.jobs.replays.strategy_deltas import strategy_deltas
-from rollouts.store.chat_templates.template_checks import check_of, check_of_job
+from rollouts.store.chat_templates.template_checks import check_of, check_of_job, find_check
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active, is_silent
-from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
+from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job, take_job
 from rollouts.store.models import (
     DEFAULT_PROJECT,
     ChatTemplate,
@@ -34,6 +35,8 @@ from rollouts.store.models import (
 )
 from rollouts.store.people.projects import project_or_default
 
+WAIT_SECONDS = 0.5
+"""How often it is asked whether another worker has answered a check."""
 MAX_OLDER = 5
 """How many answers of earlier versions of the checks are kept in short."""
 
@@ -58,8 +61,7 @@ def code_of_hashes(
 
 
 def question_of(
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None, kwargs: Mapping[str, Any] | None = None,
     conversation: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The parts of a question beside tokenizer and template. Empty parts are left out."""
@@ -68,14 +70,9 @@ def question_of(
 
 
 def ask(
-    tokenizer: Tokenizer | None,
-    chat_template: ChatTemplate,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    user: Any = None,
-    conversation: Sequence[Mapping[str, Any]] | None = None,
-    repair: bool = True,
-    project: Project | None = None,
+    tokenizer: Tokenizer | None, chat_template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None = None,
+    kwargs: Mapping[str, Any] | None = None, user: Any = None, conversation: Sequence[Mapping[str, Any]] | None = None,
+    repair: bool = True, project: Project | None = None,
 ) -> tuple[TemplateCheck, bool]:
     """The check of a question in a project, and whether a worker has to be sent for its job.
 
@@ -86,12 +83,8 @@ def ask(
     project = project_or_default(project)
     with transaction.atomic():
         check, created = check_of(
-            code_of(project, tokenizer, chat_template, question),
-            project,
-            chat_template,
-            tokenizer=tokenizer,
-            question=question,
-            created_by=user if user is not None and user.is_authenticated else None,
+            code_of(project, tokenizer, chat_template, question), project, chat_template, tokenizer=tokenizer,
+            question=question, created_by=user if user is not None and user.is_authenticated else None,
         )
         if not created and not is_stale(check):
             return check, repair and ask_for_repair(check, user)
@@ -111,10 +104,10 @@ def ask_for_repair(check: TemplateCheck, user: Any = None) -> bool:
 
 
 def is_stale(check: TemplateCheck) -> bool:
-    """Whether a check has failed, was answered by an older version of the checks, or has lost its worker."""
+    """Whether a check failed, was cancelled, was answered by an older version of the checks, or lost its worker."""
     if check.status == TemplateCheck.Status.DONE:
         return check.version != chat_templates.VERSION or check.cells is None
-    return check.status == TemplateCheck.Status.FAILED or is_silent(check.job)
+    return check.status in (TemplateCheck.Status.FAILED, TemplateCheck.Status.CANCELLED) or is_silent(check.job)
 
 
 def wants_repair(check: TemplateCheck) -> bool:
@@ -122,6 +115,43 @@ def wants_repair(check: TemplateCheck) -> bool:
     searching = is_active(check.job) and not is_silent(check.job)
     detail = (check.report or {}).get("repair_detail")
     return check.is_answered and not searching and check.report is not None and detail in (None, "", NOT_FINISHED)
+
+
+WHICH = ("repair", "wider", "widest")
+"""The names of the repairs of a report in addresses, the smallest repair first."""
+
+
+def repairs_of(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Name in addresses -> repair of the report, the smallest first."""
+    by_name: dict[str, Mapping[str, Any]] = {}
+    repair: Mapping[str, Any] | None = report.get("repair")
+    for which in WHICH:
+        if repair:
+            by_name[which] = repair
+            repair = repair.get("wider")
+    return by_name
+
+
+def answer_now(check: TemplateCheck, beat: Beat) -> TemplateCheck:
+    """The check with its report and repair, for the job of ``beat``, which does its job or waits for who does it.
+
+    Raises :class:`Refusal` where it could not be answered.
+    """
+    while is_active(check.job):
+        if (job := take_job(check.job.pk)) is None:
+            time.sleep(WAIT_SECONDS)
+        else:
+            try:
+                do_job(job, Beat(job, lambda own: beat.now_and_then(progress=own.progress)))
+            except Refusal as refusal:
+                end_job(job, Job.Status.FAILED, refusal.sentence)
+            except JobLost:
+                end_job(job, Job.Status.CANCELLED)
+        beat()
+        check = find_check(check.code) or check
+    if check.job.status != Job.Status.DONE:
+        raise Refusal(check.job.error or "The search for a repair was cancelled.")
+    return find_check(check.code) or check
 
 
 def do_job(job: Job, beat: Beat) -> None:

@@ -44,7 +44,7 @@ def _add_part(choice: dict[str, Any], part: dict[str, Any]) -> None:
             continue
         if name == "delta":
             _add_delta(choice.setdefault("message", {"role": "assistant"}), value)
-        elif name == "token_ids" or name == "text":
+        elif name in ("token_ids", "text", "sampling_mask"):
             _add(choice, name, value)
         elif name == "logprobs":
             logprobs = choice.setdefault("logprobs", {})

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -36,6 +36,40 @@ POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, eq=False)
+class ForkStart:
+    """Where a trajectory begins that continues another one. The engine reads the ids as they are."""
+
+    prompt_ids: Ids
+    """``[P]``: everything before the first token that is sampled."""
+    prompt_length: int
+    """How many of these are prompt. The others begin the assistant's own turn."""
+    messages: tuple[Message, ...]
+    """The conversation so far, without the turn that is continued. It begins with the messages of the task."""
+    replies: Mapping[int, Message] = field(default_factory=dict)
+    """Place in ``messages`` -> the reply that the environment answered, where another one may stand there."""
+    goes_on: bool = False
+    """Go on with the recorded messages where the environment answers otherwise."""
+    reply: Message | None = None
+    """The message of a turn that is whole: ``observed`` follows it. None = there is no such turn."""
+    observed: tuple[Message, ...] = ()
+    """What the strategy observes after ``reply``, instead of what the environment answers."""
+
+    def recorded(self, n_task: int) -> list[tuple[Message, list[Message]]]:
+        """Each reply behind the ``n_task`` messages of the task, with what was answered to it."""
+        turns: list[tuple[Message, list[Message]]] = []
+        for place, message in enumerate(self.messages[n_task:], n_task):
+            if message.get("role") == "assistant":
+                turns.append((self.replies.get(place, message), []))
+            elif turns:
+                turns[-1][1].append(message)
+        return turns
+
+
+class AnswersDiffer(Exception):
+    """The environment answers a recorded reply otherwise than it was answered; the message says how."""
+
+
+@dataclass(frozen=True, eq=False)
 class RolloutJob:
     """A trajectory to make, or to continue."""
 
@@ -45,6 +79,8 @@ class RolloutJob:
     seed: int | None = None
     steps: tuple[Step, ...] = ()
     """Steps that an earlier attempt has stored. They are taken over, not sampled again."""
+    start: ForkStart | None = None
+    """Where it begins, if it continues another trajectory; None = with its task."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +116,8 @@ class _Live:
     prompt_ids: Ids
     n_steps: int = 0
     n_calls: int = 0
+    n_before: int = 0
+    """Turns of the trajectory that it continues."""
     request_id: str = ""
     deadline: float = 0.0
     """When the environment must have answered; 0 = no answer is due."""
@@ -133,6 +171,19 @@ def _engine_info(engine: EngineOwner, should_stop: Callable[[], bool]) -> Engine
             if info.done():
                 raise
     return None
+
+
+def _turn_head(live: _Live) -> Ids:
+    """The ids of the turn that a fork continues: they stand before its first completion, in the same message."""
+    start = live.job.start
+    if start is None or start.reply is not None or live.n_steps:
+        return NO_IDS
+    return start.prompt_ids[start.prompt_length :]
+
+
+def _n_calls(reply: Message) -> int:
+    calls = reply.get("tool_calls")
+    return len(calls) if isinstance(calls, list) else 0
 
 
 def _said_of(fault: BaseException) -> str:
@@ -231,7 +282,7 @@ class _Batch:
     def _start(self, job: RolloutJob) -> None:
         strategy = self.new_strategy()
         try:
-            prompt = strategy.begin(job.task.messages, job.task.tools, self.template_kwargs)
+            prompt, messages = self._begin(strategy, job)
         except (StrategyRefused, RenderFailed) as error:
             self._done.append(TrajectoryEnd.of_refusal(job.key, error))
             return
@@ -248,9 +299,62 @@ class _Batch:
                 TrajectoryEnd(job.key, error=f"The environment could not start the task: {reason(error)}.")
             )
             return
-        live = _Live(job, strategy, episode, list(job.task.messages), np.array(prompt))
+        live = _Live(job, strategy, episode, messages, np.array(prompt))
         self._live.add(live)
-        self._handle(live, lambda: self._next_turn(live))
+        turns = job.start.recorded(len(job.task.messages)) if job.start else []
+        if job.start and job.start.reply is not None:
+            turns.append((job.start.reply, []))
+        if not job.start or not turns:
+            self._handle(live, lambda: self._next_turn(live))
+            return
+        live.n_before = len(turns)
+        live.n_calls = sum(_n_calls(reply) for reply, _ in turns)
+        # What the environment answers to the last reply is not compared where something else is observed.
+        live.deadline = time.monotonic() + self.limits.environment_seconds * len(turns)
+        self._answers.ask(
+            lambda: self._bring(episode, turns, job.start),
+            lambda outcome: self._events.put((live, lambda: self._brought(live, outcome))),
+        )
+
+    def _begin(self, strategy: Strategy, job: RolloutJob) -> tuple[Ids, list[Message]]:
+        """The first prompt of a job, and the conversation that it holds."""
+        task, start = job.task, job.start
+        if start is None:
+            return strategy.begin(task.messages, task.tools, self.template_kwargs), list(task.messages)
+        strategy.recorded_prompt = start.prompt_ids[: start.prompt_length]
+        strategy.begin(start.messages, task.tools, self.template_kwargs)
+        if start.reply is None:
+            return start.prompt_ids, list(start.messages)
+        strategy.sampled(start.prompt_ids[start.prompt_length :], None, start.reply)
+        return strategy.observe(start.observed), [*start.messages, start.reply, *start.observed]
+
+    def _bring(
+        self, episode: Episode, turns: Sequence[tuple[Message, list[Message]]], start: ForkStart | None
+    ) -> Outcome:
+        """Bring an environment to where a fork begins, by answering the recorded replies again."""
+        outcome = Outcome([], False)
+        for number, (reply, recorded) in enumerate(turns):
+            outcome = episode.step(reply)
+            answers = answering(reply, outcome.messages) if self.call_ids else outcome.messages
+            if start is None or start.goes_on or (start.reply is reply and not outcome.done):
+                continue
+            if outcome.done or [dict(message) for message in answers] != [dict(message) for message in recorded]:
+                new = "the end of the episode" if outcome.done else repr(answers)[:300]
+                raise AnswersDiffer(
+                    f"The environment does not answer turn {number} as it was recorded: {new}, and recorded is "
+                    f"{repr(recorded)[:300]}. Go on with the recorded answers, or fork an earlier token."
+                )
+        return outcome
+
+    def _brought(self, live: _Live, outcome: Outcome | Exception) -> None:
+        if live not in self._live:
+            return  # it took too long and was given up
+        live.deadline = 0.0
+        if isinstance(outcome, Exception):
+            is_ours = isinstance(outcome, AnswersDiffer)
+            self._end(live, error=str(outcome) if is_ours else f"The environment failed: {reason(outcome)}.")
+        else:
+            self._next_turn(live)
 
     def _next_turn(self, live: _Live) -> None:
         """Sample the next step, or take it over from an earlier attempt."""
@@ -293,6 +397,8 @@ class _Batch:
     def _reply(self, live: _Live, ids: Ids) -> Message:
         """A completion as a message. If the prompt ends inside that message, its earlier calls do not count."""
         before = NO_IDS if live.strategy.continues_message else live.prompt_ids
+        if len(head := _turn_head(live)):
+            before, ids = before[: -len(head)], np.concatenate([head, ids])
         reply = self.parse(before, ids, live.job.task.tools)
         if not self.call_ids:
             return reply
@@ -316,11 +422,13 @@ class _Batch:
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             engine=f"{info.name} {info.version}",
-            policy_version=self.policy_version,
+            policy_version=generation.policy_version or self.policy_version,
             entropy=generation.entropy,
+            kept_set=generation.kept_set,
             alternative_ids=generation.alternative_ids,
             alternative_logprobs=generation.alternative_logprobs,
             delta_origin=live.strategy.delta_origin,
+            extra=generation.extra,
         )
 
     def _completed(
@@ -329,10 +437,11 @@ class _Batch:
         """Let the stream grow by a completion, then ask the environment. A truncated completion ends the trajectory."""
         if reply is None:
             reply = self._reply(live, ids)
+        if len(head := _turn_head(live)):
+            ids, logprobs = np.concatenate([head, ids]), None
         live.messages.append(reply)
         live.n_steps += 1
-        calls = reply.get("tool_calls")
-        live.n_calls += len(calls) if isinstance(calls, list) else 0
+        live.n_calls += _n_calls(reply)
         try:
             live.strategy.sampled(ids, logprobs, reply)
         except (StrategyRefused, RenderFailed) as error:
@@ -355,7 +464,7 @@ class _Batch:
             self._end(live, error=f"The environment failed: {reason(outcome)}.")
         elif outcome.done:
             self._end(live, outcome)
-        elif live.n_steps >= self.limits.max_turns:
+        elif live.n_before + live.n_steps >= self.limits.max_turns:
             self._truncate(live, "max_turns")
         else:
             messages = answering(live.messages[-1], outcome.messages) if self.call_ids else outcome.messages
@@ -391,7 +500,9 @@ class _Batch:
             self._done.append(TrajectoryEnd(live.job.key, error=error))
             return
         try:
-            rows = None if live.strategy.rows_follow_from_steps else tuple(live.strategy.rows())
+            # The rows of a fork follow from its own steps: the strategy holds those of its parent too.
+            follows = live.strategy.rows_follow_from_steps or live.job.start is not None
+            rows = None if follows else tuple(live.strategy.rows())
         except (StrategyRefused, RenderFailed) as refusal:
             self._refuse(live, refusal)
             return

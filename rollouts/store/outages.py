@@ -35,7 +35,8 @@ def disk_fault(error: BaseException) -> str:
 
 def lacks_memory(error: BaseException) -> bool:
     """Whether a process was given no more memory."""
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    return no_thread or isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
 
 
 def is_busy(error: BaseException) -> bool:

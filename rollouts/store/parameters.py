@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from rollout_inspector.diagnose.finding import Severity
+from rollout_inspector.diagnose.kinds import KINDS
 from rollouts.store.models import WorkStatus
 
 MAX_TEXT = 200
@@ -48,11 +49,12 @@ YES_NO = ("yes", "no")
 COMMENTS = ("open", "any")
 SORTED_COLUMNS = (
     "index", "reward", "n_tokens", "n_findings", "n_rows", "n_steps", "n_sampled", "n_trained", "n_lost",
-    "training_step", "group", "stop_reason",
+    "training_step", "group", "stop_reason", "damage",
 )
 """The columns by which a list of trajectories can be sorted."""
 SORTS = tuple(sign + column for column in SORTED_COLUMNS for sign in ("", "-"))
 """The orders of a list of trajectories; a minus sign means descending."""
+KindName = Annotated[str, among(tuple(KINDS)), listed(tuple(KINDS))]
 StatusName = Annotated[str, among(STATUSES), listed(STATUSES)]
 SeverityName = Annotated[str, among(SEVERITIES), listed(SEVERITIES)]
 YesNo = Annotated[str, among(YES_NO), listed(YES_NO)]

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from rollout_inspector.diagnose.finding import Severity
 from rollouts.store import models
-from rollouts.store.parameters import CommentsName, Count, MutedName, SeverityName, StatusName, Text, YesNo
+from rollouts.store.parameters import CommentsName, Count, KindName, MutedName, SeverityName, StatusName, Text, YesNo
 from rollouts.store.runs.muted import rules_of
 from rollouts.store.trajectories.seen import seen_in_run
 
@@ -41,7 +41,7 @@ class FilterParameters(BaseModel):
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    kind: Annotated[Text, Field(alias="finding"), FilterInput("kind", "kind:branch")] = ""
+    kind: Annotated[KindName, Field(alias="finding"), FilterInput("kind", "kind:branch")] = ""
     """Only trajectories that have a finding of this kind."""
     severity: Annotated[SeverityName, FilterInput("severity", "severity:error")] = ""
     """Only trajectories that have a finding of this severity."""
@@ -75,6 +75,8 @@ class FilterParameters(BaseModel):
     """The fewest tokens of a trajectory."""
     tokens_max: Annotated[Count | None, FilterInput("tokens", "tokens<500", "n_tokens__lte")] = None
     """The most tokens of a trajectory."""
+    damage_min: Annotated[FiniteFloat | None, FilterInput("damage", "damage>=0.1", "damage__gte")] = None
+    """The least damage to the gradient. A trajectory that was not measured passes no bound."""
     training_min: Annotated[Count | None, FilterInput("training", "training>=10", "training_step__gte")] = None
     """The first training step. A trajectory without one passes no bound."""
     training_max: Annotated[Count | None, FilterInput("training", "training<=20", "training_step__lte")] = None
@@ -85,6 +87,8 @@ class FilterParameters(BaseModel):
     """A part of the external id, in upper or lower case."""
     policy_version: Annotated[Text, Field(alias="policy"), FilterInput("policy", "policy:v3")] = ""
     """The policy version that sampled the first step."""
+    kept_max: Annotated[Count | None, Field(alias="kept"), FilterInput("kept", "kept:5")] = None
+    """Only trajectories with a token that was drawn from a kept set of at most so many tokens."""
     flawed: Annotated[bool, FilterInput("flawed", "flawed:yes")] = False
     """Only trajectories that have a finding."""
     muted: Annotated[MutedName, FilterInput("muted", "muted:hide")] = ""
@@ -147,6 +151,9 @@ def filter_trajectories(run: models.Run, filters: TrajectoryFilters) -> QuerySet
     if filters.policy_version:
         first = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), index=0)
         trajectories = trajectories.filter(Exists(first.filter(policy_version=filters.policy_version)))
+    if filters.kept_max is not None:
+        steps = models.StoredStep.objects.filter(trajectory=OuterRef("pk"), least_kept__lte=filters.kept_max)
+        trajectories = trajectories.filter(Exists(steps))
     if filters.comments:
         # People write few comments: those of the run are read first.
         comments = models.Comment.objects.filter(trajectory__run=run)

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import signals
 from celery.utils.nodenames import worker_direct
-from django.db import DatabaseError, InterfaceError, connection
+from django.db import connection
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Heartbeat:
                     if waited >= self._seconds:
                         self._beat()
                         waited = 0.0
-                except (DatabaseError, InterfaceError):
+                except Exception:
                     # A busy database is asked again. If it does not come back, saving the results ends the work.
                     log.warning("heartbeat missed thread=%s", self._thread.name, exc_info=True)
                     connection.close()

@@ -28,6 +28,7 @@ from rollouts.store.jobs.jobs import (
     note_outage,
     return_job,
     touch_job,
+    unfollowed_jobs,
     waiting_jobs,
 )
 from rollouts.store.jobs.shards import (
@@ -197,9 +198,17 @@ def _adopt_in_background(sender: Any, **_: Any) -> None:
     """While a worker of the default queue lives, it sends again the jobs that have lost their worker, and sweeps."""
     if settings.CELERY_TASK_DEFAULT_QUEUE in queues_of(sender):
         repeat("adopt-jobs", ADOPT_SECONDS, _adopt)
+        repeat("follow-jobs", SWEEP_SECONDS / 10, ask_for_followers)
         repeat("sweep", SWEEP_SECONDS, unused_files.sweep)
         repeat("figures", COUNT_SECONDS / 2, count_due)
         repeat("alarms", alarm_delivery.CLOCK_SECONDS, alarm_delivery.send_due)
+
+
+def ask_for_followers() -> None:
+    """Ask for what follows jobs whose worker was lost at their end. What was asked for already stays as it is."""
+    for job in unfollowed_jobs():
+        if (follow := kind_of(job).follow) is not None and job.run is not None:
+            follow(job.run, job.created_by)
 
 
 def _adopt() -> None:

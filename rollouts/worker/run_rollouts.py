@@ -16,7 +16,9 @@ from celery.utils.nodenames import worker_direct
 from celery.worker.state import active_requests
 
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
+from rollout_inspector.refusal import Refusal
 from rollouts.jobs import broker, template_checks, warm_engines
+from rollouts.jobs.forks import fork_start
 from rollouts.jobs.launch import LaunchSettings, model_tokenizer, send_run, served_models
 from rollouts.jobs.warm_engines import engine_of, live_trajectories
 from rollouts.sampling.engines import EngineError, Sampling, reason
@@ -25,6 +27,7 @@ from rollouts.sampling.loop import Callbacks, RolloutJob, RolloutLimits, run_bat
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import ChatTemplate, Run, StoredTrajectory
+from rollouts.store.outages import is_outage, said_of
 from rollouts.store.people.projects import project_or_default
 from rollouts.store.runs.launched_runs import adopt_orphans, begin, count_queued, hand_back, running_launches, settle
 from rollouts.store.runs.runs import beat, find_run, get_run, is_cancelled
@@ -100,7 +103,8 @@ def _work_on(run: Run) -> bool:
         sentence = str(error)
     except Exception as error:
         log.exception("run left run=%s", run.code)
-        sentence = f"The run stopped on an error of the program: {reason(error)}"
+        of_program = f"The run stopped on an error of the program: {reason(error)}"
+        sentence = said_of(error) if is_outage(error) else of_program
     leased = list(work.leased.values())
     if shutting_down.is_set():
         hand_back(run.pk, leased)
@@ -146,6 +150,10 @@ class _Work:
         load = partial(load_tokenizer, run.tokenizer.files_sha256)
         tokenizer = try_again(load, should_stop=self._is_to_stop)
         context = self.context = _context(run, tokenizer)
+        try:
+            self._start = try_again(partial(fork_start, run), should_stop=self._is_to_stop)
+        except Refusal as refusal:
+            return refusal.sentence
         sampling = Sampling(
             temperature=settings.temperature,
             top_p=settings.top_p,
@@ -206,7 +214,7 @@ class _Work:
                 self.leased[trajectory.pk] = trajectory
             # Another attempt may have begun the trajectory: the steps that it stored are not sampled again.
             steps = try_again(partial(load_trajectory, trajectory)).steps if trajectory.n_steps else ()
-            jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps))
+            jobs.append(RolloutJob(trajectory.pk, _task(trajectory), trajectory.seed, steps, self._start))
         return jobs
 
     def _write(self, steps: Sequence[Saved], ends: Sequence[TrajectoryEnd]) -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from rollout_inspector.diagnose import Diagnosis
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.streams.retokenized import EncodedAgain
-from rollout_inspector.streams.trajectory import Step, Trajectory
+from rollout_inspector.streams.trajectory import FORKED, Step, Trajectory
 from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.forks import find_fork
 from rollouts.store.runs.runs import get_run
+from rollouts.store.token_arrays.reading import fork_prefix
 from rollouts.store.trajectories.launched_trajectories import fail_trajectory, finish_trajectories, save_steps
 from rollouts.store.trajectories.retokenized import keep_retokenized
 from rollouts.store.trajectories.trajectories import load_trajectory, trajectories_by_key
@@ -33,11 +35,13 @@ class RunStorage:
     def __init__(self, run_id: int) -> None:
         self.run_id = run_id
         self._run = get_run(run_id)
+        fork = find_fork(self._run)
+        self._prefix = None if fork is None else fork_prefix(fork)
         self._steps: dict[int, list[Step]] = {}
 
     def write(self, batch: StorageBatch) -> None:
         """Store a batch. A batch that was stored already changes nothing."""
-        save_steps(batch.steps)
+        save_steps(batch.steps, self._prefix)
         for key, index, step in batch.steps:
             steps = self._steps.setdefault(key, [])
             if index == len(steps):
@@ -81,5 +85,6 @@ class RunStorage:
             reward=end.reward,
             stop_reason=end.stop_reason,
             group=record.group,
+            extra={name: self._run.settings[name] for name in (FORKED,) if name in self._run.settings},
         )
         return diagnosis_for(value, self._run)

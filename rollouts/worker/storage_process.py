@@ -142,6 +142,8 @@ class StorageClient:
                     self._storage.close()
                     self._storage = None
                 raise
+            except (OSError, MemoryError) as error:  # no process can be started
+                raise StorageOutage(f"Results could not be stored. {reason(error)}") from error
 
         def with_other_processes() -> None:
             try_again(once, lambda error: isinstance(error, ProcessEnded), DEATH_PAUSES, self._should_stop)

@@ -933,6 +933,8 @@ function fillCard(offset) {
   if (token.turn !== null) addField(list, "message", token.turn);
   for (const finding of token.findings) addField(list, "finding", finding, "card-finding");
   drawAlternatives(box, offset);
+  const onward = box.querySelector("[data-continue]");
+  if (onward) onward.search = `?row=${cardData.row}&at=${offset}`;
 }
 
 /** Show a token in the panel; `pin` opens its tab and keeps it until Esc, `aloud` has it read out. */

@@ -235,7 +235,7 @@ def verifiers_traces() -> Iterator[tuple[Any, list[Any]]]:
                     kinds.Response(id="r", created=0, model="m", message=reply, finish_reason="stop", tokens=tokens)
                 )
             made.append(one)
-        yield SimpleNamespace(trace=trace, episode=episode), made
+        yield SimpleNamespace(trace=trace, episode=episode, kinds=kinds), made
 
 
 def test_verifiers_episodes_as_they_end(server: FakeServer, stream: RolloutStream) -> None:
@@ -278,6 +278,9 @@ def test_prime_rl_rollouts_of_a_step(server: FakeServer, stream: RolloutStream) 
                 return out | {"kind": "train", "env_name": "e", "group_id": "g", "policy_version": 3, "advantage": 0.5}
 
         rollouts = [Rollout(**dict(one)) for one in traces]
+        masks = [node for node in rollouts[0].nodes if node.sampled]
+        for node in masks:
+            node.sampling_mask = modules.kinds.SamplingMask.from_sampling_mask([[1, 2]] * sum(node.mask))
         kept = prime_rl.PrimeRlStream(monitor, stream)
         kept.log_samples(iter(rollouts), 12)
         assert logged == [(rollouts, 12)] and kept.history == [1] and kept.close() == "closed"
@@ -286,6 +289,9 @@ def test_prime_rl_rollouts_of_a_step(server: FakeServer, stream: RolloutStream) 
     for one, value in zip(found, SOURCES, strict=True):
         same_steps(one, value)
         assert (one.group, one.reward, set(versions(one))) == ("g", value.reward, {"3"})
+    sizes = [step.kept_set for step in found[0].steps]
+    assert len(sizes) == len(masks) and all(size is not None and (size == 2).all() for size in sizes)
+    assert all(step.kept_set is None for one in found[1:] for step in one.steps)
 
 
 def test_prime_rl_rollouts_of_older_versions(server: FakeServer, stream: RolloutStream) -> None:

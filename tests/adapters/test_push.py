@@ -34,7 +34,7 @@ def test_a_file_goes_to_a_new_run_and_its_address_is_said(asked: FakeServer, cap
     Path("chat.jinja").write_text("{{ messages }}")
     assert main(["push", "calls.jsonl", "--tokenizer", "qwen3", "--chat-template", "chat.jinja"]) == 0
     assert asked.runs == [{"name": "pushed calls.jsonl", "tokenizer": "qwen3", "chat_template": "{{ messages }}"}]
-    assert names(asked) == ["a", "b"] and asked.pushes[0][:2] == ("run1", {})
+    assert names(asked) == ["a", "b"] and asked.pushes[0][:2] == ("run1", {"first": "yes"})
     assert f"2 trajectories stored, 0 known, 0 rejected; 0 files refused. See {asked.url}/runs/run1" in (
         capsys.readouterr().out
     )
@@ -117,6 +117,21 @@ def test_what_the_server_refuses_is_told_and_the_others_are_pushed(asked: FakeSe
     asked.take = lambda *_: (401, {"error": "This API key is unknown."})  # type: ignore[method-assign]
     assert main(["push", "a.jsonl", "b.jsonl", "--run", "r"]) == 2
     assert capsys.readouterr().err == "This API key is unknown.\n"
+
+
+def test_a_run_of_which_nothing_is_taken_is_made_anew_with_the_next_file(asked: FakeServer, capsys: Any) -> None:
+    for name in "abc":
+        write(Path(f"{name}.jsonl"), name)
+    take = asked.take
+    asked.take = lambda path, body: (  # type: ignore[method-assign]
+        (415, {"error": "A pickle."}) if path.startswith("/api/runs/run1/") else take(path, body)
+    )
+    assert main(["push", "a.jsonl", "b.jsonl", "c.jsonl"]) == 1
+    assert [(run, query.get("first")) for run, query, _ in asked.pushes] == [("run2", "yes"), ("run2", None)]
+    assert f"See {asked.url}/runs/run2" in capsys.readouterr().out
+    asked.take = lambda path, body: (415, {"error": "No."}) if "/trajectories" in path else take(path, body)  # type: ignore[method-assign]
+    assert main(["push", "a.jsonl"]) == 1
+    assert "1 files refused. Nothing was taken, so there is no run." in capsys.readouterr().out
 
 
 def test_it_needs_the_standard_library_alone(asked: FakeServer) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,63 @@ def test_records_arrive_in_order_and_leave_nothing_behind(server: FakeServer, tm
     assert [query for _, query, _ in server.pushes][2] == {"prefix": "step-2/", "training_step": "2"}
     assert (stream.counts.taken, stream.counts.stored, stream.counts.dropped) == (6, 6, 0)
     assert list((tmp_path / "f").iterdir()) == []
+
+
+def tracker(monkeypatch: pytest.MonkeyPatch, raises: bool = False) -> dict[str, str]:
+    """The modules of three trackers, as far as the stream asks them; what they were told."""
+    told: dict[str, str] = {}
+
+    def tell(value: dict[str, str], **_: Any) -> None:
+        if raises:
+            raise RuntimeError("the tracker is closed")
+        told.update(value)
+
+    run = SimpleNamespace(name="lucky-lake-7", config=SimpleNamespace(update=tell), log=tell)
+    modules = {
+        "wandb": {"run": run},
+        "mlflow": {
+            "active_run": lambda: SimpleNamespace(info=SimpleNamespace(run_name="other")),
+            "set_tag": lambda name, value: told.update({f"tag {name}": value}),
+        },
+        "trackio.context_vars": {"current_run": SimpleNamespace(get=lambda: run)},
+    }
+    for name, values in modules.items():
+        module = ModuleType(name)
+        vars(module).update(values)
+        monkeypatch.setitem(sys.modules, name, module)
+    return told
+
+
+def test_the_address_is_printed_once_and_linked_in_the_trackers(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = tracker(monkeypatch)
+    with opened(server, tmp_path, own_name="of the trainer") as stream:
+        for n in range(3):
+            stream.send({"id": n})
+            assert stream.flush()
+    url = f"{server.url}/runs/run1"
+    assert capsys.readouterr().out == f"Rollout Inspector: {url}\n"
+    assert server.runs == [{"name": "lucky-lake-7"}]
+    assert told == {"rollout_inspector": url, "tag rollout_inspector": url}
+
+
+def test_a_run_has_the_name_that_is_said_first(
+    server: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker(monkeypatch, raises=True)
+    monkeypatch.setenv("ROLLOUT_INSPECTOR_NAME", "of the environment")
+    for n, more in enumerate([{"name": "said"}, {}]):
+        with opened(server, tmp_path / str(n), own_name="own", **more) as stream:
+            stream.send({"id": n})
+    monkeypatch.delenv("ROLLOUT_INSPECTOR_NAME")
+    for name in ("wandb", "mlflow", "trackio.context_vars"):
+        monkeypatch.delitem(sys.modules, name)
+    for n, own in enumerate(["own", ""]):
+        with opened(server, tmp_path / f"own{n}", own_name=own) as stream:
+            stream.send({"id": 9 + n})
+    names = [run["name"] for run in server.runs]
+    assert names[:3] == ["said", "of the environment", "own"] and names[3].startswith("streamed 2")
 
 
 def test_while_the_server_is_away_fragments_wait_and_come_once(server: FakeServer, tmp_path: Path) -> None:

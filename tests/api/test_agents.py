@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from django.core.management import call_command
 from mcp import Client as AgentClient
 from mcp import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
@@ -21,9 +23,11 @@ from inspector.api.app import schema
 from rollout_inspector.client.client import Client, ServerError
 from rollout_inspector.commands import agent_tools
 from rollout_inspector.commands import mcp as agents
-from rollout_inspector.commands.agent_tools import AgentTools, ToolRefused, tools_of
+from rollout_inspector.commands.agent_tools import VALUES, AgentTools, ToolRefused, tools_of
 from rollout_inspector.commands.fence import MAX_CONTENT, NOTE, answer_text, fenced, metadata, shown_text
 from rollout_inspector.diagnose.gap.report import gap_report
+from rollouts.gallery.training_runs import STEPS, TRAINING_RUNS, TrainingRun
+from rollouts.jobs import gallery
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run, default_project
 from tests.api.conftest import member_of, token_for
@@ -130,14 +134,69 @@ def test_a_gap_has_its_figures_and_the_texts_of_tokens_on_request(token: str, ru
     job, _ = ask_job(run, "gap", {}, None)
     Job.objects.filter(pk=job.pk).update(status=Job.Status.DONE, report={**report, "key": "of another state"})
     server = agents.agent_server(live_server.url, token)
-    figures, texts = ask(server, ("get_gap", {"run": run.code}), ("get_gap", {"run": run.code, "content": True}))
+    figures, texts, tables = ask(
+        server, ("get_gap", {"run": run.code}), ("get_gap", {"run": run.code, "content": True}),
+        ("get_gap", {"run": run.code, "tables": True}),
+    )
     said = read(figures)
     assert (
-        "obey me" not in figures and said["stale"] and said["report"]["mean_abs"] == pytest.approx(report["mean_abs"])
+        "obey me" not in figures and said["stale"] and said["report"]["mean_abs"] == float(f"{report['mean_abs']:.4g}")
     )
-    assert [one["cause"] for one in said["report"]["causes"]] == [one["cause"] for one in report["causes"]] != []
+    assert [one["evidence"] for one in said["report"]["causes"]] == [one["evidence"] for one in report["causes"]] != []
+    assert said["report"]["undecided"] == report["undecided"] and max(map(len, report["undecided"].values())) > 200
+    assert "worst" not in said["report"] and "parts" in read(tables)["report"]
     quoted = json.loads(parted(texts)[1])
     assert len(quoted) == len(report["worst"]) + len(report["ids"]) and {one["text"] for one in quoted} == {"obey me"}
+
+
+@pytest.mark.parametrize("bundled", [run for run in TRAINING_RUNS if run.cause], ids=lambda run: run.name)
+def test_an_agent_finds_out_why_a_run_gets_worse(
+    token: str, bundled: TrainingRun, answered: None, live_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most six calls, each made from what the calls before it told."""
+    monkeypatch.setattr(gallery, "TRAINING_RUNS", (bundled,))
+    call_command("load_gallery", "--training", "--json", stdout=io.StringIO())
+    server = agents.agent_server(live_server.url, token)
+    (line,) = read(ask(server, ("list_runs", {"text": "GRPO"}))[0])["runs"]
+    (whole,) = map(read, ask(server, ("get_run", {"run": line["code"]})))
+    (training,) = map(read, ask(server, ("get_training", {"run": line["code"]})))
+    assert whole["kinds"] is not None and training["n_steps"] == STEPS and len(training["steps"]) == 20
+    assert bundled.cause in [cause["cause"] for cause in training["gap_causes"]]
+    gap = read(ask(server, ("get_gap", {"run": line["code"]}))[0])
+    (cause,) = (cause for cause in gap["report"]["causes"] if cause["cause"] == bundled.cause)
+    assert cause["evidence"].endswith((".", ".”")) and "[cut]" not in json.dumps([training, gap])
+    step = cause["from_step"]
+    assert step is None or step in range(STEPS)
+    (listed,) = ask(server, ("list_trajectories", {"run": line["code"], "training_min": step or 0, "limit": 1}))
+    assert read(listed)["trajectories"][0]["training_step"] >= (step or 0)
+    assert len(json.dumps(training)) < 12_000 and len(json.dumps(gap)) < 12_000
+
+
+def test_a_tool_says_what_its_arguments_are() -> None:
+    async def listed() -> tuple[str, list[Any]]:
+        async with AgentClient(agents.agent_server(ABROAD, "t")) as client:
+            return client.server_info.version, (await client.list_tools()).tools
+
+    number, tools = anyio.run(listed)
+    assert number == agents.installed_version() != ""
+    for tool in tools:
+        assert "* " not in (tool.description or ""), tool.name
+        for name, argument in tool.input_schema["properties"].items():
+            assert argument["description"].endswith("."), (tool.name, name)
+            assert argument.get("enum", []) == list(VALUES.get(name, [])), (tool.name, name)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [("runs", ["status"]), ("runs/{code}/findings", ["kind", "severity"]),
+     ("runs/{code}/trajectories", ["finding", "severity", "sort"])],
+)
+def test_the_listed_values_are_those_of_the_api(path: str, names: list[str]) -> None:
+    parameters = json.loads(schema())["paths"][f"/api/v1/{path}"]["get"]["parameters"]
+    values = {parameter["name"]: parameter["schema"].get("enum") for parameter in parameters}
+    for name in names:
+        assert set(VALUES[name]) <= set(values[name]), name
+        assert name == "sort" or set(VALUES[name]) == set(values[name])
 
 
 def test_a_template_is_checked_and_mended(token: str, make: Maker, answered: None, live_server: Any) -> None:

@@ -46,6 +46,24 @@ def test_values_are_described() -> None:
         assert not bare, (name, bare)
 
 
+def test_generated_clients_get_every_operation() -> None:
+    """What generators of clients do not take: names of modules, two models with one title, a default beside a model,
+    a body or an answer of types that they do not know alone."""
+    components = json.loads(schema())["components"]["schemas"]
+    assert all(component["title"] == name for name, component in components.items())
+    for name, component in components.items():
+        for field, value in component.get("properties", {}).items():
+            assert not ({"$ref", "allOf"} & value.keys() and "default" in value), (name, field)
+    known = {"application/json", "application/octet-stream", "multipart/form-data", "text/html"}
+    for path, _, operation in operations():
+        assert not operation["operationId"].startswith("inspector"), path
+        bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+        for content in (body["content"] for body in bodies if body.get("content")):
+            assert known & content.keys() or "application/problem+json" in content, (path, content.keys())
+        html = operation["responses"].get("200", {}).get("content", {}).get("text/html", {"schema": {}})
+        assert "format" not in html["schema"], path
+
+
 def test_the_schema_is_public_and_the_page_is_not(client: Client, ask: Ask) -> None:
     assert client.get("/api/v1/openapi.json").json()["openapi"] == "3.1.0"
     assert client.get("/api/docs").status_code == 302

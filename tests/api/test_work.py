@@ -120,10 +120,10 @@ def test_work_on_a_run(run: Run, ask: Ask, sent: list[int]) -> None:
 
 
 def test_an_export_takes_the_filter_of_the_list(run: Run, ask: Ask, sent: list[int]) -> None:
-    only = {"finding": "prompt_in_loss", "from": 1, "min": 0, "tokens_max": None, "flawed": False, "stop": ""}
+    only = {"finding": "observation_trained", "from": 1, "min": 0, "tokens_max": None, "flawed": False, "stop": ""}
     begun = ask(f"/runs/{run.code}/exports", "member", "post", {"only": only})
-    assert begun.status_code == 202 and "kind prompt in loss" in begun.json()["what"]
-    held = {"kind": "prompt_in_loss", "first": 1, "reward_min": 0.0}
+    assert begun.status_code == 202 and "kind observation trained" in begun.json()["what"]
+    held = {"kind": "observation_trained", "first": 1, "reward_min": 0.0}
     assert Job.objects.get().options == {"only": held} and ExportOptions(only=held).filters.first == 1
     wrong = ask(f"/runs/{run.code}/exports", "member", "post", {"only": {"sort": "reward"}})
     assert "sort" in str(assert_problem(wrong, 422)["errors"])

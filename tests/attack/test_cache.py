@@ -14,7 +14,7 @@ import pytest
 import redis
 from celery import current_app
 from django.conf import settings as chosen
-from django.core.cache import cache
+from django.core.cache import cache, caches
 from django.test import Client
 
 import inspector.settings as product
@@ -114,10 +114,8 @@ def test_a_poisoned_entry_of_a_worker_is_removed(member: Client, live_redis: str
     assert member.get("/workers").status_code == 200 and connection.hlen(workers.KEY) == 0
 
 
-def test_the_pages_answer_without_redis(member: Client, settings: Any, django_user_model: Any) -> None:
-    """M5: what reads or counts in the cache goes on when nothing answers there."""
-    settings.CACHES = {"default": product.CACHES["default"] | {"LOCATION": "redis://127.0.0.1:1/0"}}
-    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+def test_the_pages_answer_without_redis(member: Client, absent_redis: None) -> None:
+    """M5: what reads in the cache goes on when nothing answers there."""
     run = stored_run(4)
     for page in ("/", f"/runs/{run.code}", "/workers"):
         assert member.get(page).status_code == 200
@@ -125,6 +123,36 @@ def test_the_pages_answer_without_redis(member: Client, settings: Any, django_us
     make_member("carol", password="a long password")
     assert Client().post("/login", {"username": "carol", "password": "wrong password"}).status_code == 200
     assert Client().post("/login", {"username": "carol", "password": "a long password"}).status_code == 302
+
+
+@pytest.mark.parametrize("without_address", [False, True])
+def test_tries_are_counted_without_redis(
+    member: Client, absent_redis: None, settings: Any, without_address: bool
+) -> None:
+    """T2: each web process counts for itself then. Clients that come without an address are counted together."""
+    caches["counts"].clear()
+    settings.API_RATE = "5/m"
+    client = Client(REMOTE_ADDR="" if without_address else "192.0.2.7")
+    wrong = {"username": "ada", "password": "wrong password"}
+    assert [client.post("/login", wrong).status_code for _ in range(11)] == [200] * 10 + [429]
+    key = {"HTTP_AUTHORIZATION": "Bearer ri_wrong"}
+    assert [client.get("/api/v1/runs", **key).status_code for _ in range(31)] == [401] * 30 + [429]
+    assert [client.get(f"/s/{n:032}").status_code for n in range(32)] == [404] * 31 + [429]
+    assert [member.get("/api/v1/runs").status_code for _ in range(6)] == [200] * 5 + [429]
+
+
+def test_a_count_that_redis_loses_goes_on_in_memory(live_redis: str, settings: Any) -> None:
+    """T2: a full Redis refuses each write. What is counted there begins again once, and is bounded."""
+    caches["counts"].clear()
+    client, wrong = Client(), {"username": "ada", "password": "wrong password"}
+    assert [client.post("/login", wrong).status_code for _ in range(9)] == [200] * 9
+    connection = redis.Redis.from_url(live_redis)
+    connection.config_set("maxmemory", 1)
+    try:
+        statuses = [client.post("/login", wrong).status_code for _ in range(12)]
+    finally:
+        connection.config_set("maxmemory", 0)
+    assert statuses == [200] * 10 + [429] * 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -31,6 +31,7 @@ from rollouts.store.people.api_keys import create_api_key
 from rollouts.store.runs.runs import create_run
 from tests.faults import SmallDisk
 from tests.people import make_member
+from tests.ports import HeldPort
 from tests.web.samples import trajectory
 from tests.web.trajectory_samples import Maker
 
@@ -255,3 +256,23 @@ def test_a_terminal_gets_no_escape_sequence_and_no_forged_line(tiny_tokenizer: P
     with contextlib.redirect_stdout(printed):
         exec(script(replace(finding, evidence=hostile), trajectory), {})
     assert all(char.isprintable() or char == "\n" for char in printed.getvalue()) and "owned" in printed.getvalue()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_is_away_is_said_with_503(
+    port: HeldPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(raise_request_exception=False)
+    client.force_login(make_member("ada"))
+    is_server = connection.vendor == "postgresql"
+    away = {"HOST": "127.0.0.1", "PORT": port.number} if is_server else {"NAME": tmp_path}
+    connection.close()
+    with monkeypatch.context() as patch:
+        for name, value in away.items():
+            patch.setitem(connection.settings_dict, name, value)
+        for path in ("/", "/runs.json", "/api/v1/runs", "/s/link", "/go?q=a"):
+            answer = client.get(path)
+            assert (answer.status_code, answer["Retry-After"]) == (503, "30"), path
+            assert "The database did not answer" in answer.content.decode(), path
+    connection.close()
+    assert client.get("/").status_code == 200

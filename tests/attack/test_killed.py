@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import connection, connections
+from django.utils import timezone
 
 from rollouts.gallery import BUNDLE
 from rollouts.jobs import template_checks
 from rollouts.store.chat_templates.chat_templates import register_chat_template
-from rollouts.store.jobs.jobs import adopt_jobs, ask_job
+from rollouts.store.jobs.jobs import FOLLOWED_AFTER, JOB_KINDS, adopt_jobs, ask_job, cancel_job
 from rollouts.store.models import Job, Run, TemplateCheck
 from rollouts.store.runs.runs import create_run
 from rollouts.worker import jobs
@@ -109,6 +111,30 @@ def test_a_job_that_is_killed_at_any_query_ends_like_one_that_is_not(ask: Callab
             assert [one.pk for one in adopt_jobs()] == [job.pk]
     assert n_killed >= 2 and (job.status, job.error) == ("done", "")
     assert outcome(job) == expected
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_follows_a_job_that_was_killed_at_its_end_is_asked_for_once(sent: list[int]) -> None:
+    job = of_run("diagnose")()
+    connections.close_all()
+    if (child := os.fork()) == 0:
+        kind = JOB_KINDS["diagnose"]
+        JOB_KINDS["diagnose"] = replace(kind, follow=lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            jobs.do_job(job.pk)
+        finally:
+            os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    job.refresh_from_db()
+    assert job.status == "done" and not Job.objects.filter(kind="gap").exists()
+    jobs.ask_for_followers()
+    assert not Job.objects.filter(kind="gap").exists(), "its worker may still be at it"
+    Job.objects.filter(pk=job.pk).update(finished_at=timezone.now() - 2 * FOLLOWED_AFTER)
+    for _ in range(2):
+        jobs.ask_for_followers()
+        (following,) = Job.objects.filter(kind="gap")
+        assert following.pk in sent
+        cancel_job(following)  # is not asked for again
 
 
 def test_mend_that_is_killed_leaves_what_was_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LAST = {"H": 5, "M": 12, "L": 19, "T": 8, "N": 4, "F": 5}
+LAST = {"H": 5, "M": 12, "L": 19, "T": 8, "N": 4, "F": 6}
 ITEMS = [f"{letter}{n}" for letter, last in LAST.items() for n in range(1, last + 1)]
 
 

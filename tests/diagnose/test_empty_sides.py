@@ -13,7 +13,7 @@ from rollout_inspector.diagnose import BREAK_RULES, Severity, diagnose
 from rollout_inspector.diagnose.breaks import Break
 from rollout_inspector.diagnose.context import DiagnosisContext
 from rollout_inspector.streams.dropped_text import holds_all, unheld
-from rollout_inspector.streams.message_places import letters_of
+from rollout_inspector.streams.messages import letters_of
 from rollout_inspector.streams.trajectory import Message, Row, Trajectory, ids_array
 from rollout_inspector.text.chat_templates import renderer
 from tests.samples.model_setups import model_setup

@@ -96,7 +96,7 @@ def test_what_needs_several_steps_says_so_and_what_a_cause_of_all_tokens_hides()
     report = gap_report(tokens_of(gap_runs.weights_not_delivered(1)))
     assert [one["decidable_now"] for one in report["causes"]] == [False]
     later = {name for name, now in report["decidable_now"].items() if not now}
-    assert later == {"stale_cache", "weights_not_delivered"}
+    assert later == {"stale_cache", "weights_not_delivered", "weights_rounded_away"}
     assert "may hide it" in report["undecided"]["heavy_tokens"]
 
 
@@ -151,6 +151,63 @@ def test_measures_and_confident_disagreements() -> None:
     assert set(empty["measures"].values()) == {None} and empty["confident"] == []
 
 
+def test_lost_weights_are_named_at_the_step_that_shows_them() -> None:
+    """trl#5312: a sleeping engine wakes with old weights; nothing but the size of the gap says so at that step."""
+    for seed in range(3):
+        rows = ToyRun(seed, steps=4).rows(lambda step: min(step, 1))
+        until = {last: [made for made in rows if made.step <= last] for last in (1, 2, 3)}
+        assert named(until[1]) == ()
+        for last in (2, 3):
+            (cause,) = causes_of(tokens_of(until[last]))[0]
+            assert (cause.cause, cause.from_step) == ("weights_not_delivered", 2)
+
+
+def test_a_jump_in_a_part_of_the_rows_or_at_old_prompts_is_no_lost_update() -> None:
+    rows = ToyRun(3, steps=3).rows(lambda step: min(step, 1))
+    for made, clean in zip(rows[1::2], ToyRun(3, steps=3).rows()[1::2], strict=True):
+        made.sampler, made.trainer, made.ids = clean.sampler, clean.trainer, clean.ids
+    assert "weights_not_delivered" not in named(rows)
+    old = ToyRun(3, steps=3).rows(lambda step: min(step, 1), prompt_of=lambda step, group: group)
+    assert "weights_not_delivered" not in named(old)
+
+
+def test_the_precision_of_both_sides_says_whether_an_update_can_be_rounded_away() -> None:
+    sides = {
+        ("bf16", "float32"): "weights_rounded_away", ("fp8_e4m3", "bfloat16"): "weights_rounded_away",
+        ("bfloat16", "torch.bfloat16"): "weights_not_delivered", ("float32", "bf16"): "weights_not_delivered",
+        ("", "float32"): "weights_not_delivered", ("odd", "float32"): "weights_not_delivered",
+    }
+    for (engine, trainer), cause in sides.items():
+        rows = gap_runs.weights_not_delivered(0)
+        for made in rows:
+            made.extra = {"rollout_dtype": engine, "actor_dtype": trainer}
+        assert named(rows) == (cause,), (engine, trainer)
+        for made in rows:  # the engine says itself that it took no update
+            made.versions = ("v0",) * gap_runs.TURNS
+        assert named(rows) == ("weights_not_delivered",)
+
+
+def test_rounded_weights_are_named_from_one_step_by_confident_disagreements() -> None:
+    rows = [made for made in ToyRun(1, drift=1.0).rows(lambda step: 0) if made.step == 4]
+    for made in rows:
+        made.extra = {"engine_dtype": "bfloat16", "trainer_dtype": "float32"}
+    assert named(rows) == ("weights_rounded_away",)
+    for made in rows:
+        made.step = 0  # nothing was updated yet
+    assert "weights_rounded_away" not in named(rows)
+
+
+def test_sequences_of_a_pack_that_all_disagree_leak_nothing() -> None:
+    rows = gap_runs.unexplained(2)
+    for n, made in enumerate(rows):
+        made.extra = {"pack_index": n % 2}
+    assert named(rows) == ("unexplained",)
+    rows = gap_runs.clean(2)
+    for made in rows:
+        made.extra = {"pack_index": 0}
+    assert causes_of(tokens_of(rows))[1]["packing_leak"] == "Every row stands first in its pack."
+
+
 def test_two_causes_in_one_run_are_both_named() -> None:
     rows = gap_runs.weights_not_delivered(0)
     for made in rows[::8]:
@@ -176,7 +233,8 @@ def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
     assert [one.cause for one in causes] == ["unexplained"]
     assert undecided["weights_not_delivered"].startswith("No training step and no policy version is recorded. To")
     assert set(undecided) == {
-        "row_retokenized", "one_worker", "routing_repeated", "mixed_versions", "stale_cache", "weights_not_delivered"
+        "row_retokenized", "one_worker", "routing_repeated", "packing_leak", "mixed_versions", "stale_cache",
+        "weights_not_delivered", "weights_rounded_away",
     }
     assert undecided["row_retokenized"].startswith("No row has engine calls")
     assert "unexplained" not in causes_of(tokens_of(gap_runs.clean(1)))[1]
@@ -185,7 +243,7 @@ def test_a_cause_without_its_column_is_undecided_and_says_so() -> None:
 def test_what_another_cause_hides_is_undecided() -> None:
     causes, undecided = causes_of(tokens_of(gap_runs.temperature(0)))
     assert [one.cause for one in causes] == ["temperature"]
-    for name in ("stale_cache", "weights_not_delivered"):
+    for name in ("stale_cache", "weights_not_delivered", "weights_rounded_away"):
         assert "“Temperature on one side” lies over all tokens and hides it" in undecided[name]
 
 

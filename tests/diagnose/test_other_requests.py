@@ -10,7 +10,7 @@ import pytest
 
 from rollout_inspector.diagnose import diagnose
 from rollout_inspector.streams.interfaces import Conversation
-from rollout_inspector.streams.message_places import has_trace
+from rollout_inspector.streams.messages import has_trace
 from rollout_inspector.streams.trajectory import Ids, Trajectory
 from rollout_inspector.text.chat_templates import renderer
 from tests.samples.model_setups import model_setup

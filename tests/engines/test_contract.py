@@ -125,6 +125,33 @@ class TestContract:
             f"{name} again": one.completion_ids.tolist() for name, one in done.items()
         }
 
+    def test_a_given_completion_is_decoded_with_the_same_logprobs_while_others_sample(self, engine: Engine) -> None:
+        sampled = one(engine, prompt(7), max_tokens=30, seed=1, temperature=1.0)
+        other = one(engine, prompt(9), max_tokens=30, seed=4)
+        given = sampled.completion_ids.copy()
+        given[20] = (given[20] + 1) % 500
+        requests = [
+            GenerationRequest(name, prompt(7), Sampling(max_tokens=30), forced_ids=ids)
+            for name, ids in (("same", sampled.completion_ids), ("changed", given))
+        ]
+        requests.append(GenerationRequest("other", prompt(9), Sampling(max_tokens=30, seed=4)))
+        if engine.name == "vllm":  # Model Runner V2 has it alone, and the CPU build takes V1
+            with pytest.raises(RequestRefused, match="trace replay is not enabled"):
+                engine.add(requests[0])
+            return
+        done = run(engine, requests)
+        for request in requests:
+            check_generation(done[request.request_id], request, engine.vocab_size)
+        assert done["other"].completion_ids.tolist() == other.completion_ids.tolist()
+        np.testing.assert_allclose(done["same"].logprobs, sampled.logprobs, atol=1e-4)
+        np.testing.assert_allclose(done["changed"].logprobs[:20], sampled.logprobs[:20], atol=1e-4)
+        scores = score_streams([np.concatenate([prompt(7), given])], engine)[0]
+        np.testing.assert_allclose(done["changed"].logprobs, scores[60:], atol=1e-4)
+        assert done["changed"].logprobs[20] != sampled.logprobs[20]
+        wrong = GenerationRequest("same", prompt(7), Sampling(max_tokens=30), forced_ids=given)
+        with pytest.raises(EngineError, match="decoded other ids than it was given"):
+            check_generation(done["same"], wrong, engine.vocab_size)
+
     def test_streams_that_it_cannot_score_are_refused_with_a_sentence(self, engine: Engine) -> None:
         longest = MAX_MODEL_LEN - (not engine_spec(engine.name).scores_full_context)
         assert max_scored_length(EngineInfo.of(engine)) == longest

@@ -187,6 +187,38 @@ def test_alternatives_come_from_each_form_of_answer(engine: Any) -> None:
     assert asked[2]["top_logprobs_num"] == 2
 
 
+def test_what_a_server_tells_beside_the_tokens_is_kept_and_what_does_not_fit_is_named(engine: Any) -> None:
+    """vLLM's generate tells all of it, SGLang the versions; a name of the weights that nobody gave is none."""
+    spans = [{"version": "v1", "start": 0, "end": 1}, {"version": "v2", "start": 1, "end": 2}]
+    more: dict[str, Any] = {
+        "sampling_mask": [[8, 3, 5], [9]], "weight_versions": spans, "routed_experts": None}
+
+    def generate(body: Any) -> tuple[int, Any]:
+        if not body["token_ids"]:
+            return 422, {"error": {"message": "token_ids is empty"}}
+        content = [{"token": f"token_id:{token}", "logprob": -0.5, "top_logprobs": [
+            {"token": f"token_id:{token}", "logprob": -0.5}]} for token in (8, 9)]
+        choice = {"token_ids": [8, 9], "logprobs": {"content": content}, "finish_reason": "length", **more}
+        return 200, {"choices": [choice], "metrics": {"speculative_decoding": {"num_draft_tokens": 4}}}
+
+    def sglang(body: Any) -> tuple[int, Any]:
+        _, reply = sglang_like("/generate", body)
+        reply["meta_info"]["weight_versions"] = spans
+        return 200, reply
+
+    vllm = engine("vllm_server", with_change(vllm_like, "/inference/v1/generate", generate))
+    both = [["v1", 1], ["v2", 1]]
+    found = complete(vllm)
+    assert found.kept_set is not None and found.kept_set.tolist() == [3, 1] and found.policy_version == "v2"
+    assert found.extra == {"metrics": {"speculative_decoding": {"num_draft_tokens": 4}}, "policy_versions": both}
+    assert complete(vllm, alternatives=1).alternative_ids.tolist() == [8, 9]  # the names of servers before 0.32
+    found = complete(engine("sglang_server", with_change(sglang_like, "/generate", sglang)))
+    assert (found.policy_version, found.extra, found.kept_set) == ("v2", {"policy_versions": both}, None)
+    more |= {"sampling_mask": [[8]], "weight_versions": [{"version": "default", "start": 0, "end": 2}]}
+    found = complete(vllm)
+    assert found.kept_set is None and found.policy_version == "" and "sampling_mask" in found.extra["left_out"]
+
+
 @pytest.mark.parametrize(("name", "answer"), [("vllm_server", vllm_like), ("sglang_server", sglang_like)])
 def test_a_server_that_returns_no_alternatives_is_told_so(engine: Any, name: str, answer: Answer) -> None:
     with pytest.raises(EngineError, match="returns no alternatives"):

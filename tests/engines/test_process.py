@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,30 @@ def test_streams_and_scores_cross_the_pipe(start: Start) -> None:
     assert np.isnan(scores[0]) and scores[1:].tolist() == pytest.approx([-1 / 2, -1 / 5])
     with pytest.raises(RequestRefused, match="It holds the id 99, and the model's ids run from 0 to 98"):
         owner.call(partial(score_streams, [ids_array([99])])).result(240)
+
+
+@contextmanager
+def no_descriptor() -> Iterator[None]:
+    """This process may open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_an_engine_that_cannot_be_started_now_is_started_later(start: Start) -> None:
+    owner = start(partial(build_engine, "scripted", "", vocab_size=99))
+    with no_descriptor():
+        answer = owner.ask_info()
+    assert answer.result(240).vocab_size == 99
+    owner = start(partial(build_engine, "scripted", "", vocab_size=99))
+    with no_descriptor(), pytest.raises(EngineLost, match=r"The engine cannot be started: OSError: .*Too many open"):
+        owner.ask_info().result(240)
+    assert owner.ask_info().result(240).vocab_size == 99
 
 
 def test_requests_and_completions_cross_the_pipe(start: Start) -> None:

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rollout_inspector.formats import shapes
-from rollout_inspector.formats.readers import prompts
+from rollout_inspector.formats import prompts, shapes
 from rollout_inspector.formats.shapes import BadLine
 
 

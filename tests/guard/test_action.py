@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout_inspector.commands.main import main
+from rollout_inspector.commands.main import groups, main
 from tests.conftest import ROOT
 from tests.samples.guard import CLEAN, PLAIN, REWRITES, lines_of
 
@@ -58,6 +58,17 @@ def run(step: dict[str, Any], programs: Path, **inputs: str) -> subprocess.Compl
 
 def outputs(folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in (folder / "output").read_text().splitlines())
+
+
+def test_its_inputs_are_the_options_of_check_and_template() -> None:
+    """Those that a workflow does not choose: where reports go, and in which form."""
+    options = {
+        action.option_strings[-1].removeprefix("--")
+        for name in ("check", "template")
+        for action in next(one for group in groups().values() for one in group if one.name == name).parser()._actions
+        if action.option_strings
+    }
+    assert options - {"help", "format", "output", "also"} <= ACTION["inputs"].keys()
 
 
 def test_it_installs_the_version_of_the_action(programs: Path) -> None:

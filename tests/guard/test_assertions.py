@@ -1,6 +1,7 @@
 """``assert_tito``, ``assert_template_safe`` and the pytest plugin: what passes, what fails, what the failure says."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 
 from rollout_inspector.commands.main import main
 from rollout_inspector.guard.assertions import assert_template_safe, assert_tito
+from rollout_inspector.guard.template_lock import read_lock
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.text.tokenizers import load
 from tests.conftest import ROOT
 from tests.samples.guard import BAD, CLEAN, DEAF, GOOD, PLAIN, REWRITES, lines_of
 
@@ -72,6 +75,32 @@ def test_a_template_is_safe_or_says_why(tiny_tokenizer: Path, tmp_path: Path) ->
         assert_template_safe(chat_template=path, lock=lock)
     with pytest.raises(Refusal, match="There is no chat template"):
         assert_template_safe()
+    with pytest.raises(Refusal, match="cannot be read: No such file"):
+        assert_template_safe(chat_template="chat_of_nobody.jinja")
+
+
+def test_a_lock_knows_what_was_locked_by_its_path(
+    tiny_tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub = tmp_path / "hub"
+    shutil.copytree(tiny_tokenizer, hub / "blobs")
+    (tmp_path / "repo" / "models").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "repo")
+    Path("models/policy").symlink_to(hub / "blobs")  # as the cache of the hub makes it: the name is the one given
+    Path("chat.jinja").write_text(PLAIN)
+    assert main(["lock", "models/policy", "chat.jinja", "-o", "all.lock", "--tokenizer", "models/policy"]) == 0
+    assert sorted(read_lock("all.lock").templates) == ["chat.jinja", "models/policy"]
+    assert_template_safe("models/policy", lock="all.lock")
+    assert_template_safe(chat_template="chat.jinja", lock="all.lock")  # with the tokenizer of the lock
+    assert_template_safe(load(tiny_tokenizer), lock="all.lock", name="models/policy")
+    assert main(["template", "--lock", "all.lock"]) == 0 and main(["template", "chat.jinja", "--lock", "all.lock"]) == 0
+    with pytest.raises(AssertionError, match=r"this is\. It has: chat\.jinja, models/policy"):
+        assert_template_safe(load(tiny_tokenizer), lock="all.lock")
+    capsys.readouterr()
+    assert main(["lock", "../hub/blobs", "-o", "out.lock"]) == 2 and not Path("out.lock").exists()
+    assert f"folder above both, such as {tmp_path}." in capsys.readouterr().err
+    assert main(["template", "../hub/blobs", "--lock", "all.lock"]) == 2
 
 
 def test_the_plugin_makes_tests_of_files_and_locks(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_the_tokenizer_decides_what_is_found(tmp_path: Path, alone: None) -> Non
     found = pq.read_table(tmp_path / "out" / FINDINGS).to_pylist()
     assert {"boundary_merge", "noncanonical_sampling"} <= {one["kind"] for one in found}
     assert all(one["chat_template_sha256"] for one in found if one["kind"] == "boundary_merge")
-    shard_audit._tools.cache_clear()
+    shard_audit.tools_of.cache_clear()
 
 
 def test_hostile_lines_become_rows(tmp_path: Path, alone: None) -> None:

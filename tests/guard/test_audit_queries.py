@@ -44,7 +44,7 @@ def test_the_queries_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (
         main(["audit", str(tmp_path / "files"), "--output", str(tmp_path / "out"), "--tokenizer", str(MODEL_DIR)]) == 0
     )
-    shard_audit._tools.cache_clear()
+    shard_audit.tools_of.cache_clear()
     read = [one for one in formats.read(Source.of_path(BUNDLE))[1] if isinstance(one, Trajectory)]
     with (tmp_path / "out" / "export.parquet").open("wb") as file:
         inspector_parquet.write(read, file)

@@ -1,6 +1,7 @@
 """``rollout-inspector template`` and ``lock``: exit statuses, what changed, and which line did it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,12 +62,15 @@ def test_the_template_of_a_tokenizer_is_checked_as_tokens(
     (found,) = json.loads(capsys.readouterr().out)["templates"]
     assert found["tokenizer_sha256"] and found["prefix_preserving"] is True
     # The ids of the renders are locked too: another tokenizer, or none, is told.
-    lock = tmp_path / "lock"
-    assert run("lock", tiny_tokenizer, "-o", lock) == 0
-    assert run("template", tiny_tokenizer, "--lock", lock) == 0
-    (tmp_path / tiny_tokenizer.name).write_bytes((tiny_tokenizer / "chat_template.jinja").read_bytes())
+    folder, lock = tmp_path / "policy", tmp_path / "lock"
+    shutil.copytree(tiny_tokenizer, folder)
+    assert run("lock", folder, "-o", lock) == 0
+    assert run("template", folder, "--lock", lock) == 0
+    template = (folder / "chat_template.jinja").read_bytes()
+    shutil.rmtree(folder)
+    folder.write_bytes(template)
     capsys.readouterr()
-    assert run("template", tmp_path / tiny_tokenizer.name, "--lock", lock) == 2
+    assert run("template", folder, "--lock", lock) == 2
     assert "is checked with no tokenizer" in capsys.readouterr().out
 
 
@@ -158,6 +162,7 @@ def test_what_cannot_be_used_is_a_sentence(path: Path, lock: Path, capsys: pytes
     broken = json.loads(good)
     broken["templates"][path.name]["template"][0] = "{#"
     nothing = path.with_name("nothing.lock")
+    (path.parent / "empty").mkdir()
     (text,) = (one.text for one in read_lock(lock).templates.values())
     assert text == PLAIN
     for written, said in [
@@ -174,9 +179,9 @@ def test_what_cannot_be_used_is_a_sentence(path: Path, lock: Path, capsys: pytes
         (["template"], "Name a template"),
         (["template", path, "--for", "poems"], "There is no purpose 'poems'"),
         (["template", path.with_name("none")], "cannot be read: No such file"),
-        (["template", path.parent], "no tokenizer.json"),
+        (["template", path.parent / "empty"], "is no tokenizer's folder, and no file below it ends in .jinja"),
         (["template", path, "--lock", nothing], "cannot be read: No such file"),
-        (["lock", path, path, "-o", nothing], "have one name"),
+        (["lock", path, path, "-o", nothing], "are one template"),
         (["lock", path, "-o", path.parent / "no" / "lock"], "there is no such folder"),
     ]:
         assert run(*arguments) == 2, arguments

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rollout_inspector.diagnose import diagnose
 from rollout_inspector.streams.interfaces import Conversation
 from rollout_inspector.streams.strategies import STRATEGIES, StrategyRefused
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin, Trajectory
 from rollout_inspector.text.replies.parsing import parser
 from rollouts.sampling import loop
 from rollouts.sampling.engines import EngineError, Generation, build_engine
@@ -55,6 +56,33 @@ def test_a_trajectory_grows_by_sampled_ids_and_by_the_templates_delta(harness: H
     observed = harness.context.codec.decode(delta[second.delta_origin == Origin.OBSERVATION])
     assert observed == "42"
     assert first.delta_origin is None
+
+
+class Updated(ScriptedEngine):
+    """Answers as vLLM does where a trainer pauses with ``keep``, updates the weights, names them and resumes."""
+
+    def step(self) -> list[Generation]:
+        return [
+            Generation.of(one.request_id, one.completion_ids.tolist(), one.logprobs.tolist(), one.finish_reason,
+                          one.stop_reason, engine_fields={"weight_versions": [
+                              {"version": "v7", "start": 0, "end": 3},
+                              {"version": "v8", "start": 3, "end": len(one.completion_ids)}]})
+            for one in super().step()
+        ]
+
+
+def test_weights_that_change_within_a_call_are_one_step_with_two_spans(harness: Harness) -> None:
+    codec = harness.context.codec
+    engine = EngineThread(lambda: Updated(
+        script=lambda prompt: codec.encode(one_call_then_answer(prompt, codec.decode(prompt))).tolist(),
+        vocab_size=codec.vocab_size,
+    ))
+    harness.run(engine, [job(harness)])
+    first, second = harness.steps["a"]
+    n = len(first.completion_ids)
+    assert first.policy_version == "v8" and first.extra == {"policy_versions": [["v7", 3], ["v8", n - 3]]}
+    found = diagnose(Trajectory("a", (first, second)), codec)
+    assert "mixed_policy_versions" in {finding.kind for finding in found}
 
 
 def test_a_response_template_is_compiled_once_and_not_for_each_completion(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_inspector.streams.message_view import ToolCall
+from rollout_inspector.streams.messages import ToolCall
 from rollout_inspector.streams.trajectory import ids_array
 from rollout_inspector.text.replies.audit import Completion, ParserReading, ReadingAudit, audit, reading_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, load

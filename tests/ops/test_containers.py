@@ -48,6 +48,15 @@ def ours() -> dict[str, dict[str, Any]]:
     return {name: one for name, one in compose()["services"].items() if "rollout-inspector" in one["image"]}
 
 
+def test_each_image_has_a_version_and_may_be_named_by_digest() -> None:
+    images = {name: service["image"] for name, service in compose()["services"].items() if name not in ours()}
+    sources = [argument.split()[0] for word, argument in instructions() if word == "FROM"]
+    assert len(images) == 3 and set(sources) == {"${PYTHON}"}
+    arguments = dict(argument.split("=", 1) for word, argument in instructions() if word == "ARG")
+    defaults = [arguments["PYTHON"], *(re.fullmatch(r"\$\{\w+_IMAGE:-(.+)\}", image)[1] for image in images.values())]
+    assert all(re.fullmatch(r"[\w./-]+:v?\d[\w.-]*", image) for image in defaults), defaults
+
+
 # --- lint
 
 

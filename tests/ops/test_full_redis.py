@@ -8,16 +8,22 @@ from pathlib import Path
 
 import pytest
 import redis
+from django.contrib.auth import get_user_model
+from django.test import Client
 
 from inspector.server.paths import embedded_redis_socket
+from inspector.web.login import make_token
 from rollouts.jobs.broker import REDIS_FULL, redis_fault
+from rollouts.store.models import Run
 from tests.conftest import ROOT, wait_until
+from tests.people import make_member
 from tests.samples.server import (
     LINK,
     PAGES,
     Visitor,
     environment,
     gym_lines,
+    processes_of,
     serving,
 )
 
@@ -49,8 +55,14 @@ def test_a_full_redis_loses_no_work_and_is_named(tmp_path: Path) -> None:
         def status_of(run: str) -> str:
             return str(visitor.ask(f"/api/v1/runs/{run}").json()["status"])
 
+        def living() -> list[list[int]]:
+            return [processes_of(data, word) for word in (b"gunicorn", b"celery")]
+
         waiting = [ask_import(1000 * n)["code"] for n in range(6)]  # more than the workers take at once
+        before = living()
         fill(connection)
+        # A worker that connects again asks for its queues, which is a write.
+        assert connection.client_kill_filter(_type="normal", skipme=True) > len(before[1])
         for path in PAGES:
             assert visitor.ask(path).status_code in (200, 404), path
         health = visitor.ask("/health")
@@ -58,6 +70,11 @@ def test_a_full_redis_loses_no_work_and_is_named(tmp_path: Path) -> None:
         assert REDIS_FULL in visitor.ask("/workers").text
         refused = ask_import(9000)
         assert refused["status"] == "failed" and REDIS_FULL in refused["error"]
+        launched = visitor.ask("/api/v1" + visitor.submit("/runs/demo").headers["Location"]).json()
+        assert launched["status"] == "failed" and REDIS_FULL in launched["error"]
+        command = [sys.executable, "manage.py", "login_link"]
+        another = subprocess.check_output(command, cwd=ROOT, env=environment(data), text=True)
+        assert Visitor(another.strip()).ask("/account").status_code == 200
         doctor = subprocess.run(
             [sys.executable, "manage.py", "doctor"], cwd=ROOT, env=environment(data), capture_output=True, text=True,
             check=False,
@@ -69,6 +86,24 @@ def test_a_full_redis_loses_no_work_and_is_named(tmp_path: Path) -> None:
             wait_until(lambda run=run: status_of(run) == "done", 180, f"the import {run} ends")  # type: ignore[misc]
             assert visitor.ask(f"/api/v1/runs/{run}").json()["trajectories"] == 1000
         wait_until(lambda: visitor.ask("/health").status_code == 200, 60, "the server is well again")
+        assert living() == before, said.read_text()
+
+
+@pytest.mark.django_db
+def test_without_redis_each_page_answers_and_work_is_refused_with_a_sentence(absent_redis: None) -> None:
+    get_user_model().objects.create_user("grace", password="correct horse")
+    for way in ({"username": "grace", "password": "correct horse"}, None):
+        visitor = Client()
+        answer = visitor.post("/login", way) if way else visitor.get("/login", {"token": make_token("grace")})
+        assert answer.status_code == 302 and visitor.get("/account").status_code == 200
+    client = Client()
+    client.force_login(make_member("ada"))
+    for path in PAGES:
+        assert client.get(path, follow=True).status_code in (200, 404), path
+    assert client.post("/runs/demo").status_code == 302
+    run = Run.objects.get()
+    assert run.status == "failed" and "Redis does not answer" in run.error
+    assert run.error in client.get(f"/runs/{run.code}").content.decode()
 
 
 @pytest.mark.parametrize(("error", "sentence"), [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import resource
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -30,16 +33,6 @@ def limit(pids: list[int], margin: int | None) -> None:
             assert kilobytes is not None
             soft = resource.RLIM_INFINITY if margin is None else (int(kilobytes[1]) << 10) + margin
             resource.prlimit(pid, resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
-
-
-def named(data: Path, *words: bytes) -> list[int]:
-    found = []
-    for pid in processes_of(data):
-        with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if all(word in command for word in words):
-                found.append(pid)
-    return sorted(found)
 
 
 @pytest.mark.django_db
@@ -69,13 +62,15 @@ def test_a_server_without_memory_says_so_and_loses_no_work(tmp_path: Path) -> No
             return body
 
         uploads = [("files", ("a.jsonl", gym_lines(0, 10))), ("files", ("b.jsonl", gym_lines(100, 3000)))]
-        children = named(data, b"celery", b"default")[1:]
+        children = processes_of(data, b"celery", b"default")[1:]
         limit(children, MARGIN)
         run = visitor.submit("/import.json", data={"format": "auto"}, files=uploads).json()["code"]
-        wait_until(lambda: not set(children) <= set(named(data, b"celery", b"default")), 60, "a process is replaced")
+        wait_until(
+            lambda: not set(children) <= set(processes_of(data, b"celery", b"default")), 60, "a process is replaced"
+        )
         assert state()["status"] != "failed" and state()["trajectories"] in (0, 10)
         # The first gunicorn starts the others, which would have its limit.
-        web = named(data, b"gunicorn")[1:]
+        web = processes_of(data, b"gunicorn")[1:]
         limit(web, MARGIN)
         answers = []
         for path in (*PAGES, f"/runs/{run}") * 3:
@@ -86,7 +81,38 @@ def test_a_server_without_memory_says_so_and_loses_no_work(tmp_path: Path) -> No
         assert {answer.status_code for answer in answers} <= {200, 404, 500, 503}
         assert all(NO_MEMORY in answer.text for answer in answers if answer.status_code == 503)
         limit(children, None)
-        wait_until(lambda: len(named(data, b"gunicorn")) == len(web) + 1, 60, "each web process lives")
+        wait_until(lambda: len(processes_of(data, b"gunicorn")) == len(web) + 1, 60, "each web process lives")
         assert all(visitor.ask(path).status_code in (200, 404) for path in PAGES)
         wait_until(lambda: state()["status"] == "done", 180, "the import ends")
         assert state()["trajectories"] == 3010 and not state()["error"]
+
+
+def test_a_launch_whose_worker_lacks_memory_is_taken_over(tmp_path: Path) -> None:
+    """The kernel kills the engine and the storage process, and the worker gets no memory to start others."""
+    data = tmp_path / "data"
+    with serving(data) as (_, said):
+        link = LINK.search(said.read_text())
+        assert link is not None
+        visitor = Visitor(link[1])
+        wait_until(lambda: visitor.ask("/health").status_code == 200, 60, "the workers are there")
+        fields = visitor.ask("/runs/new.json").json()["fields"]
+        form = {name: field["default"] for name, field in fields.items() if field["default"] is not None}
+        path = f"/api/v1/runs/{visitor.submit('/runs/new.json', data=form | {'prompts': 50}).json()['code']}"
+
+        def run() -> dict[str, Any]:
+            state: dict[str, Any] = visitor.ask(path).json()
+            return state
+
+        wait_until(lambda: run()["finished"] > 10, 120, "trajectories end")
+        worker = processes_of(data, b"celery", b"engine")
+        children = [*processes_of(data, b"import engine_process;"), *processes_of(data, b"import storage_process;")]
+        assert (len(worker), len(children)) == (1, 2)
+        limit(worker, -(64 << 20))
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: processes_of(data, b"celery", b"engine") not in ([], worker), 120, "the worker is replaced")
+        limit(processes_of(data, b"celery", b"engine"), None)
+        wait_until(lambda: run()["status"] in ("done", "failed"), 240, "the run ends")
+        items = visitor.ask(path + "/trajectories?limit=200").json()["items"]
+        assert (run()["status"], run()["finished"], run()["failed"]) == ("done", 200, 0), run()
+        assert sorted(item["index"] for item in items) == list(range(200)), items

@@ -5,6 +5,7 @@ The environments hold links to the packages that the wheel says it needs, and no
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -23,7 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rollouts.gallery import BUNDLE
-from tests.conftest import ROOT, wait_until
+from tests.conftest import ROOT, missing, wait_until
 from tests.samples.product import HOUSES
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -45,6 +46,7 @@ def pins(name: str) -> dict[str, Requirement]:
 def test_an_extra_and_the_list_of_pins_name_the_same(file: str, extra: str) -> None:
     """A package of the base may stay out of a list whose packages bring it."""
     pinned, base, more = pins(file), by_name(PROJECT["dependencies"]), by_name(EXTRAS[extra])
+    more |= by_name(EXTRAS["demo"]) if extra == "server" else {}
     others = {name for one in ("ray", "mcp") for name in by_name(EXTRAS[one])}
     assert more.keys() <= pinned.keys() <= base.keys() | more.keys() | others
     if extra == "server":
@@ -167,6 +169,7 @@ def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_
     """Each does its work, or says in a sentence what it lacks: none needs a package of the server."""
     program = installed / "bin/rollout-inspector"
     (tmp_path / "calls.jsonl").write_bytes(BUNDLE.read_bytes())
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1" + bytes(64) + b"PAR1")
     (tmp_path / "chat.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ m.tool_calls }}{% endfor %}"
     )
@@ -175,7 +178,8 @@ def test_the_other_commands_of_the_base_run_from_the_wheel(installed: Path, tmp_
         (0, "Passed", "template", "--lock", "templates.lock"),
         (0, "passes the check", "mend", "calls.jsonl", "-o", "mended.jsonl"),
         (0, "Passed", "check", "mended.jsonl"),
-        (0, "Findings: ", "audit", "calls.jsonl", "--output", "audit", "--processes", "1"),
+        (2, "needs the package pyarrow", "audit", "calls.jsonl", "--output", "audit", "--processes", "1"),
+        (2, "is a Parquet file; install pyarrow to read it", "check", "rows.parquet"),
         (2, "--url", "push", "calls.jsonl"),
         (2, "--url", "watch", "."),
         (2, "needs a checkout", "watch", ".", "--url", "http://127.0.0.1:1", "--token", "t", "--convert-pickles"),
@@ -214,7 +218,9 @@ heavy = {"django", "torch", "transformers", "numpy", "pyarrow", "jinja2"} & set(
 assert not heavy, heavy
 for module in pkgutil.walk_packages(rollout_inspector.__path__, "rollout_inspector."):
     # pytest alone imports its plugin, by the entry point.
-    if not module.name.endswith(("__main__", "pytest_plugin")) and ".worker" not in module.name:
+    if not module.name.endswith(("__main__", "pytest_plugin")) and ".worker" not in module.name and "audit" not in (
+        module.name.rpartition(".")[2]  # with the extra `parquet`
+    ):
         importlib.import_module(module.name)
 assert not {"django", "torch", "transformers"} & set(sys.modules)
 from importlib.metadata import entry_points
@@ -265,6 +271,49 @@ def test_the_pages_of_the_wheel_find_their_files_and_write_where_they_were_start
     from inspector.server.machines import code_version
 
     assert code == code_version()
+
+
+def test_the_base_is_small(installed: Path) -> None:
+    """Nothing of the server, of Parquet or of torch comes with it."""
+    names = needed(PROJECT["dependencies"])
+    assert not names & {"pyarrow", "django", "torch", "transformers", "pydantic"} and len(names) <= 26, sorted(names)
+    assert not needed([*PROJECT["dependencies"], *EXTRAS["server"]]) & {"torch", "transformers"}
+
+
+_SERVES_WITHOUT_TORCH = """
+import django
+django.setup()
+import inspector.urls, inspector.wsgi
+from rollouts.sampling.engines.registry import ENGINES
+from django.test import Client
+print(Client(headers={"host": "localhost"}).get("/robots.txt").status_code)
+"""
+
+
+def test_the_web_process_starts_without_torch(installed: Path, tmp_path: Path) -> None:
+    more = linked(tmp_path / "server", [*PROJECT["dependencies"], *EXTRAS["server"]])
+    (site,) = installed.glob("lib/python*/site-packages")
+    assert not (more / "torch").exists() and not (more / "transformers").exists()
+    for command in (["manage", "migrate", "--verbosity", "0"], ["manage", "check"]):
+        ended = call(installed / "bin/rollout-inspector", *command, cwd=tmp_path,
+                     PYTHONPATH=os.pathsep.join([str(site), str(more)]))
+        assert ended.returncode == 0, ended.stderr
+    ended = call(
+        installed / "bin/python", "-c", _SERVES_WITHOUT_TORCH, cwd=tmp_path,
+        PYTHONPATH=os.pathsep.join([str(site), str(more)]), DJANGO_SETTINGS_MODULE="inspector.settings",
+    )
+    assert ended.returncode == 0 and ended.stdout.split()[-1] == "200", ended.stderr
+
+
+def test_the_archives_are_what_an_index_takes(wheel: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec("twine") is None:
+        missing("twine is not installed")
+    archive = hatchling("sdist", tmp_path)
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive)], capture_output=True, text=True,
+        timeout=120,
+    )
+    assert checked.returncode == 0 and checked.stdout.count("PASSED") == 2, checked.stdout
 
 
 # --- beside a project that has packages of our names ------------------------------------------------------------------

@@ -58,6 +58,28 @@ def test_trajectories_are_stored_and_their_diagnosis_ordered(token: str, run: Ru
     assert diagnosed == [run.jobs.get().pk]
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [(b"no json\n", "application/x-ndjson", 415), (b"\x80\x04.", "application/octet-stream", 415),
+     (lines(episodes(1)), "text/html", 415)],
+)
+def test_a_run_goes_again_where_nothing_of_its_first_push_is_taken(
+    token: str, run: Run, body: bytes, kind: str, status: int
+) -> None:
+    path = f"/api/runs/{run.code}/trajectories"
+    assert send(token, path, body, kind)[0] == status and Run.objects.filter(pk=run.pk).exists()
+    assert send(token, f"{path}?first=yes", body, kind)[0] == status
+    assert not Run.objects.filter(pk=run.pk).exists()
+
+
+def test_a_first_push_of_which_something_is_taken_keeps_its_run(token: str, run: Run) -> None:
+    path = f"/api/runs/{run.code}/trajectories?first=yes"
+    assert send(token, path, lines([*episodes(1), b"broken"]))[0] == 200
+    assert send(token, path, b"x", "text/html")[0] == 415
+    run.refresh_from_db()
+    assert run.n_trajectories == 1
+
+
 def test_what_is_there_already_is_known_and_unchanged(token: str, run: Run, diagnosed: list[int]) -> None:
     push(token, run, episodes(2))
     do_job(diagnosed[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,9 @@ class Made:
     routing: float | None = None
     cut: int = LENGTH
     worker: str = ""
+    extra: dict[str, object] = field(default_factory=dict)
+    columns: dict[str, Reals] = field(default_factory=dict)
+    top_p: float | None = None
 
 
 class ToyRun:
@@ -125,18 +128,21 @@ def trajectories(rows: list[Made]) -> Iterator[tuple[Trajectory, dict[int, tuple
     """The rows as trajectories of one row each, with the kinds of their findings."""
     for n, made in enumerate(rows):
         ids, mask = made.ids[: made.cut], made.mask[: made.cut]
-        extra: dict[str, object] = {"worker": made.worker} if made.worker else {}
+        extra = {**made.extra, **({"worker": made.worker} if made.worker else {})}
         if made.routing is not None:
             extra["routing"] = {"repeats": made.routing, "zero_layers": 0, "length": 9}
         row = Row(
             ids, mask, made.sampler[: made.cut].astype(np.float32),
-            columns={"trainer_logprobs": made.trainer[: made.cut].astype(np.float32)},
+            columns={
+                name: values[: made.cut].astype(np.float32)
+                for name, values in {"trainer_logprobs": made.trainer, **made.columns}.items()
+            },
             step_indices=tuple(range(len(made.versions))),
             extra=extra,
         )
         edges = np.flatnonzero(np.diff(mask.astype(int), prepend=0, append=0)).reshape(-1, 2)
         steps = tuple(
-            Step(ids[:start], ids[start:stop], policy_version=version, finish_reason=made.finish)
+            Step(ids[:start], ids[start:stop], policy_version=version, finish_reason=made.finish, top_p=made.top_p)
             for (start, stop), version in zip(edges, made.versions, strict=False)
         )
         value = Trajectory(
@@ -180,6 +186,32 @@ def clean(seed: int) -> list[Made]:
 def weights_not_delivered(seed: int) -> list[Made]:
     """All updates are lost, or all from the fourth on."""
     return ToyRun(seed).rows(lambda step: min(step, 4 * (seed % 2)))
+
+
+def weights_rounded_away(seed: int) -> list[Made]:
+    """The engine holds the weights on a coarse grid, or takes no update, though its version counts on."""
+    run = ToyRun(seed)
+    if seed % 3 != 1:
+        first, grid = np.round(run.weights[0]), 1.0 + seed % 2
+        run.weights = [weights - run.weights[0] + first * grid for weights in run.weights]
+        run.weights += [np.round(weights / grid) * grid for weights in run.weights]
+    rows = run.rows(lambda step: 0 if seed % 3 == 1 else step + run.steps)
+    for made in rows:
+        made.versions = (f"v{made.step}",) * TURNS if seed % 3 else ()
+        made.extra = {} if seed % 3 == 1 else {"engine_dtype": "bfloat16", "trainer_dtype": "torch.float32"}
+    return rows
+
+
+def packing_leak(seed: int) -> list[Made]:
+    """Two or four sequences in a pack; those behind the first read the one before, most at their start."""
+    run = ToyRun(seed, **({"steps": 1, "groups": 8} if seed % 2 else {}))
+    rows, size = run.rows(), (2, 4)[seed // 2 % 2]
+    for n, made in enumerate(rows):
+        made.extra = {"pack_index": n % size}
+        if n % size:
+            leak = run.random.normal(0, 0.8, LENGTH) * np.exp(-np.arange(LENGTH) / 40)
+            made.trainer = np.minimum(made.trainer + leak, 0) * made.mask
+    return rows
 
 
 def stale_cache(seed: int) -> list[Made]:
@@ -330,7 +362,7 @@ PLANTED: dict[str, Callable[[int], list[Made]]] = {
     for one in (
         row_retokenized, placeholder, columns_shifted, routing_repeated, one_worker, mixed_versions, near_context_limit,
         first_token, heavy_tokens, temperature, top_p_renormalised, stale_cache, weights_not_delivered,
-        other_inputs, unexplained,
+        weights_rounded_away, packing_leak, other_inputs, unexplained,
     )
 }
 """Cause -> what plants it."""

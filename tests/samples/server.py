@@ -22,8 +22,9 @@ from tests.samples.formats import GYM, changed, jsonl
 LINK = re.compile(r"Rollout Inspector is ready: (http://127\.0\.0\.1:(\d+)/login\?token=\S+)")
 PAGES = (
     "/", "/runs.json", "/help", "/help/findings", "/runs/new", "/import", "/tokenizers", "/templates", "/gallery",
-    "/search", "/search?by=text&q=a", "/workers", "/audit", "/account", "/projects", "/tokens", "/api/v1/runs",
-    "/api/v1/jobs", "/api/v1/openapi.json", "/robots.txt", "/metrics", "/nothing", "/runs/nothing", "/login",
+    "/search", "/search?by=text&q=a", "/go?q=a", "/workers", "/audit", "/account", "/projects", "/tokens",
+    "/api/v1/runs", "/api/v1/jobs", "/api/v1/openapi.json", "/robots.txt", "/metrics", "/nothing", "/runs/nothing",
+    "/login",
 )
 """Pages of every room, two of them that do not exist."""
 
@@ -51,17 +52,18 @@ class Visitor(requests.Session):
         return self.post(self.url + path, headers=headers, timeout=60, allow_redirects=False, **more)
 
 
-def processes_of(data: Path) -> list[int]:
-    """Every living process that was started on this data folder."""
-    mark, found = f"INSPECTOR_DATA={data}".encode(), []
+def processes_of(data: Path, *words: bytes) -> list[int]:
+    """Every living process that was started on this data folder, and whose command holds these words."""
+    mark, pids = f"INSPECTOR_DATA={data}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                command = (entry / "cmdline").read_bytes()
+                if mark in (entry / "environ").read_bytes().split(b"\0") and all(word in command for word in words):
+                    pids.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return sorted(pids)
 
 
 def environment(data: Path) -> dict[str, str]:

@@ -26,7 +26,7 @@ def chain(
 ) -> Trajectory:
     """A trajectory whose steps extend each other, except at ``broken_at``, where the last sampled id is another.
 
-    Every second step has two alternatives for each token, and the entropy.
+    Every second step has two alternatives for each token, the entropy, and the size of the kept set.
     """
     rng = np.random.default_rng(seed)
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"question {seed} {hostile}"}]
@@ -77,7 +77,8 @@ def alternatives(completion: np.ndarray, logprobs: np.ndarray) -> dict[str, np.n
     values[-1, 1] = -np.inf
     found = np.stack([completion, completion + 1], axis=1).astype(np.int32)
     return {
-        "entropy": -logprobs, "alternative_ids": found.reshape(-1), "alternative_logprobs": values.reshape(-1),
+        "entropy": -logprobs, "kept_set": np.ceil(-logprobs * 9 + 1),
+        "alternative_ids": found.reshape(-1), "alternative_logprobs": values.reshape(-1),
     }
 
 

@@ -15,7 +15,7 @@ PLACE = {"id", "trajectory_id", "index", "prompt_length", "completion_length", "
 """Columns that say where a step lies and how long it is."""
 IN_SEGMENT = {"segment_id", "segment_offset", "has_origin"}
 """Columns that say where its arrays are, when a segment has them."""
-OF_ARRAYS = {"has_entropy", "n_alternatives"}
+OF_ARRAYS = {"has_entropy", "n_alternatives", "least_kept"}
 """Columns that tell of an array without reading it."""
 CODED = {"parent_id" if one.name == "parent" else one.name for one in fields(Link)} | set(CodedStep._fields) - {"link"}
 """What the codec makes."""

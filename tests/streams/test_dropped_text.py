@@ -11,7 +11,7 @@ import pytest
 
 from rollout_inspector.diagnose import Finding, Severity, examine
 from rollout_inspector.streams.dropped_text import holds_all, unheld, unheld_tokens
-from rollout_inspector.streams.message_view import reply_in, texts_of
+from rollout_inspector.streams.messages import reply_in, texts_of
 from rollout_inspector.streams.trajectory import Message, Step, Trajectory, ids_array
 from tests.samples.model_setups import model_setup
 

@@ -116,6 +116,7 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>/training": [get(READ)],
     "runs/<code:code>/columns": [get(READ)],
     "runs/<code:code>/columns/<code:column>/delete": [post(OWN.format(302), json=200)],
+    "runs/<code:code>/damage": [post(member_gets(302), form={"model": "demo"}, json=202)],
     "runs/<code:code>/rescore": [post(member_gets(302), form={"model": "demo"}, json=202)],
     "runs/<code:code>/weights": [get(READ.replace("200", "301"))],
     "runs/<code:code>/weigh": [post(member_gets(302), json=202)],
@@ -164,6 +165,8 @@ ROWS: dict[str, list[Row]] = {
     "trajectories/<code:code>/parsers": [get(READ)],
     "trajectories/<code:code>/parsers/again": [post(member_gets(302))],
     "trajectories/<code:code>/strategies/again": [post(member_gets(302))],
+    "trajectories/<code:code>/forks": [get(READ)],
+    "trajectories/<code:code>/forks/new": [post(member_gets(422), form={"row": "0", "at": "0"})],
     # One template check.
     "templates/checks/<code:code>": [get(READ)],
     "templates/checks/<code:code>/conversation": [get(READ)],
@@ -231,6 +234,8 @@ ROWS: dict[str, list[Row]] = {
             form={"project": "{project}", "chat_template": "{{{{ messages }}}}"},
         ),
     ],
+    "api/v1/tokenizers": [get(LIST, tokens=API_LIST)],
+    "api/v1/shares": [get(LIST, tokens=API_LIST)],
     "api/v1/jobs": [get(LIST, tokens=API_LIST)],
     "api/v1/runs/<code>": [get(API_ONE, tokens=API_READ), Row("DELETE", OWN.format(204), tokens=API_OWN.format(403))],
     "api/v1/launches": [
@@ -250,6 +255,10 @@ ROWS: dict[str, list[Row]] = {
         f"api/v1/{route}": [get(API_ONE, tokens=API_READ)]
         for route in (
             "runs/<code>/summary",
+            "runs/<code>/training",
+            "runs/<code>/weights",
+            "runs/<code>/columns",
+            "runs/<code>/alarms",
             "runs/<code>/findings",
             "runs/<code>/jobs",
             "trajectories/<code>",
@@ -267,6 +276,9 @@ ROWS: dict[str, list[Row]] = {
             "jobs/<code>",
         )
     },
+    "api/v1/trajectories/<code>/forks": [
+        get(API_ONE, tokens=API_READ), post(member_gets(422), tokens=api_member(422), form={"settings": {"at": 0}})
+    ],
     "api/v1/trajectories/<code>/comments": [
         get(API_ONE, tokens=API_READ),
         post(member_gets(201), tokens=api_member(201), form={"text": "look here"}),

@@ -107,6 +107,8 @@ def test_every_caller_gets_what_the_table_says(places: Places) -> None:
 
 UPLOAD = b'{"prompt_ids": [[1, 2]], "completion_ids": [[3]]}'
 FORMS: dict[str, dict[str, Any]] = {
+    "trajectories/<code:code>/forks/new": {"row": "0", "at": "1", "samples": "1"},
+    "api/v1/trajectories/<code>/forks": {"settings": {"row": 0, "at": 1, "samples": 1}},
     "import": {"project": "{project}", "format": "auto", "tokenizer": "none"},
     "runs/new": {},  # as its page offers it
     "templates": {"project": "{project}", "chat_template": "{{{{ messages }}}}"},

@@ -33,7 +33,7 @@ def told(step: Step, other: int, k: int = 2, entropy: bool = True) -> Step:
     values[::3, 1] = -np.inf
     return replace(
         step, alternative_ids=ids.reshape(-1), alternative_logprobs=values.reshape(-1),
-        entropy=-2 * step.logprobs if entropy else None,
+        entropy=-2 * step.logprobs if entropy else None, kept_set=np.arange(1, n + 1, dtype=np.float32) + 2,
     )
 
 
@@ -54,20 +54,28 @@ def test_what_an_engine_told_is_a_lens_and_a_column(web: Client, make: Maker, st
     assert moved == (2 if store == "segments" else 0)
     address = reverse("trajectory", args=[stored.code])
     twin = web.get(f"{address}.json").json()
-    assert twin["lenses"] == ["mask", "origin", "logprob", "entropy", "behind_likeliest"]
+    assert twin["lenses"] == ["mask", "origin", "logprob", "entropy", "kept_set", "behind_likeliest"]
     columns = [token["columns"] for token in twin["window"]["tokens"]]
     sampled = slice(len(first.prompt_ids), len(first.stream))
     found = np.array([one["entropy"] for one in columns], np.float64)
     same(found[sampled].astype(np.float32), -2 * first.logprobs, "entropy")
     assert np.isnan(np.delete(found, np.r_[sampled])).all()
+    kept = np.array([one["kept_set"] for one in columns], np.float64)
+    assert kept[sampled].tolist() == [n + 2.0 for n in range(1, len(first.completion_ids) + 1)]
+    for bound, n_shown in ((2, 0), (3, 1)):
+        listed = web.get(f"{reverse('run', args=[run.code])}.json?kept={bound}").json()
+        assert len(listed["trajectories"]) == n_shown, bound
     behind = np.array([one["behind_likeliest"] for one in columns], np.float64)
     np.testing.assert_allclose(behind[sampled], -first.logprobs / 2, rtol=1e-5)
     card = web.get(f"{address}/card.json").json()
     assert card["alternatives"] == [[sampled.start, sampled.stop, 2]]
     np.testing.assert_allclose(np.array(card["columns"]["entropy"], np.float64)[sampled], found[sampled], rtol=1e-3)
-    for lens, words in (("entropy", "entropy in nats"), ("behind_likeliest", "behind the likeliest in nats")):
+    for lens, words in (
+        ("entropy", "entropy in nats"), ("kept_set", "kept set in tokens"),
+        ("behind_likeliest", "behind the likeliest in nats"),
+    ):
         page = one_line(web.get(f"{address}?view=tokens&lens={lens}"))
-        assert f"{words}, steps at 0" in page and "colours nothing" not in page and "the same thresholds" in page
+        assert f"{words}, steps at " in page and "colours nothing" not in page and "the same thresholds" in page
         assert f'data-lens-choice="{lens}" data-lens-request="always" aria-current="true"' in page
     # The second turn has nothing: a window there would say so.
     likeliest = replace(second, alternative_ids=second.completion_ids, alternative_logprobs=second.logprobs)
@@ -146,7 +154,7 @@ def test_an_engine_that_knows_no_entropy_gets_a_bound_by_that_name(web: Client, 
     stored = make.run([with_alternatives(make, entropy=False)]).trajectories.get()
     address = reverse("trajectory", args=[stored.code])
     twin = web.get(f"{address}.json").json()
-    assert twin["lenses"][3:] == ["entropy_at_least", "behind_likeliest"]
+    assert twin["lenses"][3:] == ["kept_set", "entropy_at_least", "behind_likeliest"]
     assert ">entropy at least</a>" in one_line(web.get(address))
     token = next(t for t in twin["window"]["tokens"] if t["columns"]["entropy_at_least"] is not None)
     told = web.get(f"{address}/alternatives.json?row=0&t={token['index']}").json()

@@ -16,9 +16,9 @@ from inspector.html.charts import (
     strip_means,
     strip_path,
 )
-from inspector.html.tokens import NO_LOGPROB, logprob_classes
 from inspector.trajectories.tokens.scales import Scale, scale_of
 from inspector.trajectories.tokens.turns import Turn
+from rollout_inspector.text.html.tokens import NO_LOGPROB, logprob_classes
 
 
 def test_columns_stand_on_the_base_line_and_the_largest_fills_the_height() -> None:

@@ -12,9 +12,9 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.trajectories.frame import PLACE_FIELDS
-from inspector.trajectories.step_time import time_words
+from inspector.trajectories.record_page import time_words
 from rollout_inspector.diagnose.finding import Axis, Finding, Severity
-from rollout_inspector.streams.message_view import LEFT_OUT, media_of, read_message, without_data
+from rollout_inspector.streams.messages import LEFT_OUT, media_of, read_message, without_data
 from rollout_inspector.streams.trajectory import NO_IDS, Row, Step, Trajectory
 from rollouts.store import models
 from tests.people import make_member

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from inspector.html.tokens import painter_of
 from inspector.trajectories.compare.side_by_side import align_texts, compare
 from rollout_inspector.streams.align import AlignedGroup
-from rollouts.store.trajectories.rows import plain_tokens
+from rollout_inspector.streams.trajectory import plain_tokens
+from rollout_inspector.text.html.tokens import painter_of
 
 
 def words(left: list[int], right: list[int], sampled: bool = False, new: bool = False) -> str:

@@ -16,6 +16,7 @@ from django.test import Client
 from rollouts.jobs import gap_reports
 from rollouts.store.jobs.jobs import ask_job
 from rollouts.store.models import Job, Run
+from rollouts.store.runs.logprob_columns import begin_column, end_column, keep_scores, load_compared
 from rollouts.store.runs.muted import mute
 from rollouts.store.runs.runs import create_run
 from rollouts.worker.jobs import do_job
@@ -111,6 +112,35 @@ def test_two_columns_that_somebody_compared_are_left_alone(run: Run, web: Client
     run.refresh_from_db()
     gap_reports.ask_for_gap(run)
     assert Job.objects.get() == job and web.get(f"/runs/{run.code}.json").json()["gap_causes"] == []
+
+
+def test_the_parts_of_a_replay_are_bars_and_the_page_says_whose_limits_hold(run: Run, web: Client) -> None:
+    ask_and_do(run)
+    body = web.get(f"/runs/{run.code}/gap").content.decode()
+    assert "Parts of the gap by token class" not in body and "limits of the docs" in body
+    records = list(run.trajectories.order_by("index"))
+    for engine, lower in (("vllm", 0.25), ("vllm decode", 0.0)):
+        column = begin_column(run, "m", engine, "1", "w")
+        keep_scores(column, [
+            (record.pk, value.rows, [row.logprobs - np.float32(lower) for row in value.rows])  # type: ignore[operator]
+            for record, value in zip(records, load_compared(records), strict=True)
+            if all(row.logprobs is not None for row in value.rows)
+        ])
+        end_column(column)
+    assert "has changed since these figures were made" in web.get(f"/runs/{run.code}/gap").content.decode()
+    ask_and_do(run)
+    body = web.get(f"/runs/{run.code}/gap").content.decode()
+    assert "Parts of the gap by token class" in body and 'class="part2"' in body and "decode against prefill" in body
+    lines = web.get(f"/runs/{run.code}/gap.json").json()["report"]["parts"]["parts of the gap, all tokens"]
+    means = {line["name"]: line["mean"] for line in lines}
+    assert means["rest"] == 0 and means["decode against prefill"] == pytest.approx(-0.25)
+    whole = web.get(f"/runs/{run.code}/gap.json").json()["report"]
+    assert sum(means.values()) == pytest.approx(-whole["k1"], abs=1e-6)
+
+
+def ask_and_do(run: Run) -> None:
+    job, _ = ask_job(run, "gap")
+    do_job(job.pk)
 
 
 def test_files_that_agree_name_no_cause(tmp_path: Path) -> None:

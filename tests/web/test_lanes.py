@@ -14,6 +14,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import escape
 
 from inspector.trajectories.tokens import lane_tree
 from rollout_inspector.diagnose import diagnose
@@ -95,6 +96,21 @@ def test_a_branch_whose_answer_a_later_step_reads_is_called_a_sub_agent(web, mak
     tree = twin_of(web, trajectory)["lanes"]
     assert tree["items"][1]["read_by"] == 4 and "step 4 reads its answer" in tree["items"][1]["words"]
     assert tree["sentence"].endswith("the first lane of 3 calls and one sub-agent of 2 calls.")
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [({"line": {"agent": "<b>explore"}}, "agent “<b>explore”; step"),
+     ({"agent": "plan" * 40}, f"agent “{'plan' * 20}”"), ({"line": {"agent": ["x"]}}, ""),
+     ({"line": 5, "agent": None}, "")],
+)
+def test_a_lane_has_the_name_of_the_sub_agent_that_its_source_noted(web, make, setup, extra: Any, words: str) -> None:
+    value = PLANTERS["subagent_interleaved"](setup).trajectory
+    steps = [replace(step, extra=extra) if n else step for n, step in enumerate(value.steps)]
+    trajectory = stored(make, setup, replace(value, steps=tuple(steps)))
+    (main, lane), html = twin_of(web, trajectory)["lanes"]["items"], page_of(web, trajectory)
+    assert main["agent"] == "" and lane["words"].startswith(f"branch: {words or 'step'}")
+    assert ("<b>explore" not in html) and (escape(words) in html)
 
 
 def test_a_compaction_says_whether_its_summary_was_accepted(web, make, setup) -> None:

@@ -38,7 +38,7 @@ ORDERED = ("run", "job", "templatecheck", "sharelink")
 NOT_ORDERED = {
     "n_findings", "n_rows", "group", "training_step",
     *(sign + name for name in ("n_steps", "n_sampled", "n_trained", "n_lost", "stop_reason") for sign in ("", "-")),
-    "-group", "-training_step",
+    "-group", "-training_step", "damage", "-damage",
 }
 """Orders that no index has, because few ask for them: the keys of the run are sorted."""
 

@@ -12,17 +12,16 @@ from django.test import Client
 from django.urls import reverse
 
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare import compare_page, side_by_side
 from inspector.trajectories.compare.side_by_side import without_stray
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
+from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array, plain_tokens
+from rollout_inspector.text.html.tokens import TokenPainter
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.jobs.diagnosis import diagnose_run
 from rollouts.store import models
 from rollouts.store.runs.runs import delete_run
 from rollouts.store.trajectories.retokenized import keep_retokenized
-from rollouts.store.trajectories.rows import plain_tokens
 from tests.web.trajectory_samples import Maker
 
 pytestmark = pytest.mark.django_db

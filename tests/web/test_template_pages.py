@@ -19,7 +19,7 @@ from django.test import Client
 from django.utils import timezone
 from django.utils.html import escape
 
-from inspector.chat_templates.check_subject import failing_probe
+from inspector.chat_templates.check_values import failing_probe
 from inspector.chat_templates.repair_page import message_words
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.trajectory import Request, Step, Trajectory

@@ -14,7 +14,6 @@ from django.contrib.staticfiles.storage import staticfiles_storage
 from django.test import Client
 from django.urls import reverse
 
-from inspector.html.text import bytes_text
 from inspector.trajectories.compare import compare_page, side_by_side
 from inspector.trajectories.compare.deltas_page import HEAD, TAIL
 from inspector.trajectories.tokens.mask_page import OBSERVATIONS
@@ -24,6 +23,7 @@ from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.prefix import n_new_tokens
 from rollout_inspector.streams.trajectory import NO_IDS, Origin, Row, Step, Trajectory
+from rollout_inspector.text.html.text import bytes_text
 from rollouts.store import models
 from rollouts.store.models import Project
 from rollouts.store.people.shares import create_share
@@ -777,7 +777,7 @@ def test_the_mask_is_explained_and_oddities_are_said(make, reader):
     assert reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()["oddities"] == []
     continued = reader.get(url(odd, page="trajectory-mask") + ".json?row=1").json()
     assert [(turn["role"], turn["part"]) for turn in continued["turns"][:4]] == [
-        ("user", "history"), ("assistant", "history"), ("tool", "history"), ("assistant", "prompt"),
+        ("user", "history"), ("assistant", "history"), ("tool", "history"), ("assistant", "completion"),
     ]
     assert "an earlier reply, written again" in continued["turns"][1]["why"]
     assert continued["turns"][3]["why"] == "the generation prompt: read, never sampled"

@@ -9,15 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inspector.html.text import characters, runs_right_to_left, split_fragments, text_html
-from inspector.html.tokens import MAX_LINE_BLOCKS, NO_LOGPROB, Marks, TokenPainter, gap_html, logprob_classes
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.finding_marks import DiffIds, row_marks
 from inspector.trajectories.tokens.findings import DrawnFinding
-from rollout_inspector.streams.trajectory import ids_array
+from rollout_inspector.streams.trajectory import Tokens, ids_array
+from rollout_inspector.text.html.text import characters, runs_right_to_left, split_fragments, text_html
+from rollout_inspector.text.html.tokens import (
+    MAX_LINE_BLOCKS,
+    NO_LOGPROB,
+    Marks,
+    TokenPainter,
+    gap_html,
+    logprob_classes,
+)
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store.models import StoredFinding
-from rollouts.store.trajectories.rows import Tokens
 
 WORDS = (" the", "\n\n", "<script>alert(1)</script>", "\u202eevil", "naïve", "\t\r\n", "<|im_end|>")
 

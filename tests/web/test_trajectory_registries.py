@@ -19,8 +19,8 @@ from inspector.trajectories.tokens import lenses
 from inspector.trajectories.tokens.lenses import LensSpec
 from inspector.trajectories.urls import tab_urls
 from inspector.web.twins import fields_of
+from rollout_inspector.streams.trajectory import Tokens
 from rollouts.store.models import StoredTrajectory
-from rollouts.store.trajectories.rows import Tokens
 from tests.web.samples import one_line, stored_run
 
 pytestmark = pytest.mark.django_db

@@ -23,7 +23,7 @@ from django.test import Client
 from django.utils import timezone
 
 from rollout_inspector.refusal import Refusal
-from rollouts.jobs import alarm_delivery, parser_comparison, rescore, run_actions, template_checks
+from rollouts.jobs import alarm_delivery, damage, parser_comparison, rescore, run_actions, template_checks
 from rollouts.jobs.broker import queue_of
 from rollouts.jobs.exports import exports
 from rollouts.jobs.imports import imports
@@ -56,6 +56,7 @@ from tests.conftest import wait_until
 from tests.people import make_member
 from tests.samples.chat_templates import BROKEN
 from tests.samples.deaths import die_after
+from tests.samples.demo_engine import DemoOwner
 from tests.samples.formats import GYM, changed, jsonl
 from tests.samples.shard_work import change_kind
 from tests.samples.training_steps import save, store_steps, world
@@ -110,6 +111,7 @@ def ask(tmp_path: Path, tiny_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -
             "export": {"format": "own_jsonl"},
             "move_tokens": {"to": "segments"},
             "rescore": {"model": "words", "engine": "scripted"},
+            "damage": {"model": "words"},
         }
         return ask_job(run, kind, options.get(kind, {}))[0]
 
@@ -129,12 +131,14 @@ def answer_at_once(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(settings, "INSPECTOR_MODELS", {"words": {"engine": "scripted", "path": str(path)}})
     do: Any = partial(rescore.do_job, engine_of=lambda model, engine: Owner())
     change_kind(monkeypatch, "rescore", handler=do)
+    change_kind(monkeypatch, "damage", handler=partial(damage.do_job, engine_of=lambda model, engine: DemoOwner()))
 
 
 DEATHS = {
     "diagnose": 2, "export": 9, "replay": 5, "import": 13, "diagnose_pushed": 2, "replay_trajectory": 1,
     "check_template": 3, "repair_template": 2, "move_tokens": 2, "audit_parsers": 1,
     "loss_weights": 2, "rescore": 5, "gap": 2, "deliver_alarms": 1,
+    "damage": 25,
 }
 """Signs of life after which the first worker of each kind is killed: in the middle, where its work has one."""
 
@@ -254,6 +258,11 @@ def rescored(job: Job) -> None:
     assert column.finished_at is not None and column.scores.count() == column.n_trajectories == 45
 
 
+def measured(job: Job) -> None:
+    assert job.run is not None and job.n_done == 45
+    assert job.run.trajectories.filter(damage=0.0).count() == 45  # rows that follow from steps
+
+
 def gap_read(job: Job) -> None:
     assert job.report is not None and job.report["tokens"] == 64 and job.n_done == 16
 
@@ -266,7 +275,7 @@ RESULTS: dict[str, Callable[[Job], None]] = {
     "diagnose": diagnosed, "export": exported, "replay": replayed, "import": imported, "diagnose_pushed": pushed,
     "replay_trajectory": rows_made, "check_template": repaired, "repair_template": repaired,
     "move_tokens": moved, "audit_parsers": audited, "loss_weights": weighed, "rescore": rescored, "gap": gap_read,
-    "deliver_alarms": alarm_told,
+    "deliver_alarms": alarm_told, "damage": measured,
 }
 
 

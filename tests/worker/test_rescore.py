@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from rollout_inspector.diagnose.gap.columns import SAMPLER
 from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows, pairs_of
 from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import Row, Step, Trajectory, ids_array
 from rollouts.jobs import rescore
 from rollouts.jobs.broker import queue_of
-from rollouts.sampling.engines import ENGINES, model_digest
+from rollouts.jobs.gap_reports import gap_key, read_gap
+from rollouts.sampling.engines import ENGINES, GenerationRequest, model_digest
 from rollouts.sampling.engines.engine_owner import EngineClosed, EngineLost
 from rollouts.sampling.engines.model_digest import weights_digest
 from rollouts.sampling.engines.scripted import ScriptedEngine
@@ -29,7 +30,7 @@ from rollouts.store.jobs.job_queue import next_engine_job, take_engine_job, take
 from rollouts.store.jobs.jobs import ask_job, cancel_job
 from rollouts.store.models import Job, RowScores, Run, ScoredColumn
 from rollouts.store.runs import runs
-from rollouts.store.runs.logprob_columns import columns_of, load_compared
+from rollouts.store.runs.logprob_columns import SAMPLER, columns_of, delete_column, load_compared
 from rollouts.store.runs.runs import create_run, delete_run, end_run
 from rollouts.store.trajectories.save_trajectories import save_trajectories
 from rollouts.worker import jobs
@@ -53,6 +54,18 @@ class _Direct:
         except Exception as error:
             future.set_exception(error)
         return future
+
+    def submit(self, request: GenerationRequest) -> Future[Any]:
+        def completion(engine: Any) -> Any:
+            engine.add(request)
+            while not (done := engine.step()):
+                pass
+            return done[0]
+
+        return self.call(completion)
+
+    def abort(self, request_ids: Any) -> None:
+        """Nothing is under way."""
 
 
 @pytest.fixture
@@ -146,6 +159,98 @@ def test_two_engines_are_held_against_each_other(owner: _Direct, monkeypatch: py
     assert gap(run, SAMPLER, "scored:unknown").tokens == 0
 
 
+def lower_by(values: Any, nats: float) -> Any:
+    return values - np.float32(nats)
+
+
+def test_a_replay_makes_the_gap_a_sum_of_parts(owner: _Direct, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine, decode path, weights and trainer each differ by a known amount, and each lands in its own part."""
+    values = [sampled("a", 3), sampled("b", 20, 2)]
+    rows = [merged_rows(value.steps)[0] for value in values]
+    run = run_of(*[
+        Trajectory(value.external_id, rows=(
+            Row(row.ids, row.loss_mask, row.logprobs, columns={"trainer_logprobs": lower_by(row.logprobs, 1.0)}),
+        ))
+        for value, row in zip(values, rows, strict=True)
+    ])
+    asked = ScriptedEngine.score
+    lower = {"words": 0.25, "others": 0.375}
+
+    def scored_by(model: str) -> Job:
+        monkeypatch.setattr(
+            ScriptedEngine, "score", lambda *given: [lower_by(values, lower[model]) for values in asked(*given)]
+        )
+        job, _ = rescore.ask(run, model, replay=True)
+        jobs.do_job(job.pk)
+        job.refresh_from_db()
+        assert (job.status, job.n_done, job.error) == ("done", 2, "")
+        return job
+
+    job = scored_by("words")
+    first, second = (ScoredColumn.objects.get(code=code) for code in job.report["columns"])
+    assert (first.is_decoded, second.is_decoded) == (False, True)
+    assert columns_of(run)[-1].title == "words on scripted decode 1"
+    assert gap(run, SAMPLER, f"scored:{second.code}").largest == 0, "the engine is the sampler's: 0 differences"
+    report = read_gap(run, sampler=SAMPLER, trainer="trainer_logprobs")
+    lines = {line["name"]: (line["mean"], line["mean_abs"]) for line in report["parts"]["parts of the gap, all tokens"]}
+    assert lines == {
+        "rest": (0.0, 0.0), "decode against prefill": pytest.approx((-0.25, 0.25)),
+        "trainer": pytest.approx((-0.75, 0.75)),
+    }
+    monkeypatch.setattr(rescore, "weights_digest", lambda path: "of another checkpoint")
+    scored_by("others")
+    report = read_gap(run, sampler=SAMPLER, trainer="trainer_logprobs")
+    lines = {line["name"]: line["mean"] for line in report["parts"]["parts of the gap, all tokens"]}
+    assert lines == {
+        "rest": 0.0, "decode against prefill": pytest.approx(-0.25), "weights (version)": pytest.approx(-0.125),
+        "trainer": pytest.approx(-0.625),
+    }
+    assert sum(lines.values()) == pytest.approx(-report["k1"], abs=1e-6)
+    assert gap_key(run) == report["key"]
+
+
+def test_a_replay_reads_trained_tokens_alone_and_is_made_once(owner: _Direct) -> None:
+    run = run_of(sampled("a", 3), trained("rows"), Trajectory("none", rows=(
+        Row(ids_array([5, 6, 7]), np.array([True, False, False]), None),
+    )))
+    job, _ = rescore.ask(run, "words", replay=True)
+    jobs.do_job(job.pk)
+    job.refresh_from_db()
+    assert job.status == "done", job.error
+    decoded = ScoredColumn.objects.get(engine="scripted decode")
+    values = {one.trajectory.external_id: one.values for one in decoded.scores.all()}
+    assert np.isfinite(values["rows"]).tolist() == [False, False, True, True, True, True]
+    assert np.isnan(values["none"]).all()
+    calls = owner.calls
+    again, _ = rescore.ask(run, "words", replay=True)
+    jobs.do_job(again.pk)
+    assert owner.calls == calls + 1 and ScoredColumn.objects.count() == 2
+    delete_column(decoded)
+    assert "parts of the gap, all tokens" not in read_gap(run)["parts"]
+
+
+def test_an_engine_that_cannot_decode_a_given_completion_is_refused(owner: _Direct, monkeypatch: Any) -> None:
+    run = run_of(sampled("a", 3))
+    monkeypatch.setitem(ENGINES, "scripted", replace(ENGINES["scripted"], replays=False))
+    with pytest.raises(Refusal, match="scripted cannot decode a completion that is given; choose one of transformers"):
+        rescore.ask(run, "words", replay=True)
+
+
+def test_the_noise_of_an_engine_raises_the_limits(owner: _Direct, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(sampled("a", 3), sampled("b", 20, 2), trained("rows"))
+    assert read_gap(run)["noise"] is None and read_gap(run)["limits"] == {"mean": 0.02, "tail": 0.15}
+    asked = ScriptedEngine.score
+    monkeypatch.setattr(
+        ScriptedEngine, "score", lambda *given: [values - 0.125 * (len(given[1]) > 1) for values in asked(*given)]
+    )
+    job, _ = rescore.ask(run, "words", calibrate=True)
+    jobs.do_job(job.pk)
+    report = read_gap(run)
+    assert report["noise"]["by"] == "scripted" and report["noise"]["tokens"] == 11 + 7 + 5
+    assert report["noise"]["mean_abs"] == pytest.approx(0.125, abs=1e-6)
+    assert report["limits"] == {"mean": pytest.approx(0.5, abs=1e-5), "tail": pytest.approx(0.5, rel=0.1)}
+
+
 def test_another_temperature_is_another_column(owner: _Direct, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_of(sampled("a", 3))
     with pytest.raises(Refusal, match=r"scripted scores at temperature 1 alone. For 0.5 choose the engine"):
@@ -191,7 +296,7 @@ def test_a_worker_that_is_shut_down_is_followed_by_another(owner: _Direct, monke
         patch.setattr(owner, "call", _closing(owner.call, after=3))  # its limits, and two trajectories
         jobs.do_job(job.pk)
     job.refresh_from_db()
-    assert (job.status, job.error) == ("running", "The worker was shut down while it scored.")
+    assert (job.status, job.error) == ("running", "The worker was shut down while the engine worked.")
     before = set(RowScores.objects.values_list("pk", flat=True))
     assert len(before) == 2 and [one.name for one in columns_of(run)] == [SAMPLER], "no half column is offered"
     Job.objects.update(heartbeat_at=timezone.now() - timedelta(minutes=10))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rollout_inspector.formats.engine_fields import ARRAYS, KEY, summary_of
 from rollout_inspector.formats.policy_versions import of_row
-from rollout_inspector.formats.routing import ARRAYS, KEY, summary_of
 from rollout_inspector.formats.training_step import as_step
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.trajectory import Row, Trajectory, ids_array

@@ -28,7 +28,7 @@ from rollouts.store import files
 from rollouts.store.chat_templates.tokenizers import tokenizer_named
 from rollouts.store.jobs import jobs
 from rollouts.store.jobs.activity import is_active
-from rollouts.store.jobs.jobs import ask_job, find_job, kind_of
+from rollouts.store.jobs.jobs import ask_job, find_job, kind_of, refuse_opened
 from rollouts.store.models import Job, Run
 from rollouts.store.people import activity_log
 from rollouts.store.people.activity_log import Action
@@ -130,6 +130,7 @@ def fits_a_request(run: Run, wanted: ExportOptions) -> bool:
 def export(request: HttpRequest, run: Run) -> Any:
     """The finished trajectories as a file. A row that the format cannot take is refused with its finding."""
     try:
+        refuse_opened(run)
         options = wanted_of(request.GET, reader_of(request))
     except ValueError as error:
         return error_page(request, 422, "This cannot be written", str(error), run.code)

@@ -7,15 +7,18 @@ from pathlib import Path
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from inspector.chat_templates.uploaded_tokenizer import register_upload
+from inspector.runs.jobs.ask_for_job import tell
 from inspector.runs.launches.new_run_page import NewRunPage
 from inspector.runs.run_values import RunValues
-from inspector.web.access import chosen_project
+from inspector.web.access import chosen_project, writes_run
 from inspector.web.forms import ImportForm
 from inspector.web.twins import json_page, page, wants_json
+from rollouts.jobs import opened
 from rollouts.jobs.imports import imports
 from rollouts.store.chat_templates.chat_templates import register_chat_template
 from rollouts.store.models import Project, Run
@@ -34,6 +37,12 @@ def new(request: HttpRequest) -> HttpResponse:
     names = [tokenizer.name for tokenizer in form.registered.values()]
     data = NewRunPage(where.chosen.code, form.sentences(), tokenizers=names, upload_max_bytes=settings.UPLOAD_MAX_BYTES)
     return page(request, "imports/new.html", data, 422 if form.errors else 200, form=form, where=where)
+
+
+@writes_run
+def begin_opened(request: HttpRequest, run: Run, what: str) -> HttpResponse:
+    """Check all files that this server shows where they lie, or import them into the user's own server."""
+    return tell(request, run, opened.begin(what), 202, reverse("run", args=[run.code]))
 
 
 def start_import(form: ImportForm, request: HttpRequest, project: Project) -> Run | None:

@@ -10,11 +10,11 @@ from typing import Any
 from django import forms
 
 from inspector.chat_templates.check_forms import JsonField
-from inspector.chat_templates.repair_page import named
 from inspector.web.forms import PlainForm, TemplateFileField, code_area
 from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.streams.strategies import STRATEGIES
 from rollouts.jobs.launch import LaunchSettings, served_models
+from rollouts.jobs.template_checks import repairs_of
 from rollouts.sampling.engines import engine_spec
 from rollouts.sampling.environments import ENVIRONMENTS, FAMILY_OF, PromptsRejected, Task, read_prompts
 from rollouts.store.chat_templates.chat_templates import (
@@ -38,7 +38,7 @@ def _choices(names: Any) -> list[tuple[str, str]]:
     return [(name, name.replace("_", " ")) for name in names]
 
 
-def _strategies() -> list[tuple[str, str]]:
+def strategy_choices() -> list[tuple[str, str]]:
     return [
         (slug, f"{words} (not installed)" if STRATEGIES[slug].missing() else words)
         for slug, words in _choices(STRATEGIES)
@@ -87,7 +87,7 @@ class NewRunForm(PlainForm):
         super().__init__(data, files, initial={**self._defaults, **(initial or {})})
         for name, choices in (
             ("model", [(model, model) for model in served_models()]),
-            ("strategy", _strategies()),
+            ("strategy", strategy_choices()),
             ("environment", _environments()),
             ("compare", [(mode, f"{mode.replace('_', ' ')}: {words}") for mode, words in COMPARE.items()]),
         ):
@@ -201,13 +201,13 @@ def _registered(project: Project, text: str, label: str) -> str:
     return register_chat_template(text, label, project).sha256
 
 
-def _field(setting: Field[Any]) -> forms.Field:
+def setting_field(setting: Field[Any]) -> forms.Field:
     """The input of a setting. The choices of a text are filled in when the form is made."""
     facts = setting.metadata
     words = {"label": facts["label"], "help_text": facts["help"], "required": facts.get("required", False)}
     if "least" in facts:
         number = {**words, "min_value": facts["least"], "max_value": facts["most"]}
-        if setting.type != "float":
+        if not setting.type.startswith("float"):
             return forms.IntegerField(**number)
         return forms.FloatField(**number, widget=forms.NumberInput(attrs={"step": "any"}))
     if setting.name == "stop":
@@ -216,10 +216,14 @@ def _field(setting: Field[Any]) -> forms.Field:
     if setting.name == "template_kwargs":
         words.pop("required")
         return JsonField(dict, '{"enable_thinking": false}', **words, widget=code_area(2))
+    if setting.type == "bool":
+        return forms.BooleanField(**words)
     return forms.ChoiceField(**words)
 
 
-NewRunForm.base_fields |= {one.name: _field(one) for one in fields(LaunchSettings) if one.name != "engine"}
+NewRunForm.base_fields |= {
+    setting.name: setting_field(setting) for setting in fields(LaunchSettings) if setting.name != "engine"
+}
 
 
 def project_of_run(access: Access, code: str) -> Project | None:
@@ -284,7 +288,7 @@ def _template(access: Access, project: Project, name: str, asked: str, repaired:
         return {name: "", f"{name}_text": check.chat_template.text, f"{name}_label": label}
     if not repaired:
         return {name: check.chat_template_id, f"{name}_text": ""}
-    repair = named(check.report or {}).get(repaired)
+    repair = repairs_of(check.report or {}).get(repaired)
     if repair is None:
         return None
     # The label holds as long as nobody changes the text.

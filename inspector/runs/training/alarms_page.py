@@ -50,14 +50,19 @@ def alarms(request: HttpRequest, run: Run) -> HttpResponse:
     return _page(request, run, {}, {})
 
 
+def alarms_of_run(request: HttpRequest, run: Run, errors: Mapping[str, list[str]] | None = None) -> AlarmsPage:
+    """The alarms of a run, the limits that hold in it, and what is wrong with the form."""
+    is_member = reader_of(request) is not None
+    limits = [LimitLine.of(figure, is_member) for figure in limits_in(run)]
+    return AlarmsPage(
+        RunValues.of(run), alarm_values(request, run), limits, count_alarm_steps(run), dict(errors or {})
+    )
+
+
 def _page(
     request: HttpRequest, run: Run, errors: Mapping[str, list[str]], typed: Mapping[str, str], status: int = 200
 ) -> HttpResponse:
-    is_member = reader_of(request) is not None
-    data = AlarmsPage(
-        RunValues.of(run), alarm_values(request, run), [LimitLine.of(figure, is_member) for figure in limits_in(run)],
-        count_alarm_steps(run), dict(errors),
-    )
+    data = alarms_of_run(request, run, errors)
     return page(
         request, "runs/alarms.html", data, status, typed=typed,
         figures=[(figure.value, TITLES[figure]) for figure in AlarmFigure],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
@@ -14,7 +13,7 @@ from inspector.runs.jobs.job_values import JobValues
 from inspector.runs.run_values import RunValues
 from inspector.web.access import reads_run, require_maker, writes_run
 from inspector.web.twins import Page, is_fragment, page
-from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollout_inspector.diagnose.gap.figures import GapFigures
 from rollout_inspector.refusal import Refusal
 from rollouts.jobs import rescore
 from rollouts.jobs.broker import send_job
@@ -38,63 +37,25 @@ MAX_COMPARED_TOKENS = 500_000
 """New tokens of a run of which a request compares two columns. A command compares those of a larger run."""
 
 
-@dataclass(frozen=True)
-class ColumnGap:
-    """How far two columns lie apart, over the tokens under the loss mask that have a value in both."""
-
-    tokens: int
-    """Tokens that were compared."""
-    mean_abs: float | None
-    """Mean difference without its sign, in nats."""
-    mean: float | None
-    """Mean of the second minus the first, in nats."""
-    p99: float | None
-    """Difference without its sign, below which 99 % of the tokens lie."""
-    largest: float | None
-    """Largest difference without its sign."""
-    k3: float | None
-    """Mean of the estimator k3 of the divergence."""
-    effective: float | None
-    """Effective sample size of the ratios, as a share of the tokens."""
-
-    @classmethod
-    def of(cls, found: GapFigures) -> ColumnGap:
-        """The figures as the page shows them."""
-        return cls(
-            found.tokens, found.mean_abs, found.mean, found.size_quantile(0.99), found.largest, found.mean_k3,
-            effective_share(found),
-        )
+Gap = dict[str, float | int | None]
+"""How far two columns lie apart, over the tokens under the mask with a value in both: ``GapFigures.values``."""
 
 
 @dataclass(frozen=True)
-class ColumnLine:
+class ColumnLine(LogprobColumn):
     """A column of the list."""
 
-    name: str
-    """``sampler``, a trainer's column, or ``scored:CODE``."""
-    title: str
-    """In words."""
-    code: str
+    code: str = ""
     """Of a scored column; empty = it was recorded."""
-    model: str
-    """Of a scored column: the served model."""
-    engine: str
-    """Of a scored column: the engine with its version."""
-    weights: str
-    """Of a scored column: a digest of the weights; empty = not known."""
-    temperature: float | None
-    """Of a scored column: the one that it was made at."""
-    made_at: datetime | None
-    """When its engine had scored all; None = it was recorded, or is not whole."""
-    made_by: str | None
+    made_by: str | None = None
     """Who asked for it; None also for the visitor of a share link."""
-    whole: bool
+    whole: bool = True
     """Every finished trajectory was scored, or named as left out."""
-    trajectories: int | None
+    trajectories: int | None = None
     """Trajectories that it holds; None = it was recorded, or is not whole."""
-    tokens: int | None
+    tokens: int | None = None
     """Tokens that it holds, alike."""
-    against_sampler: ColumnGap | None
+    against_sampler: Gap | None = None
     """The column minus the sampler's; None = they have no token in common, or it was recorded."""
 
 
@@ -118,7 +79,7 @@ class ColumnsPage(Page):
     """The name of the first column that is compared; empty = none was chosen."""
     trainer: str
     """The name of the second one."""
-    compared: ColumnGap | None
+    compared: Gap | None
     """The second minus the first; None = two columns were not chosen, or cannot be compared here."""
     problem: str
     """Why the chosen columns are not compared; empty = they are, or none was chosen."""
@@ -134,16 +95,15 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
             return HttpResponse(headers={"HX-Refresh": "true"})  # the list of columns has changed
         part = {"run": RunValues.of(run), "jobs": [JobValues.of(job, run) for job in jobs], "jobs_live": live}
         return render(request, "runs/_jobs.html", part)
-    stored = columns_of(run)
-    lines = _lines(run, stored)
+    lines = lines_of(run)
     names = {line.name for line in lines if line.whole}
     sampler, trainer = (request.GET.get(name, "")[:80] for name in ("sampler", "trainer"))
     compared, problem = None, ""
     if sampler or trainer:
         problem = _problem(run, names, sampler, trainer)
         if not problem:
-            compared = ColumnGap.of(gap_of_columns(run, sampler, trainer))
-            if not compared.tokens:
+            compared = gap_of_columns(run, sampler, trainer).values()
+            if not compared["tokens"]:
                 problem = "No token under the loss mask has a value in both columns."
     data = ColumnsPage(
         run=RunValues.of(run), columns=lines, jobs=[JobValues.of(job, run) for job in jobs],
@@ -157,23 +117,19 @@ def columns(request: HttpRequest, run: Run) -> HttpResponse:
     )
 
 
-def _lines(run: Run, found: list[LogprobColumn]) -> list[ColumnLine]:
-    recorded = [
-        ColumnLine(one.name, one.title, "", "", "", "", None, None, None, True, None, None, None)
-        for one in found
-        if one.made_at is None
-    ]
+def lines_of(run: Run) -> list[ColumnLine]:
+    """What was recorded, then what engines scored."""
+    recorded = [ColumnLine(column.name, column.title) for column in columns_of(run) if column.made_at is None]
     return [*recorded, *(_scored_line(run, column) for column in scored_columns(run))]
 
 
 def _scored_line(run: Run, column: ScoredColumn) -> ColumnLine:
-    value, whole = scored_value(column), column.finished_at is not None
+    whole = column.finished_at is not None
     return ColumnLine(
-        value.name, value.title, column.code, value.model, value.engine, value.weights, value.temperature,
-        value.made_at,
-        column.created_by.get_username() if run.makers_shown and column.created_by else None, whole,
-        column.n_trajectories if whole else None, column.n_tokens if whole else None,
-        None if column.gap is None else ColumnGap.of(GapFigures.from_json(column.gap)),
+        **vars(scored_value(column)), code=column.code,
+        made_by=column.created_by.get_username() if run.makers_shown and column.created_by else None, whole=whole,
+        trajectories=column.n_trajectories if whole else None, tokens=column.n_tokens if whole else None,
+        against_sampler=None if column.gap is None else GapFigures.from_json(column.gap).values(),
     )
 
 
@@ -203,7 +159,8 @@ def begin(request: HttpRequest, run: Run) -> HttpResponse:
     except ValueError:
         return _told(request, run, f"“{typed}” is no temperature. Write a number such as 0.7.", 422)
     try:
-        job, is_new = rescore.ask(run, model, engine, request.user, temperature)
+        more = {name: request.POST.get(name, "") in ("on", "1", "true") for name in ("replay", "calibrate")}
+        job, is_new = rescore.ask(run, model, engine, request.user, temperature, **more)
     except Refusal as error:
         return _told(request, run, str(error), 422)
     if is_new and (sentence := send_job(job)):

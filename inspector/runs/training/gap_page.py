@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import accumulate
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from inspector.html.text import visible_text
 from inspector.runs.jobs.ask_for_job import STILL_WORKS, ask_for_job
 from inspector.runs.jobs.job_values import JobLine, JobValues
 from inspector.runs.loss_weights import section_of, weights_of
@@ -19,7 +19,9 @@ from inspector.runs.run_values import RunValues
 from inspector.web.access import may_write, reads_run, writes_run
 from inspector.web.twins import Page, fields_of, page
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
+from rollout_inspector.diagnose.gap.parts import BY_CLASS, PARTS
 from rollout_inspector.streams.figures import percent_of
+from rollout_inspector.text.html.text import visible_text
 from rollouts.jobs.gap_reports import KIND, gap_key, why_no_columns, why_no_gap
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import latest_jobs
@@ -47,7 +49,7 @@ class GapPage(Page):
 
 
 def gap_of(run: Run) -> GapPage:
-    """The stored report of a run, or why there is none. At most two queries."""
+    """The stored report of a run, or why there is none. At most four queries."""
     jobs = latest_jobs(run, KIND.slug)
     latest = jobs[0] if jobs else None
     done = next((job for job in jobs if job.status == Job.Status.DONE), None)
@@ -63,7 +65,7 @@ def gap_of(run: Run) -> GapPage:
 
 @reads_run
 def gap(request: HttpRequest, run: Run) -> HttpResponse:
-    """The page of the stored report and of the weights in the loss. At most four queries beside the run's own."""
+    """The page of the stored report and of the weights in the loss. At most six queries beside the run's own."""
     data, weights = gap_of(run), weights_of(run, request.GET)
     report = data.report
     html: dict[str, Any] = {
@@ -78,7 +80,13 @@ def gap(request: HttpRequest, run: Run) -> HttpResponse:
             "undecided": [(CAUSES[name].title, sentence) for name, sentence in report["undecided"].items()],
             "tables": [
                 (name.capitalize(), [_line(entry) for entry in lines]) for name, lines in report["parts"].items()
+                if not name.startswith(BY_CLASS) or name.endswith("all tokens")
             ],
+            "stacks": [
+                (name.removeprefix(BY_CLASS), _stack(lines)) for name, lines in report["parts"].items()
+                if name.startswith(BY_CLASS)
+            ],
+            "limits": report.get("limits"),
             "measures": report.get("measures"),
             "bitwise": _bitwise(report),
             "tokens": [_token(entry) for entry in report["worst"]],
@@ -94,6 +102,15 @@ def _cause(one: Mapping[str, Any], here: str) -> dict[str, Any]:
     step = one["from_step"]
     since = f"{here}?training_min={step}" if step is not None else ""
     return {**one, "known": CAUSES[one["cause"]], "since_url": since, "example": _token(one["example"])}
+
+
+def _stack(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The parts of a class as stretches of one bar, in percent of its length."""
+    ends = list(accumulate((100 * line["share"] for line in lines), initial=0.0))
+    return [
+        {**line, "place": PARTS.index(line["name"]), "x": round(ends[n], 3), "width": round(ends[n + 1] - ends[n], 3)}
+        for n, line in enumerate(lines)
+    ]
 
 
 def _bitwise(report: Mapping[str, Any]) -> str:

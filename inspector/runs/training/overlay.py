@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from inspector.html.inspector_tags import decimal, finding_title
-from inspector.runs.training.training_charts import CHARTS, KINDS_TEXT, frequent_kinds, spaced, value_at
+from inspector.html.inspector_tags import decimal
+from inspector.runs.training.training_charts import figures_of, spaced, value_at
 from rollouts.store.runs.training_steps import TrainingStepLine
 
 
@@ -45,7 +45,7 @@ def overlay(names: Sequence[str], runs: Sequence[Sequence[TrainingStepLine]]) ->
     steps = sorted({line.training_step for lines in runs for line in lines})
     of_step = [{line.training_step: line for line in lines} for lines in runs]
     charts = []
-    for id, title, text, path in _figures(runs):
+    for id, title, text, path in figures_of(runs):
         values = [
             [value_at(lines_by_step[step], path) if step in lines_by_step else None for step in steps]
             for lines_by_step in of_step
@@ -97,24 +97,6 @@ def _since(name: str, steps: Sequence[int], apart: Sequence[float]) -> str:
 def table(shown: Overlay, chart: OverlaidChart) -> list[tuple[int, list[float | None]]]:
     """The steps and values that the table of a chart shows: all, or some, evenly spaced."""
     return [(shown.steps[i], [line[i] for line in chart.values]) for i in spaced(len(shown.steps))]
-
-
-def _figures(runs: Sequence[Sequence[TrainingStepLine]]) -> list[tuple[str, str, str, str]]:
-    """Id, title, text and path of each figure: those of *Over training*, then the most frequent kinds of findings."""
-    figures = [
-        (
-            f"{chart.id}-{n}",
-            chart.title if len(chart.series) == 1 or chart.title.lower().startswith(name) else f"{chart.title}: {name}",
-            chart.text if len(chart.series) == 1 else "",
-            path,
-        )
-        for chart in CHARTS
-        for n, (name, path) in enumerate(chart.series)
-    ]
-    return figures + [
-        (f"kind-{n}", f"Finding: {finding_title(kind)}", KINDS_TEXT, f"findings.{kind}/trajectories")
-        for n, kind in enumerate(frequent_kinds(runs)[0])
-    ]
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:

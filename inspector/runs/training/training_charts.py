@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from inspector.html.inspector_tags import finding_title
+import numpy as np
+
+from inspector.html.inspector_tags import decimal, finding_title
 from rollout_inspector.streams.figures import share
 from rollouts.store.runs.training_steps import NOT_DECIDABLE, FiguresLine
 
@@ -13,6 +15,10 @@ MAX_KINDS = 6
 """Kinds of findings that are drawn, those of most trajectories."""
 MAX_TABLE_ROWS = 20
 """Training steps that the table of a chart shows, evenly spaced."""
+MIN_CHANGED = 8
+"""Values of a figure of which a sentence says where they change."""
+PARTED_SHARE = 0.6
+"""Of the variance: what two means instead of one must explain. Of a straight slope they explain three quarters."""
 KINDS_TEXT = "Share of the trajectories of a step with a finding of the kind."
 
 
@@ -102,6 +108,48 @@ def value_at(line: FiguresLine, path: str) -> float | None:
         return value  # type: ignore[no-any-return]
     of = getattr(line, bottom)
     return share(value, of) if of else None
+
+
+def figures_of(runs: Sequence[Sequence[FiguresLine]]) -> list[tuple[str, str, str, str]]:
+    """Id, title, text and path of each figure: those of :data:`CHARTS`, then the most frequent kinds of findings."""
+    figures = [
+        (
+            f"{chart.id}-{n}",
+            chart.title if len(chart.series) == 1 or chart.title.lower().startswith(name) else f"{chart.title}: {name}",
+            chart.text if len(chart.series) == 1 else "",
+            path,
+        )
+        for chart in CHARTS
+        for n, (name, path) in enumerate(chart.series)
+    ]
+    return figures + [
+        (f"kind-{n}", f"Finding: {finding_title(kind)}", KINDS_TEXT, f"findings.{kind}/trajectories")
+        for n, kind in enumerate(frequent_kinds(runs)[0])
+    ]
+
+
+def changes_of(lines: Sequence[FiguresLine], places: Sequence[str]) -> list[str]:
+    """A sentence for each figure that is another before a step than from it on. ``places``: the steps in words.
+
+    The step is the one whose two means explain most of the variance. A figure has at least 8 values, and its means
+    differ by a tenth.
+    """
+    sentences = []
+    for _, title, _, path in figures_of([lines]):
+        known = [(place, value) for place, line in zip(places, lines, strict=True)
+                 if (value := value_at(line, path)) is not None]
+        values = np.array([value for _, value in known], float)
+        n, total = len(values), float(((values - values.mean()) ** 2).sum()) if len(values) else 0.0
+        if n < MIN_CHANGED or not total:
+            continue
+        counts, sums = np.arange(1, n), values.cumsum()[:-1]
+        before, after = sums / counts, (values.sum() - sums) / (n - counts)
+        explained = counts * (n - counts) / n * (before - after) ** 2
+        at = 1 + int(explained[1:-1].argmax())  # each part has two values at least
+        low, high = float(before[at]), float(after[at])
+        if explained[at] >= PARTED_SHARE * total and abs(high - low) >= 0.1 * max(abs(low), abs(high)):
+            sentences.append(f"{title}: {decimal(low)} before {known[at + 1][0]}, {decimal(high)} from it on.")
+    return sentences
 
 
 def spaced(n: int) -> list[int]:

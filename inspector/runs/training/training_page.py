@@ -13,7 +13,7 @@ from django.urls import reverse
 from inspector.html.inspector_tags import finding_title
 from inspector.runs.run_values import RunValues
 from inspector.runs.training.gap_causes import GapCauseValues, gap_causes
-from inspector.runs.training.training_charts import charts_of, numbers, spaced
+from inspector.runs.training.training_charts import changes_of, charts_of, numbers, spaced
 from inspector.web.access import reader_of, reads_run
 from inspector.web.twins import Page, page, wants_json, whole_number
 from rollout_inspector.diagnose.kinds import KINDS
@@ -26,6 +26,7 @@ from rollouts.store.runs.policy_versions import PolicyVersionLine, has_versions,
 from rollouts.store.runs.training_steps import (
     NOT_DECIDABLE,
     FiguresLine,
+    OverTraining,
     TrainingStepLine,
     over_training,
     runs_beside,
@@ -64,6 +65,8 @@ class TrainingPage(Page):
     """Sentences: steps that are missing, out of order or came again, and what of the address was not followed."""
     gap_causes: list[GapCauseValues] = field(default_factory=list)
     """The causes of its gap between trainer and sampler; empty where none is named or no worker has read it."""
+    changes: list[str] = field(default_factory=list)
+    """A sentence for each figure that is another before a step than from it on; of fewer than 8 steps there is none."""
 
 
 @reads_run
@@ -82,36 +85,38 @@ def training(request: HttpRequest, run: Run) -> HttpResponse:
         for text, number in zip(texts, (least, most), strict=True)
         if text and number is None
     ]
-    figures = over_training(run, least, most)
-    without = without_training_step(run)
-    data = TrainingPage(
-        RunValues.of(run),
-        figures.steps,
-        figures.began,
-        without,
-        least,
-        most,
-        sorted(muted_in(run)),
-        notices=notices
-        + axis_sentences(figures.steps),
-        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
-    )
+    data = training_of(run, False, least, most, notices)
     return page(
         request, "runs/training.html", data,
-        **_drawn(figures.steps, [f"{step.training_step:,}" for step in figures.steps]), rows=_rows(figures.steps, here),
+        **_drawn(data.steps, [f"{step.training_step:,}" for step in data.steps]), rows=_rows(data.steps, here),
         beginnings=_beginnings(data, here, worst_severities(run)), list_url=here,
         is_narrowed=least is not None or most is not None, has_versions=has_versions(run),
-        others=runs_beside(run, MAX_OTHERS) if figures.steps and reader_of(request) and not wants_json(request) else [],
+        others=runs_beside(run, MAX_OTHERS) if data.steps and reader_of(request) and not wants_json(request) else [],
+    )
+
+
+def training_of(
+    run: Run, by_version: bool = False, least: int | None = None, most: int | None = None, notices: Sequence[str] = ()
+) -> TrainingPage:
+    """A run by training step, or by policy version. The number of queries does not depend on its size."""
+    figures = OverTraining([], {}) if by_version else over_training(run, least, most)
+    versions = over_versions(run) if by_version else []
+    lines: Sequence[FiguresLine] = versions or figures.steps
+    places = [f"policy version {line.version}" for line in versions]
+    without = max(run.n_trajectories - sum(line.trajectories for line in versions), 0)
+    return TrainingPage(
+        RunValues.of(run), figures.steps, figures.began, without if by_version else without_training_step(run),
+        *((None, None) if by_version else (least, most)), sorted(muted_in(run)),
+        by="version" if by_version else "step", versions=versions,
+        notices=[*notices, *axis_sentences(figures.steps)],
+        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
+        changes=changes_of(lines, places or [f"training step {step.training_step:,}" for step in figures.steps]),
     )
 
 
 def _by_version(request: HttpRequest, run: Run, here: str) -> HttpResponse:
-    lines = over_versions(run)
-    without = max(run.n_trajectories - sum(line.trajectories for line in lines), 0)
-    data = TrainingPage(
-        RunValues.of(run), [], {}, without, None, None, sorted(muted_in(run)), by="version", versions=lines,
-        gap_causes=gap_causes(run, named_causes([run]).get(run.pk, [])),
-    )
+    data = training_of(run, by_version=True)
+    lines = data.versions
     rows = [(line, line.version, _address_of(line, here)) for line in lines[-MAX_ROWS:]]
     worst = worst_severities(run)
     first: dict[str, int] = {}

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from django.http import HttpRequest
+from django.urls import reverse
 
-from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.compare import group_compare, sampled_compare
 from inspector.trajectories.compare.side_by_side import (
     PairWords,
@@ -28,18 +28,18 @@ from inspector.trajectories.compare.side_by_side import (
 )
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of, shows_one
 from inspector.trajectories.tokens import page_queries as data
-from inspector.web.access import access
+from inspector.web.access import access, may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup
 from rollout_inspector.streams.canonical import Drift, canonical_check
-from rollout_inspector.streams.trajectory import Ids, Mask
+from rollout_inspector.streams.trajectory import Ids, Mask, plain_tokens
+from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollout_inspector.text.tokenizers import LoadedTokenizer, TokenizerUnusable
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts
 from rollouts.store.trajectories.retokenized import stored_drifts
-from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectories import find_trajectory, load_step_prompt
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
@@ -58,7 +58,7 @@ class ComparedPair:
     step: StepSummary | None
     row: int | None
     against: str
-    """``retokenized``, ``prompt``, ``trained`` or ``group``."""
+    """``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``."""
     other: models.StoredTrajectory | None = None
     """The trajectory on the right side: of the same group, or of another run."""
     there: Sequence[RowSummary] = ()
@@ -90,13 +90,15 @@ class ComparePage(TrajectoryHead):
     row: int | None
     """The row that is compared; None when a step is compared."""
     against: str
-    """What is on the right side: ``retokenized``, ``prompt``, ``trained`` or ``group``."""
+    """What is on the right side: ``retokenized``, ``prompt``, ``trained``, ``repair`` or ``group``."""
     with_: str | None
     """The code of the trajectory on the right side, when it is another one of the group."""
     comparison: dict[str, Any] | None
     """Where the two sides differ; None when nothing could be compared."""
     verdict: str | None
     """The outcome in a sentence; None when nothing could be compared."""
+    repair: dict[str, Any] | None
+    """With ``side=repair``: ``state`` and ``why`` of the work, its figures under the repair or why there is none."""
     notices: list[str]
     """A sentence for each part of the address that could not be followed."""
 
@@ -112,28 +114,34 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
     others = [] if shows_one(request) else trajectory_parts.others_of_group(trajectory, group_compare.MAX_OTHERS)
     question = (
         _with_other(request, params, others, rows, notices)
+        or _repaired_row(params, rows)
         or _trained_row(trajectory, params, rows, notices)
         or _question(params, steps, len(rows), drifting, notices)
     )
     question = replace(question, opened=opened_folds(params), first=first_shown(params))
     table, missing = data.table_of(trajectory.run.tokenizer)
     painter = painter_of(table)
-    answer = _answer(trajectory, question, rows, steps, painter, notices)
+    repair = None
+    if question.against == "repair" and question.row is not None:
+        repair, replay = sampled_compare.repair_state(trajectory)
+        answer = None
+        if repair["state"] == "done" and not repair["refused"] and replay is not None:
+            answer = sampled_compare.against_repair(
+                trajectory, rows, question.row, repair, replay, painter, notices, **question.shown
+            )
+    else:
+        answer = _answer(trajectory, question, rows, steps, painter, notices)
     page = ComparePage(
-        **head_of(trajectory),
-        step=question.step.index if question.step else None,
-        row=question.row,
-        against=question.against,
-        with_=question.other.code if question.other else None,
-        comparison=as_json(answer[0], painter) if answer else None,
-        verdict=answer[1].verdict if answer else None,
-        notices=notices,
+        **head_of(trajectory), step=question.step.index if question.step else None, row=question.row,
+        against=question.against, with_=question.other.code if question.other else None,
+        comparison=as_json(answer[0], painter) if answer else None, verdict=answer[1].verdict if answer else None,
+        repair=repair, notices=notices,
     )
     offered = others if question.other is None or question.other in others else [question.other, *others]
     choices = _choices(steps, rows, drifting, question) + group_compare.choices(trajectory, offered, question.other)
     if question.other is not None and question.row is not None:
         choices += group_compare.row_choices(rows, question.row, question.other, question.there, question.right_row)
-    html = {"choices": choices, "tokenizer_missing": missing}
+    html = {"choices": choices, "tokenizer_missing": missing, **_asking(request, trajectory, repair)}
     if answer is None:
         return page, html
     comparison, words = answer
@@ -147,12 +155,8 @@ def compare_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> t
 
 
 def _answer(
-    trajectory: models.StoredTrajectory,
-    question: ComparedPair,
-    rows: list[RowSummary],
-    steps: list[StepSummary],
-    painter: TokenPainter,
-    notices: list[str],
+    trajectory: models.StoredTrajectory, question: ComparedPair, rows: list[RowSummary], steps: list[StepSummary],
+    painter: TokenPainter, notices: list[str],
 ) -> Answer | None:
     if question.step is None and question.row is None:
         notices.append("This trajectory has no tokens: there is nothing to compare.")
@@ -175,11 +179,8 @@ def _answer(
 
 
 def _with_other(
-    request: HttpRequest,
-    params: Mapping[str, str],
-    others: Sequence[models.StoredTrajectory],
-    rows: Sequence[RowSummary],
-    notices: list[str],
+    request: HttpRequest, params: Mapping[str, str], others: Sequence[models.StoredTrajectory],
+    rows: Sequence[RowSummary], notices: list[str],
 ) -> ComparedPair | None:
     """The comparison with another trajectory, of the group or of any run that the reader may see.
 
@@ -207,6 +208,28 @@ def _row_of(asked: str | None, rows: Sequence[RowSummary]) -> int:
     """The row that an address names, the last one where there are fewer; without a name the longest."""
     index = whole_number(asked)
     return group_compare.longest(rows) if index is None else min(index, len(rows) - 1)
+
+
+def _repaired_row(params: Mapping[str, str], rows: Sequence[RowSummary]) -> ComparedPair | None:
+    """A row under the repaired chat template; the last one unless the address names another."""
+    if params.get("side") != "repair" or not rows:
+        return None
+    index = whole_number(params.get("row"), 18)
+    return ComparedPair(None, len(rows) - 1 if index is None else min(index, len(rows) - 1), "repair")
+
+
+def _asking(
+    request: HttpRequest, trajectory: models.StoredTrajectory, repair: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What the page needs to ask for the repair, and to follow the work."""
+    if repair is None:
+        return {}
+    return {
+        "is_pending": repair["state"] in ("queued", "running"),
+        "can_ask": repair["state"] in ("unasked", "failed", "cancelled") and may_write(request),
+        "may_write": may_write(request),
+        "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
+    }
 
 
 def _trained_row(
@@ -259,7 +282,7 @@ def _question(
 def _choices(
     steps: list[StepSummary], rows: list[RowSummary], drifting: set[int], question: ComparedPair
 ) -> list[PageLink]:
-    current = question.step.index if question.step else None
+    current, is_repair = question.step.index if question.step else None, question.against == "repair"
     expected = "What the engine should have read next, against what it read:"
     trained = [
         PageLink(
@@ -290,12 +313,18 @@ def _choices(
         PageLink(
             f"row {row.index} from token {first:,}" if row.n_tokens > MAX_ENCODED_TOKENS else f"whole row {row.index}",
             f"?row={row.index}" + f"&from={first}" * bool(first),
-            question.row == row.index and question.against == "retokenized" and question.window == first,
-            heading=again,
+            question.row == row.index and question.against == "retokenized" and question.window == first, heading=again,
         )
         for row in rows[:40] for first in range(0, max(row.n_tokens, 1), MAX_ENCODED_TOKENS)
     ][:MAX_CHOICES]
-    return trained + prompts + completions + whole
+    repaired = [
+        PageLink(
+            f"row {row.index}", f"?row={row.index}&side=repair", question.row == row.index and is_repair,
+            heading="As recorded, against the same conversation under the repaired chat template:",
+        )
+        for row in rows[:40] if prompts or is_repair
+    ]
+    return trained + prompts + repaired + completions + whole
 
 
 def _against_prompt(
@@ -316,13 +345,9 @@ def _against_prompt(
         f"The prompt of step {step.index} starts with the whole stream of step {step.parent}; the rest is new."
     )
     return comparison, PairWords(
-        title=f"Step {step.index}: expected against read",
-        left=f"Expected: the stream of step {step.parent}",
-        left_note="its prompt and what was sampled, verbatim",
-        right=f"Read: the prompt of step {step.index}",
-        right_note="the ids the engine was given",
-        verdict=verdict,
-        tone="no" if step.breaks else "yes",
+        title=f"Step {step.index}: expected against read", left=f"Expected: the stream of step {step.parent}",
+        left_note="its prompt and what was sampled, verbatim", right=f"Read: the prompt of step {step.index}",
+        right_note="the ids the engine was given", verdict=verdict, tone="no" if step.breaks else "yes",
     )
 
 
@@ -377,14 +402,10 @@ def _against_retokenized(
     else:
         verdict = f"Decoding and encoding again gives the same {len(sampled):,} tokens: this is canonical."
     return comparison, PairWords(
-        title=f"{what}: sampled against re-tokenized",
-        left="Sampled" if question.step else "As recorded",
+        title=f"{what}: sampled against re-tokenized", left="Sampled" if question.step else "As recorded",
         left_note=f"{len(sampled):,} tokens{', as the engine drew them' if question.step else ''}",
-        right="Re-tokenized",
-        right_note=f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
-        verdict=verdict,
-        tone="no" if comparison.n_sites else "yes",
-        note=note,
+        right="Re-tokenized", right_note=f"{len(again):,} tokens, encode(decode(sampled)) by {tokenizer.encoder}",
+        verdict=verdict, tone="no" if comparison.n_sites else "yes", note=note,
     )
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import TokenPainter, painter_of
 from inspector.server.page_cache import keep, recall
 from inspector.trajectories.compare.side_by_side import TokenComparison, align_texts, compare
 from inspector.trajectories.frame import TrajectoryHead, base_url, head_of
@@ -28,15 +27,15 @@ from inspector.web.twins import whole_number
 from rollout_inspector.streams.interfaces import Codec, Conversation, Renderer, RenderFailed
 from rollout_inspector.streams.prefix import common_length
 from rollout_inspector.streams.strategies.appending import FORMS, dummy_conversation
-from rollout_inspector.streams.trajectory import Ids, Origin, Origins
+from rollout_inspector.streams.trajectory import Ids, Origin, Origins, Tokens, plain_tokens
 from rollout_inspector.text.chat_templates import renderer
+from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollout_inspector.text.tokenizers import TokenizerUnusable
 from rollouts.store import models
 from rollouts.store.chat_templates.chat_templates import chat_template_texts
 from rollouts.store.chat_templates.tokenizers import load_tokenizer
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Tokens, plain_tokens
 
 PAGE = 20
 """Steps of one page. Each step needs two renders."""
@@ -183,22 +182,13 @@ def _delta(
         comparison = _beside(written, tokens, painter)
         words = "what the chat template writes", "what the engine read"
     value = TemplateDelta(
-        step=step.index,
-        after_step=step.parent.index if step.parent else 0,
-        start=step.shared_length,
-        stop=step.shared_length + len(ids),
-        ids=tuple(ids.tolist()),
-        text=text,
+        step=step.index, after_step=step.parent.index if step.parent else 0, start=step.shared_length,
+        stop=step.shared_length + len(ids), ids=tuple(ids.tolist()), text=text,
         messages=", ".join(str(message.get("role", "message")) for message in messages) or "not recorded",
         extends=not broken,
-        origins=(", ".join(counts) or "nothing") if has_origin else "not known which of it is template",
-        agrees=agrees,
-        verdict=verdict,
-        template_ids=expected_ids,
-        same_ids=same_ids,
-        prefix_render=renders.prefix,
-        full_render=renders.full,
-        render_problem=renders.problem,
+        origins=(", ".join(counts) or "nothing") if has_origin else "not known which of it is template", agrees=agrees,
+        verdict=verdict, template_ids=expected_ids, same_ids=same_ids, prefix_render=renders.prefix,
+        full_render=renders.full, render_problem=renders.problem,
     )
     start, stop, n_hidden = tokens.start, tokens.start + len(ids), len(ids) - HEAD - TAIL
     panes = [tokens] if n_hidden <= 0 else [tokens.slice(start, start + HEAD), tokens.slice(stop - TAIL, stop)]

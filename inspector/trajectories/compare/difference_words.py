@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollout_inspector.streams.align import AlignedGroup
-from rollout_inspector.streams.trajectory import Ids, Mask
-from rollouts.store.trajectories.rows import Tokens
+from rollout_inspector.streams.trajectory import Ids, Mask, Tokens
 
 MAX_CLAUSES = 3
 """The most places that are told one by one; of more only the sums are told."""
@@ -44,6 +43,18 @@ def difference_words(
     n_behind = len(left) - sites[0].left_stop
     tail = f"; the other {n_behind:,} follow unchanged" if len(sites) == 1 and n_behind else ""
     return f"{'; '.join(clauses)}{tail}."
+
+
+def mask_words(left: Tokens, right: Tokens, groups: Sequence[AlignedGroup]) -> str:
+    """How many tokens of equal stretches only one side trains, as a sentence; empty where both train the same."""
+    gained = lost = 0
+    for group in groups:
+        if group.equal:
+            before = left.loss_mask[group.left_start : group.left_stop]
+            after = right.loss_mask[group.right_start : group.right_stop]
+            gained, lost = gained + int((after & ~before).sum()), lost + int((before & ~after).sum())
+    clauses = [f"{n:,} {words}" for n, words in ((gained, "more are trained"), (lost, "are no longer trained")) if n]
+    return f" Of the equal tokens {' and '.join(clauses)}." if clauses else ""
 
 
 def _n_left(site: AlignedGroup) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.side_by_side import PairWords, TokenComparison, align_texts, compare, up_to
 from inspector.trajectories.frame import PageLink
 from inspector.trajectories.tokens import page_queries as data
+from rollout_inspector.streams.trajectory import plain_tokens
+from rollout_inspector.text.html.tokens import TokenPainter
 from rollouts.store import models
-from rollouts.store.trajectories.rows import plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_OTHERS = 512
@@ -59,11 +59,9 @@ def against(
     shared = f"The first {first:,} token{'s are' if first != 1 else ' is'} the same. " if first else ""
     return comparison, PairWords(
         title=f"{trajectory.external_id[:80]} against {other.external_id[:80]}",
-        left=_name(trajectory, left, len(rows)),
-        left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
+        left=_name(trajectory, left, len(rows)), left_note=f"{left.n_tokens:,} tokens, {left.n_trained:,} trained",
         right=f"{_name(other, right, len(there))}{_run(trajectory, other)}",
-        right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained",
-        verdict=f"{shared}{comparison.words}",
+        right_note=f"{right.n_tokens:,} tokens, {right.n_trained:,} trained", verdict=f"{shared}{comparison.words}",
     )
 
 

@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 from django.http import QueryDict
-from django.utils.safestring import SafeString
 
 from inspector.html.token_diff import marked_tokens
-from inspector.html.tokens import TokenPainter
 from inspector.trajectories.compare.difference_words import difference_words
 from inspector.trajectories.place import PagePlace, View
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.align import AlignedGroup, align_ids, fold
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask
-from rollouts.store.trajectories.rows import Tokens
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Mask, Tokens
+from rollout_inspector.text.html.tokens import Html, TokenPainter
 
 CONTEXT = 24
 """Equal tokens that are shown before and after a difference."""
@@ -61,8 +59,8 @@ class AlignedLine:
     """Of a site, from 1."""
     cause: str = ""
     """Of a site: why the sides differ."""
-    left: SafeString | None = None
-    right: SafeString | None = None
+    left: Html | None = None
+    right: Html | None = None
     left_ids: tuple[int, ...] = ()
     right_ids: tuple[int, ...] = ()
     url: str = ""
@@ -145,8 +143,8 @@ class PairWords:
     tone: str = ""
     """``yes`` or ``no`` when the sides should be equal: whether they are. Otherwise empty."""
     note: str = ""
-    masks: bool = False
-    """The sides are drawn with their loss masks."""
+    masks: str = ""
+    """What the masks mean with which the sides are drawn; empty = they are drawn without."""
 
 
 def linked(
@@ -163,9 +161,7 @@ def linked(
         url = "" if place is None else base + place.marked(*span)
         lines.append(replace(line, url=url, open_url=_opening(query, line.left_start) if line.kind == "fold" else ""))
     return replace(
-        comparison,
-        lines=tuple(lines),
-        earlier_url=_from(query, None) if comparison.n_before else "",
+        comparison, lines=tuple(lines), earlier_url=_from(query, None) if comparison.n_before else "",
         next_url="" if comparison.next_from is None else _from(query, comparison.next_from),
     )
 
@@ -247,15 +243,8 @@ def merge(groups: Iterable[AlignedGroup]) -> list[AlignedGroup]:
 
 
 def compare(
-    left: Tokens,
-    right: Tokens,
-    groups: Iterable[AlignedGroup],
-    painter: TokenPainter,
-    tail_is_new: bool = False,
-    opened: frozenset[int] = frozenset(),
-    first: int = 0,
-    sampled: Mask | None = None,
-    most: int = MAX_SIDE_TOKENS,
+    left: Tokens, right: Tokens, groups: Iterable[AlignedGroup], painter: TokenPainter, tail_is_new: bool = False,
+    opened: frozenset[int] = frozenset(), first: int = 0, sampled: Mask | None = None, most: int = MAX_SIDE_TOKENS,
 ) -> TokenComparison:
     """The table of an alignment of two streams, each drawn with its own token states.
 

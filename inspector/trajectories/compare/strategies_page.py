@@ -14,7 +14,6 @@ import numpy as np
 from django.http import HttpRequest
 from django.urls import reverse
 
-from inspector.html.tokens import painter_of
 from inspector.trajectories.compare.side_by_side import (
     MAX_TOKENS,
     TokenComparison,
@@ -33,12 +32,12 @@ from inspector.web.access import may_write
 from inspector.web.twins import whole_number
 from rollout_inspector.streams.figures import percent_of, trained_as_sampled
 from rollout_inspector.streams.strategies import STRATEGIES, about_strategy
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
+from rollout_inspector.text.html.tokens import painter_of
 from rollouts.jobs.replays import trajectory_replays
 from rollouts.store import models
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.replays import stored_rows
-from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary, StepWiseRows
 
 RECORDED = "recorded"
@@ -50,7 +49,8 @@ class StrategiesPage(TrajectoryHead):
     """What each strategy would have made of a trajectory."""
 
     state: str
-    """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed`` or ``done``."""
+    """The state of the replay: ``live``, ``missing``, ``unasked``, ``queued``, ``running``, ``failed``, ``cancelled``,
+    ``done``."""
     why: str | None
     """A sentence about the state; None when there is nothing to say."""
     run_strategy: str | None
@@ -70,13 +70,9 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
     rows, steps = parts.rows_and_steps(trajectory)
     figures = replay.report["strategies"] if replay is not None and replay.report else []
     page = StrategiesPage(
-        **head_of(trajectory),
-        state=state,
-        why=words or None,
-        run_strategy=trajectory.run.strategy or None,
+        **head_of(trajectory), state=state, why=words or None, run_strategy=trajectory.run.strategy or None,
         strategies=[{**figure, "about": about_strategy(figure["strategy"])} for figure in figures],
-        step_wise=parts.step_wise_scopes(trajectory),
-        comparison=None,
+        step_wise=parts.step_wise_scopes(trajectory), comparison=None,
     )
     table, missing = data.table_of(trajectory.run.tokenizer)
     painter = painter_of(table)
@@ -86,7 +82,8 @@ def strategies_page(request: HttpRequest, trajectory: models.StoredTrajectory) -
         "notices": notices,
         "tokenizer_missing": missing,
         "is_pending": state in ("queued", "running"),
-        "can_ask": state in ("unasked", "failed") and may_write(request),
+        "may_write": may_write(request),
+        "can_ask": state in ("unasked", "failed", "cancelled") and may_write(request),
         "ask_url": f"{reverse('trajectory-replay', args=[trajectory.code])}?{request.GET.urlencode()}",
         "lines": [_line(figure, trajectory, rows, steps, request.GET) for figure in page.strategies],
         "recorded_share": _recorded_share(trajectory),
@@ -144,11 +141,8 @@ def _replay_of(trajectory: models.StoredTrajectory) -> tuple[str, models.Replay 
 
 
 def _line(
-    figure: Mapping[str, Any],
-    trajectory: models.StoredTrajectory,
-    rows: Sequence[RowSummary],
-    steps: Sequence[StepSummary],
-    params: Mapping[str, str],
+    figure: Mapping[str, Any], trajectory: models.StoredTrajectory, rows: Sequence[RowSummary],
+    steps: Sequence[StepSummary], params: Mapping[str, str],
 ) -> dict[str, Any]:
     """The figures of a strategy, and their words for the table."""
     place = figure["differs_at"]
@@ -235,11 +229,8 @@ def _pair(
 
 
 def _both_rows(
-    replay: models.Replay,
-    trajectory: models.StoredTrajectory,
-    asked: tuple[StrategySide, StrategySide],
-    rows: Sequence[RowSummary],
-    notices: list[str],
+    replay: models.Replay, trajectory: models.StoredTrajectory, asked: tuple[StrategySide, StrategySide],
+    rows: Sequence[RowSummary], notices: list[str],
 ) -> tuple[Tokens, Tokens] | None:
     """Both rows with their origins and loss masks. None and a notice when figure cannot be shown."""
     stored = stored_rows(replay, [side.strategy for side in asked])

@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from django.utils.safestring import SafeString
 
-from inspector.html.text import bytes_text
 from inspector.html.token_diff import token_diff
-from inspector.html.tokens import MAX_GAP_TEXT, Marks, TokenPainter, comment_mark, gap_html, pin_html
 from inspector.trajectories.discussion import CommentValues
 from inspector.trajectories.place import PagePlace
 from inspector.trajectories.tokens.findings import DrawnFinding
 from rollout_inspector.diagnose.context import MAX_STRETCH
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.align import align_ids
-from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin
-from rollouts.store.trajectories.rows import Tokens
+from rollout_inspector.streams.trajectory import NO_IDS, Ids, Origin, Tokens
+from rollout_inspector.text.html.text import bytes_text
+from rollout_inspector.text.html.tokens import MAX_GAP_TEXT, Html, Marks, TokenPainter, comment_mark, gap_html, pin_html
 from rollouts.store.trajectories.trajectory_parts import StepSummary
 
 NOT_SAMPLED = {
@@ -84,13 +82,8 @@ def _diff(item: DrawnFinding, expected: Ids, actual: Ids, breaks: Mapping[Break,
 
 
 def row_marks(
-    place: PagePlace,
-    findings: Sequence[DrawnFinding],
-    diffs: Sequence[DiffIds | None],
-    tokens: Tokens,
-    n_tokens: int,
-    painter: TokenPainter,
-    comments: Mapping[int, str] | None = None,
+    place: PagePlace, findings: Sequence[DrawnFinding], diffs: Sequence[DiffIds | None], tokens: Tokens, n_tokens: int,
+    painter: TokenPainter, comments: Mapping[int, str] | None = None,
 ) -> Marks:
     """What findings and comments draw over the row that the place names. ``comments``: row offset -> their sign."""
     here = [item for item in findings if item.drawn_row == place.row]
@@ -112,9 +105,7 @@ def row_marks(
         faults=[span for item in wrong for span in item.drawn_places],
         notes=[span for item in noted for span in item.drawn_places],
         foreign=[span for item in here if item.kind in NOT_SAMPLED for span in item.drawn_places],
-        origins_tell=has_origin,
-        chosen=place.mark,
-        gaps=gaps,
+        origins_tell=has_origin, chosen=place.mark, gaps=gaps,
     )
 
 
@@ -141,7 +132,7 @@ def _gap_words(diff: DiffIds) -> str:
 
 def drawn_diff(
     diff: DiffIds | None, place: PagePlace, tokens: Tokens, painter: TokenPainter
-) -> list[tuple[str, SafeString]]:
+) -> list[tuple[str, Html]]:
     """The name and the HTML of each side of a card, between a few tokens of the row where the page has read them."""
     if diff is None:
         return []

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from django.urls import reverse
+
 from inspector.web.twins import Page, from_columns
 from rollout_inspector.diagnose.finding import Axis, Cost, Severity, cost_sentence
 from rollout_inspector.diagnose.kinds import title_of
@@ -26,8 +28,10 @@ class FindingValues(Page):
 
     trajectory: str
     """Code of its trajectory."""
-    number: int | None
-    """Its number in its trajectory, from 1, in reading order; null in the list of a run."""
+    number: int
+    """Its number in its trajectory, from 1, in reading order."""
+    url: str
+    """Address of its trajectory, which opens at it."""
     kind: str
     """What it is."""
     title: str
@@ -62,6 +66,8 @@ class FindingValues(Page):
     """Tokens that are trained and were not sampled; null = not known."""
     cost: Cost
     """All that it costs, under the keys that the commands print too."""
+    damage_share: float | None
+    """Of the damage to its trajectory, what it explains; null = not measured."""
     version: int
     """Of the diagnosis that made it."""
     muted: bool
@@ -69,12 +75,12 @@ class FindingValues(Page):
 
     @classmethod
     def of(
-        cls, finding: StoredFinding, trajectory: str, number: int | None = None, muted: Collection[str] = (),
-        **more: Any,
+        cls, finding: StoredFinding, trajectory: str, number: int, muted: Collection[str] = (), **more: Any
     ) -> Self:
         """A finding of the trajectory with that code. ``muted``: the kinds that are muted in its run."""
         return from_columns(
-            cls, finding, trajectory=trajectory, number=number, title=title_of(finding.kind),
+            cls, finding, trajectory=trajectory, number=number,
+            url=f"{reverse('trajectory', args=[trajectory])}?number={number}", title=title_of(finding.kind),
             step=finding.step_index, row=finding.row_index, places=places_of(finding), muted=finding.kind in muted,
             **more,
         )
@@ -84,8 +90,6 @@ class FindingValues(Page):
 class DrawnFinding(FindingValues):
     """A finding with its place in a row of its trajectory."""
 
-    number: int
-    """Its number in its trajectory, from 1, in reading order."""
     cost_text: str = ""
     """The cost in words; empty when it costs nothing."""
     drawn_row: int | None = None
@@ -146,10 +150,7 @@ def read_findings(
 
 
 def _placed(
-    trajectory: StoredTrajectory,
-    items: list[DrawnFinding],
-    steps: Sequence[StepSummary],
-    rows: Sequence[RowSummary],
+    trajectory: StoredTrajectory, items: list[DrawnFinding], steps: Sequence[StepSummary], rows: Sequence[RowSummary],
 ) -> list[DrawnFinding]:
     """The findings; one that no row holds gets the place of what a row trains instead. Reads the arrays for these."""
     trained_in = {step: row for row in rows if not row.follows_steps for step in row.steps}

@@ -42,11 +42,13 @@ WIDTH = 200
 """Width of the viewBox of a lane: the steps of the trajectory from the first to the last."""
 MAX_PIECES = 60
 MAX_DEPTH = 4
+MAX_AGENT = 80
+"""Characters of a sub-agent's name that a page shows."""
 
 
 LaneItem: Any = some_fields(
     Lane, "LaneItem", "A lane in the JSON.",
-    "index kind words=sentence cause steps row leaves repeats same_reply read_by summary tokens=n_tokens "
+    "index kind words=sentence agent cause steps row leaves repeats same_reply read_by summary tokens=n_tokens "
     "sampled=n_sampled trained=n_trained",
 )
 
@@ -64,9 +66,7 @@ class LaneTree(Page):
 
 
 def read_lanes(
-    trajectory: StoredTrajectory,
-    rows: Sequence[RowSummary],
-    steps: Sequence[StepSummary],
+    trajectory: StoredTrajectory, rows: Sequence[RowSummary], steps: Sequence[StepSummary],
     findings: Sequence[DrawnFinding],
 ) -> list[Lane]:
     """The lanes of a trajectory, of the first 1,000 with their words; empty where it has one alone.
@@ -97,11 +97,18 @@ def _messages(trajectory: StoredTrajectory, lanes: Sequence[Lane], steps: Sequen
             step for lane in ends for step in (lane.steps[0], lane.steps[-1], lane.repeats) if step is not None
         }
     of_step = {}
-    for index, new, reply in trajectory_parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
+    for index, new, reply, extra in trajectory_parts.said_of_steps(trajectory, step_indices, MAX_READ_CHARACTERS):
         messages, answer = stored_json(new), stored_json(reply)
         added = [message for message in messages if isinstance(message, dict)] if isinstance(messages, list) else []
-        of_step[index] = Told(tuple(added), answer if isinstance(answer, dict) else None)
+        of_step[index] = Told(tuple(added), answer if isinstance(answer, dict) else None, _agent(stored_json(extra)))
     return of_step
+
+
+def _agent(extra: Any) -> str:
+    """The sub-agent that the recorder, or another source of calls, noted with a step."""
+    fields = extra if isinstance(extra, dict) else {}
+    names = (holder.get("agent") for holder in (fields, fields.get("line")) if isinstance(holder, dict))
+    return next((name[:MAX_AGENT] for name in names if isinstance(name, str)), "")
 
 
 def _needs_messages(lane: Lane) -> bool:
@@ -117,10 +124,7 @@ def lane_tree(trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequenc
 
 
 def drawn_lanes(
-    trajectory: StoredTrajectory,
-    lanes: Sequence[Lane],
-    rows: Sequence[RowSummary],
-    address_of: Callable[[Lane], str],
+    trajectory: StoredTrajectory, lanes: Sequence[Lane], rows: Sequence[RowSummary], address_of: Callable[[Lane], str],
     current_row: int | None = None,
 ) -> dict[str, Any]:
     """The list of lanes for the template; empty where the trajectory has one alone.
@@ -191,7 +195,7 @@ def _stretches(steps: Sequence[int]) -> list[tuple[int, int]]:
 
 def words_of(lane: Lane, lanes: Sequence[Lane], is_growing: bool) -> str:
     """Steps of a lane, why and where it leaves, and its tokens."""
-    words = [_steps_text(lane.steps)]
+    words = [f"agent “{lane.agent}”"] * bool(lane.agent) + [_steps_text(lane.steps)]
     if lane.kind is LaneKind.CONTINUATION:
         words.append(f"cause: {title_of(lane.cause)}")
     elif lane.kind is LaneKind.UNNAMED:

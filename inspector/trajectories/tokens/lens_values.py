@@ -16,6 +16,7 @@ from rollout_inspector.diagnose.loss_weights.row_weights import loss_inputs, mis
 from rollout_inspector.diagnose.loss_weights.rules import RULES
 from rollout_inspector.streams.trajectory import Row
 from rollouts.store.models import StoredTrajectory
+from rollouts.store.runs.damage import token_norms
 from rollouts.store.trajectories import engine_columns as beside
 from rollouts.store.trajectories import trajectory_parts as parts
 from rollouts.store.trajectories.groups import advantage_in_group
@@ -50,6 +51,10 @@ def lens_values(trajectory: StoredTrajectory, row: RowSummary, name: str, steps:
     """A whole column of a row, because the scale of its colours is that of the row. At most four queries."""
     if is_weight(name):
         return _weights(trajectory, row, name, steps)
+    if name == lenses.GRADIENT:
+        norms = token_norms(trajectory, row.index, row.n_tokens)
+        nothing = np.full(row.n_tokens, np.nan, dtype=np.float32)
+        return (nothing, "the row has changed since it was measured") if norms is None else (norms, "")
     if row.follows_steps:
         return beside.columns_beside(row, steps, [name], 0, row.n_tokens)[name], ""
     return data.read_values(trajectory, row, name), ""

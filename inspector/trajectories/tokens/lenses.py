@@ -1,6 +1,7 @@
 """The built-in lenses: what the fill colour of a token shows. Switch, legend, notes and script follow from ``LENSES``.
 
-A lens that needs its own CSS classes adds them to ``inspector/html/tokens.py`` and their colours to ``tokens.css``.
+A lens that needs its own CSS classes adds them to ``rollout_inspector/text/html/tokens.py``, and their colours to
+``tokens.css``.
 A lens that is a scale from 0 to 8 only computes ``classes``. A trainer's column is a lens without an entry here.
 """
 
@@ -12,17 +13,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.tokens import LOGPROB_EDGES
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
 from rollout_inspector.diagnose.loss_weights.rules import RULES
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.trajectory import Origin, Tokens
+from rollout_inspector.text.html.tokens import LOGPROB_EDGES
 from rollouts.store.trajectories import engine_columns as beside
-from rollouts.store.trajectories.rows import Tokens
 
 DEFAULT = "mask"
 WEIGHT = "weight_"
 """What the name of a lens begins with that shows the weight of a token in a loss; a rule follows."""
 
+
+GRADIENT = "gradient_norm"
+"""The lens of the norm of each token's contribution to the gradient of the output layer."""
 
 Swatch = tuple[str, str, str]
 """One colour of a legend: its CSS class, what it says, and more of it as a title."""
@@ -114,6 +117,8 @@ def column_label(name: str) -> str:
     """The words for the lens of a column: of a trainer, made of two, or of what an engine told."""
     if name == "mismatch":
         return "trainer − sampler"
+    if name == GRADIENT:
+        return "gradient"
     if name == beside.BEHIND:
         return "behind the likeliest"
     if (rule := RULES.get(name.removeprefix(WEIGHT))) is not None and name.startswith(WEIGHT):

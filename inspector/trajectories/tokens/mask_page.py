@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from django.http import HttpRequest
 
-from inspector.html.tokens import TokenPainter, painter_of
 from inspector.trajectories.frame import PageLink, TrajectoryHead, base_url, head_of
 from inspector.trajectories.place import PagePlace, View, read_place
 from inspector.trajectories.tokens import page_queries as data
@@ -17,11 +16,11 @@ from inspector.trajectories.tokens.turns import Turn, mask_table
 from rollout_inspector.diagnose.kinds import KINDS, title_of
 from rollout_inspector.streams.align import TrainedTokens, trained_tokens
 from rollout_inspector.streams.figures import trained_as_sampled
-from rollout_inspector.streams.trajectory import Origin, Row, Step
+from rollout_inspector.streams.trajectory import Origin, Row, Step, Tokens
+from rollout_inspector.text.html.tokens import TokenPainter, painter_of
 from rollouts.store import models
 from rollouts.store.runs.muted import muted_in
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary
 
 MAX_LINES = 500
@@ -68,9 +67,7 @@ def mask_page(request: HttpRequest, trajectory: models.StoredTrajectory) -> tupl
         lines = [audit_line(turn, tokens, painter, row) for turn in turns]
         odd_sentences = oddities(tokens, turns, painter, compared)
         page = replace(
-            page,
-            roles=mask_table(turns, tokens.loss_mask),
-            turns=[turn for turn, _ in lines],
+            page, roles=mask_table(turns, tokens.loss_mask), turns=[turn for turn, _ in lines],
             verdicts=dict(_verdicts(tokens, turns, painter, compared)),
             oddities=[*odd_sentences, *_found(trajectory, row, bool(odd_sentences))],
             not_odd=_not_odd(trajectory, tokens, turns),
@@ -157,7 +154,7 @@ def audit_line(turn: Turn, tokens: Tokens, painter: TokenPainter, row: RowSummar
             "an earlier reply, written again" if turn.role == "assistant" else "read, not sampled"
         )
     elif turn.part == "prompt":
-        why = f"{'the generation prompt' if turn.role == 'assistant' else 'the first prompt'}: read, never sampled"
+        why = "the first prompt: read, never sampled"
     else:
         counts = [f"{int((part.origin == o).sum()):,} {o.slug}" for o in Origin if (part.origin == o).any()]
         why = "put in between two completions: " + ", ".join(counts or ["nothing"])

@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.trajectories.tokens.findings import DrawnFinding
-from inspector.trajectories.tokens.turns import Turn, header_spans, make_turns, origin_spans, roles_of
+from inspector.trajectories.tokens.turns import Turn, cut_at_headers, header_spans, make_turns, origin_spans, roles_of
 from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS
-from rollout_inspector.streams.roles import RoleTurn, role_turns
-from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.streams.roles import role_turns
+from rollout_inspector.streams.trajectory import Origin, Tokens
 from rollout_inspector.text.tokenizers import ByteTable, TokenizerUnusable
 from rollout_inspector.text.tokenizers.byte_table import special_tokens
 from rollouts.store import models
 from rollouts.store.chat_templates.tokenizers import byte_table
 from rollouts.store.text import without_paths
 from rollouts.store.trajectories import trajectory_parts as parts
-from rollouts.store.trajectories.rows import Span, Tokens, row_spans, row_window
+from rollouts.store.trajectories.rows import Span, row_spans, row_window
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 logger = logging.getLogger(__name__)
@@ -44,47 +44,27 @@ def read_roles(trajectory: models.StoredTrajectory, steps: frozenset[int]) -> di
 
 
 def read_turns(
-    trajectory: models.StoredTrajectory,
-    row: RowSummary,
-    steps: Sequence[StepSummary],
-    findings: Sequence[DrawnFinding],
-    within: tuple[int, int] | None = None,
+    trajectory: models.StoredTrajectory, row: RowSummary, steps: Sequence[StepSummary],
+    findings: Sequence[DrawnFinding], within: tuple[int, int] | None = None,
 ) -> list[Turn]:
-    """The turns of a row, or those that touch the tokens ``within``. One query where the row follows its steps."""
+    """The turns of a row, or those that touch the tokens ``within``. Two queries where the row follows its steps.
+
+    A turn is one message of the stream. All pages number them here, so a message that is read again keeps its number.
+    """
+    tokens, (table, _) = read_tokens(trajectory, row, 0, row.n_tokens, steps), table_of(trajectory.run.tokenizer)
+    headers = [] if table is None else role_turns(tokens.ids, special_tokens(table, tokens.ids), table.token_bytes)
     if not row.follows_steps:
-        tokens = read_tokens(trajectory, row, 0, row.n_tokens)
-        table, _ = table_of(trajectory.run.tokenizer)
-        headers: list[RoleTurn] = []
-        if table is not None and not (tokens.origin_known and (tokens.origin == Origin.SAMPLED).any()):
-            headers = role_turns(tokens.ids, special_tokens(table, tokens.ids), table.token_bytes)
-        own = header_spans(headers) if headers else origin_spans(tokens.origin)
-        return make_turns(_numbered(own, within), {}, findings, row.index, None, {}, tokens.loss_mask)
-    spans = _numbered(_with_messages(trajectory, row, row_spans(row.handle, steps), steps), within)
-    roles = read_roles(trajectory, frozenset(span.step_index for _, span in spans if span.step_index is not None))
+        is_sampled = tokens.origin_known and bool((tokens.origin == Origin.SAMPLED).any())
+        parts_of_row = cut_at_headers(origin_spans(tokens.origin), headers) if is_sampled else header_spans(headers)
+        own = _numbered(parts_of_row or origin_spans(tokens.origin), within)
+        return make_turns(own, {}, findings, row.index, None, {}, tokens.loss_mask)
+    spans = row_spans(row.handle, steps)
+    if spans and any(step.index == spans[0].step_index and step.parent is not None for step in steps):
+        spans[0] = replace(spans[0], part="history")  # it holds earlier turns once more
+    numbered = _numbered(cut_at_headers(spans, headers), within)
+    roles = read_roles(trajectory, frozenset(span.step_index for _, span in numbered if span.step_index is not None))
     reasons = {step.index: step.finish_reason for step in steps}
-    return make_turns(spans, roles, findings, row.index, row.steps, reasons)
-
-
-def _with_messages(
-    trajectory: models.StoredTrajectory, row: RowSummary, spans: list[Span], steps: Sequence[StepSummary]
-) -> list[Span]:
-    """The spans of a row; a prompt that repeats earlier turns is cut into its messages. One query for such a row."""
-    first = next((step for step in steps if spans and step.index == spans[0].step_index), None)
-    table = table_of(trajectory.run.tokenizer)[0]
-    if first is None or first.parent is None or spans[0].part != "prompt" or table is None:
-        return spans
-    ids = read_tokens(trajectory, row, 0, spans[0].stop, steps).ids
-    headers = role_turns(ids, special_tokens(table, ids), table.token_bytes)
-    if not 1 < len(headers) <= MAX_HISTORY_TURNS:
-        return spans
-    parts_of = ["history"] * len(headers)
-    if headers[-1][2] == "assistant":
-        parts_of[-1] = "prompt"  # the generation prompt
-    messages = [
-        Span(start, stop, first.index, part, roles=(role,))
-        for (start, stop, role), part in zip(headers, parts_of, strict=True)
-    ]
-    return messages + spans[1:]
+    return make_turns(numbered, roles, findings, row.index, row.steps, reasons)
 
 
 def _numbered(spans: Iterable[Span], within: tuple[int, int] | None) -> list[tuple[int, Span]]:
@@ -95,9 +75,6 @@ def _numbered(spans: Iterable[Span], within: tuple[int, int] | None) -> list[tup
     start, stop = within
     return [(number, span) for number, span in numbered if span.start <= stop and span.stop >= start]
 
-
-MAX_HISTORY_TURNS = 2_000
-"""A prompt of more messages stays one turn."""
 
 MISMATCH = "mismatch"
 """A lens of two columns: the trainer's logprob minus the sampler's, which is the log of the importance ratio."""
@@ -131,10 +108,7 @@ def _mismatch(trajectory: models.StoredTrajectory, row: RowSummary) -> NDArray[n
 
 
 def read_tokens(
-    trajectory: models.StoredTrajectory,
-    row: RowSummary,
-    start: int,
-    stop: int,
+    trajectory: models.StoredTrajectory, row: RowSummary, start: int, stop: int,
     steps: Sequence[StepSummary] | None = None,
 ) -> Tokens:
     """The tokens ``[start, stop)`` of a row. ``steps``: all of the trajectory, where they are known.

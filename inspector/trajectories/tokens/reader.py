@@ -13,7 +13,6 @@ import numpy as np
 from django.urls import reverse
 
 from inspector.html.charts import drawn_map, extent, strip_means, strip_path
-from inspector.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
 from inspector.runs.muted import MutedValues
 from inspector.trajectories.compare.sampled_compare import can_compare
 from inspector.trajectories.frame import PageLink, base_url, fingerprint
@@ -28,17 +27,17 @@ from inspector.trajectories.tokens.lenses import Legend
 from inspector.trajectories.tokens.scales import Scale, scale_of
 from inspector.trajectories.tokens.token_view import TokenView
 from inspector.trajectories.tokens.tokens_page import check_lines
-from inspector.trajectories.tokens.turn_section import TurnSection
-from inspector.trajectories.tokens.turns import Turn
+from inspector.trajectories.tokens.turns import Turn, TurnSection
 from rollout_inspector.diagnose.checks import all_clear, check_sentence, totals
+from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.formats import lacks_of
 from rollout_inspector.streams.lanes import Lane
-from rollout_inspector.streams.trajectory import Floats, Origin
+from rollout_inspector.streams.trajectory import Floats, Origin, Tokens
+from rollout_inspector.text.html.tokens import Block, Marks, TokenPainter, foreign_tokens, painter_of
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.trajectories import engine_columns as beside
 from rollouts.store.trajectories.findings import worst_severity
-from rollouts.store.trajectories.rows import Tokens
 
 CHOOSE_TOKENIZER = "Choose a tokenizer for the run, under “Diagnose again” on its page."
 """What the page says where a finding needs a tokenizer: it has the form that chooses one."""
@@ -389,6 +388,8 @@ class Reader:
             stop = f"-{item.stop:,}" if item.stop > item.start + 1 else ""
             query = {"step": item.step, **({"side": "prompt"} if (item.step, item.start) in breaks else {})}
             compare_url = f"{compare}?{urlencode(query)}" if item.is_comparable else ""
+            repair = {"row": item.drawn_row or 0, "side": "repair"}
+            of_template = view.steps and item.kind in KINDS and KINDS[item.kind].probe
             delta_url = f"{deltas}?step={item.step}" if item.axis == "delta" and item.step is not None else ""
             lens = lenses.lens_of(item.kind, view.lenses.get(item.drawn_row or 0, ()))
             lens = place.lens if lens == lenses.DEFAULT else lens
@@ -412,6 +413,7 @@ class Reader:
                     "compare_url": compare_url,
                     "script_url": "" if is_probe else reverse("finding-script", args=[code, item.number]),
                     "delta_url": delta_url,
+                    "repair_url": f"{compare}?{urlencode(repair)}" if of_template else "",
                 }
             )
         for entry in entries:

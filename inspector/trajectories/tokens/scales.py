@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inspector.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from inspector.trajectories.tokens.lenses import WEIGHT, Legend, Swatch, column_label
+from rollout_inspector.text.html.tokens import LOGPROB_EDGES, NO_LOGPROB
 from rollouts.store.trajectories import engine_columns
 
 
@@ -77,6 +77,7 @@ ADVANTAGE = Scale((_ANY, 0.5, 1.0, 2.0), is_signed=True)
 ENTROPY = Scale((0.01, 0.1, 0.3, 0.7, 1.4, 2.1, 3.0, 5.0), unit="nats")
 BEHIND = Scale((_ANY, 0.1, 0.3, 0.7, 1.4, 2.3, 4.6, 9.2), unit="nats")
 """How far a token stands behind the likeliest one; the steps are those of the surprise."""
+KEPT_SET = Scale((2, 3, 5, 10, 20, 50, 200, 1000), unit="tokens")
 SIGNED = Scale((_ANY, 0.1, 1.0, 10.0), is_signed=True)
 SIZE = Scale((_ANY, 0.01, 0.1, 0.3, 1.0, 3.0, 10.0, 100.0))
 
@@ -87,6 +88,8 @@ def scale_of(name: str, values: NDArray[np.float32]) -> Scale:
         return MISMATCH
     if name == engine_columns.BEHIND:
         return BEHIND
+    if name == engine_columns.KEPT_SET:
+        return KEPT_SET
     if "advantage" in name or name.startswith(WEIGHT):
         return ADVANTAGE
     if "logprob" in name or "log_prob" in name:

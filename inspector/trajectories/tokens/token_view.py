@@ -14,15 +14,15 @@ from inspector.trajectories.tokens import page_queries as data
 from inspector.trajectories.tokens.findings import DrawnFinding, read_findings, worst_finding
 from inspector.trajectories.tokens.lane_tree import read_lanes
 from inspector.trajectories.tokens.turns import Turn
+from inspector.web.twins import whole_number
 from rollout_inspector.diagnose.kinds import KINDS
 from rollout_inspector.streams.lanes import Lane
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids
+from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Tokens, plain_tokens
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.gallery import EXAMPLES
 from rollouts.store.models import StoredTrajectory
 from rollouts.store.runs.gallery import KEY
 from rollouts.store.trajectories import engine_columns, trajectory_parts
-from rollouts.store.trajectories.rows import Tokens, plain_tokens
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
 MARGIN = 3
@@ -106,14 +106,15 @@ class TokenView:
 
 
 def read_token_view(
-    trajectory: StoredTrajectory,
-    params: Mapping[str, str],
-    part: PagePart = PagePart.PAGE,
+    trajectory: StoredTrajectory, params: Mapping[str, str], part: PagePart = PagePart.PAGE,
     discussion: Discussion = NOBODY,
 ) -> TokenView:
     """What an address of the tokens page names. The number of queries does not depend on the tokens."""
     view = read_view_parts(trajectory, part, discussion)
-    worst = worst_finding(view.findings, wanted={"finding": _gallery_kind(trajectory), **dict(params.items())})
+    number = whole_number(params.get("number"))
+    worst = next((item for item in view.findings if item.number == number), None) or worst_finding(
+        view.findings, wanted={"finding": _gallery_kind(trajectory), **dict(params.items())}
+    )
     lengths = [row.n_tokens for row in view.rows]
     return at_place(view, read_place(params, lengths, keep=FILTER_FIELDS, columns=view.lenses, fault=worst))
 
@@ -131,16 +132,13 @@ def read_view_parts(trajectory: StoredTrajectory, part: PagePart, discussion: Di
     rows, steps = trajectory_parts.rows_and_steps(trajectory)
     columns = {} if all(row.follows_steps for row in rows) else data.read_columns(trajectory)
     findings = read_findings(trajectory, steps, rows)
+    lenses_of_rows = lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps)
     return TokenView(
-        trajectory,
-        part,
-        rows,
-        steps,
-        lens_values.weight_lenses(columns) | engine_columns.names_beside(rows, steps),
-        findings,
-        trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
-        read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [],
-        discussion,
+        trajectory, part, rows, steps,
+        lenses_of_rows if trajectory.damage is None
+        else {row.index: [*lenses_of_rows.get(row.index, []), lenses.GRADIENT] for row in rows},
+        findings, trajectory_parts.ids_of_findings(trajectory, MAX_FINDINGS) if findings and part.is_drawn else [],
+        read_lanes(trajectory, rows, steps, findings) if part in (PagePart.PAGE, PagePart.TWIN) else [], discussion,
         *data.table_of(trajectory.run.tokenizer),
     )
 
@@ -162,14 +160,13 @@ def at_place(view: TokenView, place: PagePlace) -> TokenView:
         start, stop = min(place.window, row.n_tokens), min(place.window + WINDOW, row.n_tokens)
     values, lacks = None, ""
     # read_place accepts a column only when the row has it.
-    if lenses.find(place.lens) is None and (part.is_drawn or lens_values.is_weight(place.lens)):
+    if lenses.find(place.lens) is None and (
+        part.is_drawn or place.lens == lenses.GRADIENT or lens_values.is_weight(place.lens)
+    ):
         values, lacks = lens_values.lens_values(trajectory, row, place.lens, view.steps)
     view = replace(
-        view,
-        turns=data.read_turns(trajectory, row, view.steps, view.findings, within),
-        tokens=data.read_tokens(trajectory, row, start, stop, view.steps),
-        lens_values=values,
-        lens_lacks=lacks,
+        view, turns=data.read_turns(trajectory, row, view.steps, view.findings, within),
+        tokens=data.read_tokens(trajectory, row, start, stop, view.steps), lens_values=values, lens_lacks=lacks,
     )
     if part.is_drawn:
         return view

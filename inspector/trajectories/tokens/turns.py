@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain, groupby, pairwise
 from typing import Any
@@ -14,9 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inspector.trajectories.tokens.findings import DrawnFinding
+from rollout_inspector.streams.figures import trained_words
 from rollout_inspector.streams.roles import RoleTurn
 from rollout_inspector.streams.token_origins import mask_runs
 from rollout_inspector.streams.trajectory import Origin
+from rollout_inspector.text.html.tokens import Block
 from rollouts.store.trajectories.findings import worst_severity
 from rollouts.store.trajectories.rows import Span
 
@@ -70,9 +73,7 @@ def _role_label(part: str, roles: Sequence[str]) -> str:
     if part == "completion":
         return "assistant"
     if part == "history":
-        return " ".join(roles)
-    if part == "prompt" and "history" in roles:
-        roles = ["history", *(role for role in roles if role not in ("assistant", "history"))]
+        part, roles = "prompt", ["history", *(role for role in roles if role not in ("assistant", "history"))]
     new = [role for role in roles if role not in ("assistant", "history")] if part == "delta" else list(roles)
     if not new:
         return "prompt" if part == "prompt" else "between turns" if part == "delta" else "row"
@@ -84,12 +85,36 @@ def _role_label(part: str, roles: Sequence[str]) -> str:
 
 
 MAX_ORIGIN_SPANS = 4000
+MAX_TURNS = 20_000
+"""A row of more messages is not cut into them."""
 
 
 def header_spans(turns: Sequence[RoleTurn]) -> list[Span]:
     """The spans of a row that has its own arrays and no origins, by its role headers."""
     parts = {"assistant": "reply", "prompt": "prompt"}
     return [Span(start, stop, None, parts.get(role, "message"), roles=(role,)) for start, stop, role in turns]
+
+
+def cut_at_headers(spans: Sequence[Span], headers: Sequence[RoleTurn]) -> list[Span]:
+    """The spans of a row; what stands between completions is cut into its messages.
+
+    The header that opens a completion belongs to the message before it: as a part of history it opens the same turn.
+    """
+    starts, parts = [start for start, _, _ in headers], list[Span]()
+    for number, span in enumerate(spans):
+        inside = headers[bisect_left(starts, span.start) : bisect_left(starts, span.stop)]
+        is_answered = number + 1 < len(spans) and spans[number + 1].part == "completion"
+        if inside and inside[-1][2] == "assistant" and is_answered:
+            inside = inside[:-1]
+        if len(inside) < 2 or span.part == "completion" or len(headers) > MAX_TURNS:
+            parts.append(span)
+            continue
+        edges = [span.start, *(start for start, _, _ in inside[1:]), span.stop]
+        parts += [
+            replace(span, start=start, stop=stop, roles=(role,))
+            for (start, stop), (_, _, role) in zip(pairwise(edges), inside, strict=True)
+        ]
+    return parts
 
 
 def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
@@ -109,13 +134,8 @@ def origin_spans(origin: NDArray[np.uint8]) -> list[Span]:
 
 
 def make_turns(
-    spans: Iterable[tuple[int, Span]],
-    roles: Mapping[int, Sequence[str]],
-    findings: Sequence[DrawnFinding],
-    row: int,
-    trained_steps: frozenset[int] | None,
-    finish_reasons: Mapping[int, str],
-    mask: NDArray[np.bool_] | None = None,
+    spans: Iterable[tuple[int, Span]], roles: Mapping[int, Sequence[str]], findings: Sequence[DrawnFinding], row: int,
+    trained_steps: frozenset[int] | None, finish_reasons: Mapping[int, str], mask: NDArray[np.bool_] | None = None,
 ) -> list[Turn]:
     """The turns of one row, of its spans and their numbers.
 
@@ -133,7 +153,7 @@ def make_turns(
         here = [item for item in in_row if span.start <= item.drawn_places[0][0] < max(span.stop, span.start + 1)]
         turns.append(
             Turn(
-                number, role_label(span.part, span.roles or roles.get(step, ())), span.part, span.step_index,
+                number, "".join(span.roles) or role_label(span.part, roles.get(step, ())), span.part, span.step_index,
                 span.start, span.stop, n_trained, tuple(item.number for item in here),
                 worst_severity(item.weight for item in here),
                 finish_reasons.get(step, "") if span.part == "completion" else "",
@@ -151,3 +171,38 @@ def mask_table(turns: Sequence[Turn], mask: NDArray[np.bool_]) -> list[dict[str,
         line["tokens"] += turn.n_tokens
         line["trained"] += int(mask[turn.start : turn.stop].sum())
     return list(table.values())
+
+
+@dataclass(frozen=True)
+class TurnSection:
+    """The part of one turn that is shown."""
+
+    turn: Turn
+    start: int
+    stop: int
+    url: str
+    """The address of the turn in the token view."""
+    blocks: Sequence[Block] = ()
+    n_foreign: int = 0
+    """Tokens of the part that are trained, and not as they were sampled."""
+
+    @property
+    def is_continued(self) -> bool:
+        return self.start > self.turn.start
+
+    @property
+    def tokens_text(self) -> str:
+        return f"tokens {self.turn.start:,}-{self.turn.stop:,}" if self.turn.n_tokens else "no tokens"
+
+    @property
+    def trained_text(self) -> str:
+        n = self.turn.n_trained
+        if n is None:
+            return ""
+        words = trained_words(n, self.turn.n_tokens)
+        return words + (f", {self.n_foreign:,} not as sampled" if self.n_foreign else "")
+
+    @property
+    def findings_text(self) -> str:
+        n = len(self.turn.findings)
+        return f"{n} finding{'s' * (n != 1)}" if n else ""

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rollout_inspector.client.adapters.records import plain
 from rollout_inspector.client.adapters.stream import RolloutStream
 from rollout_inspector.client.client import line_of
 
@@ -79,4 +80,10 @@ def record(rollout: Any) -> dict[str, Any] | bytes:
             record |= rollout.to_record(float_decimals=None)  # otherwise verifiers rounds log-probabilities
         except TypeError:  # versions that never round
             record |= rollout.to_record()
-    return record or rollout.model_dump(mode="json", exclude={"nodes": {"__all__": set(_HEAVY)}})
+    record = record or rollout.model_dump(mode="json", exclude={"nodes": {"__all__": set(_HEAVY)}})
+    traces = zip(getattr(rollout, "traces", [rollout]), record.get("traces", [record]), strict=False)
+    for trace, line in traces:
+        for node, fields in zip(getattr(trace, "nodes", ()), line.get("nodes", ()), strict=False):
+            if (mask := getattr(node, "sampling_mask", None)) is not None:
+                fields["sampling_mask"] = {"counts": plain(mask.counts)}  # the sizes are kept, the ids are too many
+    return record

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_inspector.client.adapters.fragments import FragmentFolder, bytes_of_fragments, folders_left
+from rollout_inspector.client.adapters.trackers import link_run
 from rollout_inspector.client.client import Client, ServerError, line_of
 
 LOG = logging.getLogger("rollout_inspector")
@@ -77,15 +78,17 @@ _Batch = tuple[list[Any], str, int | None, int]
 class RolloutStream:
     """A queue before a folder of fragments, and their sender. Safe to use from many threads, and after a fork.
 
-    What is not named is read from ``ROLLOUT_INSPECTOR_URL``, ``_TOKEN``, ``_RUN``, ``_TOKENIZER`` and ``_FOLDER``.
-    Without a run, the first fragment that the server takes creates one, called ``name``. Raises ``ValueError`` without
-    an address or a token. After that nothing raises: a failure is logged and counted.
+    What is not named is read from ``ROLLOUT_INSPECTOR_URL``, ``_TOKEN``, ``_RUN``, ``_NAME``, ``_TOKENIZER`` and
+    ``_FOLDER``. Without a run, the first fragment that the server takes creates one, called ``name``; else as W&B,
+    MLflow or trackio call theirs; else ``own_name``. Its address is printed, and linked in those trackers. Raises
+    ``ValueError`` without an address or a token. After that nothing raises: a failure is logged and counted.
     """
 
     def __init__(
         self, url: str | None = None, token: str | None = None, run: str | None = None, *, name: str = "",
-        tokenizer: str | None = None, folder: str | Path | None = None, max_queued_values: int = MAX_QUEUED_VALUES,
-        max_folder_bytes: int = MAX_FOLDER_BYTES, wait_seconds: float = FIRST_WAIT_SECONDS,
+        own_name: str = "", tokenizer: str | None = None, folder: str | Path | None = None,
+        max_queued_values: int = MAX_QUEUED_VALUES, max_folder_bytes: int = MAX_FOLDER_BYTES,
+        wait_seconds: float = FIRST_WAIT_SECONDS,
     ) -> None:
         self.url = (url or _environment("URL")).rstrip("/")
         self.token = token or _environment("TOKEN")
@@ -96,7 +99,7 @@ class RolloutStream:
                     "The server makes a token at /tokens."
                 )
         self.run = run or _environment("RUN") or None
-        self.name = name or time.strftime("streamed %Y-%m-%d %H:%M")
+        self.name, self._own_name = name or _environment("NAME"), own_name
         self.tokenizer = tokenizer or _environment("TOKENIZER") or None
         self.folder = Path(folder or _environment("FOLDER") or "rollout-inspector-fragments").absolute()
         self.max_queued_values, self.max_folder_bytes = max_queued_values, max_folder_bytes
@@ -117,6 +120,7 @@ class RolloutStream:
         self._threads: list[threading.Thread] = []
         self._fragments: FragmentFolder | None = None
         self._warned: dict[str, float] = {}
+        self._is_printed = self._is_linked = False
 
     # -- from the trainer
 
@@ -135,6 +139,8 @@ class RolloutStream:
         batch = [records] if isinstance(records, (Mapping, str, bytes)) else list(records)
         if not batch:
             return True
+        self.name = self.name or link_run("") or self._own_name or time.strftime("streamed %Y-%m-%d %H:%M")
+        self._link()
         weight = sum(map(_weight, batch))
         with self._changed:
             if self._ending or (self._queue and self._queued_values + weight > self.max_queued_values):
@@ -171,6 +177,12 @@ class RolloutStream:
     def flush(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Wait until all is written and sent. False = some of it still waits, in the queue or in the folder."""
         return self._wait(seconds, self._is_sent)
+
+    def _link(self) -> None:
+        """Link the run in the trackers, once, as soon as the server has taken something."""
+        if self._is_printed and not self._is_linked:
+            self._is_linked = True
+            link_run(f"{self.url}/runs/{self.run}")
 
     def settle(self, seconds: float = CLOSE_SECONDS) -> bool:
         """Like :meth:`flush`, but without waiting for a server that just failed to answer."""
@@ -237,9 +249,11 @@ class RolloutStream:
             while not is_done():
                 seconds_left = end - time.monotonic()
                 if seconds_left <= 0 or not self._threads:
-                    return is_done()
+                    break
                 self._changed.wait(min(seconds_left, 0.2))
-        return True
+            is_all = is_done()
+        self._link()
+        return is_all
 
     def _start(self) -> None:
         if not self._threads:
@@ -374,6 +388,9 @@ class RolloutStream:
             return True
         if fragments is self._fragments:
             self.run = answer["run"]
+            if not self._is_printed:
+                self._is_printed = True
+                print(f"Rollout Inspector: {self.url}/runs/{self.run}", flush=True)
         self.counts.stored += answer.get("trajectories", 0)
         self.counts.known += answer.get("known", 0)
         if answer.get("n_rejected"):
@@ -427,10 +444,10 @@ _shared: RolloutStream | None = None
 _sharing = threading.Lock()
 
 
-def shared_stream(name: str = "") -> RolloutStream:
+def shared_stream(own_name: str = "") -> RolloutStream:
     """The stream that the environment variables describe, the same for all of this process."""
     global _shared
     with _sharing:
         if _shared is None or _shared._ending:
-            _shared = RolloutStream(name=name)
+            _shared = RolloutStream(own_name=own_name)
         return _shared

@@ -33,7 +33,8 @@ class TrlStream:
                 raise TypeError(
                     f"{type(trainer).__name__} has no {name}. TrlStream knows GRPOTrainer and RLOOTrainer of trl 1.16."
                 )
-        self.stream = stream or RolloutStream(**options)
+        own_name = getattr(getattr(trainer, "args", None), "run_name", None) or ""
+        self.stream = stream or RolloutStream(**{"own_name": own_name, **options})
         if trainer.accelerator.num_processes > 1 and self.stream.run is None:
             raise ValueError(
                 "Several processes train, so name the run that all of them push to: run=... or ROLLOUT_INSPECTOR_RUN."

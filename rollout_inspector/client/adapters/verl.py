@@ -33,7 +33,8 @@ class StreamsOutputs:
     """What is put before verl's worker of agent loops. Raises ``ValueError`` without an address or a token."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        shared_stream("verl")
+        trainer = getattr(next(iter((*args, *kwargs.values())), None), "trainer", None)
+        shared_stream(str(getattr(trainer, "experiment_name", None) or "verl"))
         super().__init__(*args, **kwargs)
 
     async def _run_agent_loop(self, sampling_params: Any, trajectory: Mapping[str, Any], **kwargs: Any) -> Any:

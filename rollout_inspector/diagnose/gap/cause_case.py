@@ -16,6 +16,8 @@ AGREE_TAIL = 0.15
 """... and when 99 percent of the absolute d are at most this."""
 FINE = ((0.003, 2.5), (0.001, 10.0))
 """A mean absolute d below :data:`AGREE_MEAN` disagrees all the same, where others are so many times smaller still."""
+NOISE_TIMES = 4.0
+"""The noise of an engine that was measured so many times raises both limits: the other side has a noise of its own."""
 MIN_TOKENS = 32
 """A cause that fewer tokens show is not named."""
 MIN_STEPS = 4
@@ -23,7 +25,8 @@ MIN_STEPS = 4
 STATIONARY = 0.3
 """The first third of the steps shows at least this part of what the last third shows: no training made it."""
 QUIET_STEPS, QUIET_TIMES = 3, (1.5, 3.0)
-"""Steps are quiet up to so many times the gap of the third one, in the order of their gaps; first strictly."""
+"""Steps are quiet up to so many times the gap of the third one, in the order of their gaps, or of the quieter half
+of few steps; first strictly."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class CauseCase:
 
     def __init__(self, tokens: GapTokens) -> None:
         self.tokens = tokens
+        self.agree_mean, self.agree_tail = limits_of(tokens.noise)
         self.left: Mask = np.ones(len(tokens), np.bool_)
         self.scope: Mask = np.ones(len(tokens), np.bool_)
         """The tokens ``[N]`` by which a cause is decided: all, or those of steps that a cause of all tokens moves
@@ -75,8 +79,10 @@ class CauseCase:
         uncertainty = float(self.tokens.uncertainty[where].sum(dtype=np.float64))
         return float(self.tokens.size[where].sum(dtype=np.float64)) / uncertainty if uncertainty else 0.0
 
-    def quiet(self, times: float = QUIET_TIMES[-1]) -> Mask:
+    def quiet(self, times: float = QUIET_TIMES[-1], nth: int = QUIET_STEPS) -> Mask:
         """The tokens ``[N]`` of the training steps that agree best: there a cause shows that another one covers later.
+
+        The steps are those with at most so many times the gap of the ``nth`` one.
 
         All tokens where no step is recorded, or no step agrees better than others.
         """
@@ -90,15 +96,15 @@ class CauseCase:
             names, units = means_of(steps, tokens.per_row(logs, doubtful), tokens.per_row(doubtful))
             self._step_units = tokens, names, np.exp(units)
         _, names, units = self._step_units
-        limit = times * float(np.sort(units)[min(QUIET_STEPS, len(units)) - 1])
+        limit = times * float(np.sort(units)[min(nth, max(len(units) // 2, 1)) - 1])
         quiet: Mask = np.isin(steps, names[units <= limit])[tokens.row]
         return quiet
 
     def is_apart(self, where: Mask, others: Mask, factor: float = 2.0) -> bool:
         """Whether tokens disagree and others do not, by this factor. A smaller gap needs a clearer difference."""
         mean, times = self.mean(where), self.per_uncertainty(where) / max(self.per_uncertainty(others), 1e-12)
-        return (mean > AGREE_MEAN and times >= factor) or any(
-            mean > least and times >= clear * factor for least, clear in FINE
+        return (mean > self.agree_mean and times >= factor) or any(
+            mean > max(least, self.agree_mean - AGREE_MEAN) and times >= clear * factor for least, clear in FINE
         )
 
     def in_rows(self, rows: Mask) -> Mask:
@@ -110,8 +116,18 @@ class CauseCase:
         """Whether what is left agrees to rounding."""
         size = self.tokens.size[self.left]
         return not len(size) or (
-            float(size.mean(dtype=np.float64)) <= AGREE_MEAN and float(np.quantile(size, 0.99)) <= AGREE_TAIL
+            float(size.mean(dtype=np.float64)) <= self.agree_mean
+            and float(np.quantile(size, 0.99)) <= self.agree_tail
         )
+
+
+def limits_of(noise: tuple[float, float] | None) -> tuple[float, float]:
+    """The mean and the 99th percentile of the absolute d up to which both sides agree; never below those of the docs.
+
+    ``noise``: the same two of an engine against itself; None = not measured.
+    """
+    mean, tail = noise or (0.0, 0.0)
+    return max(AGREE_MEAN, NOISE_TIMES * mean), max(AGREE_TAIL, NOISE_TIMES * tail)
 
 
 def is_stationary(case: CauseCase, where: Mask, of: Mask | None = None) -> bool:

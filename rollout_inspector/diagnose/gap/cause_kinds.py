@@ -70,6 +70,14 @@ _LIST = (
         "the worker of each row",
     ),
     GapCause(
+        "packing_leak", "Packed rows leak",
+        "The trainer packs several sequences into one row, and tokens of the later ones see the sequence before them.",
+        "Give the attention the bounds of each sequence (cu_seqlens, or a block-diagonal mask), and begin positions "
+        "again at each.",
+        "first in its pack: gap 0.004; second and third: gap 0.3", "first and second in their pack: gap 0.1 alike",
+        "the place of each row in its pack",
+    ),
+    GapCause(
         "mixed_versions", "Mixed policy versions",
         "A row holds tokens of several policy versions, and the trainer compares all of them with one.",
         "Limit how old a partial rollout may get, or store the version of each token and correct with it.",
@@ -121,6 +129,17 @@ _LIST = (
         "their name?",
         "steps 0, 4, 8, 12: gap 0.004, 0.05, 0.11, 0.16", "gap 0.004, 0.02, 0.004, 0.02", "training steps or policy "
         "versions", _SCORE_AGAIN,
+    ),
+    GapCause(
+        "weights_rounded_away", "Weights rounded away",
+        "The engine reports each new version and still samples as before: the update was lost when it was delivered, "
+        "mostly because the engine's precision cannot hold steps as small as the trainer's.",
+        "Train in the precision that the engine holds (autocast to bfloat16), or serve in float32. Count the weights "
+        "that an update changes in the engine; adapters need their name. Where the version is the trainer's own count, "
+        "check the sync.",
+        "engine bfloat16 at version 4, trainer float32 at step 4: 0.0 / -9.3 in all rows",
+        "the engine's version stays at 0 (not delivered)",
+        "policy versions beside training steps, or the precision of both sides", _SCORE_AGAIN,
     ),
     GapCause(
         "other_inputs", "Other inputs",

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollout_inspector.diagnose.gap.cause_case import QUIET_TIMES, Cause, CauseCase
+from rollout_inspector.diagnose.gap.cause_case import QUIET_STEPS, QUIET_TIMES, Cause, CauseCase
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.place_rules import PLACE_RULES, heavy_behind
 from rollout_inspector.diagnose.gap.run_rules import RUN_RULES
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 
-OVER_ALL = frozenset(("temperature", "top_p_renormalised", "weights_not_delivered", "unexplained"))
+OVER_ALL = frozenset(
+    ("temperature", "top_p_renormalised", "weights_not_delivered", "weights_rounded_away", "unexplained")
+)
 """Causes that move all tokens, so that others may lie behind them."""
 HIDDEN = ("routing_repeated", "near_context_limit", "first_token", "heavy_tokens")
 """Causes of some tokens, which a cause of all tokens may hide."""
@@ -58,8 +60,8 @@ def _also_in_quiet_steps(rule: Callable[[CauseCase], None], case: CauseCase) -> 
     """Look in all steps, and where nothing shows in those that agree best."""
     n, everywhere = len(case.causes), case.scope
     rule(case)
-    for times in QUIET_TIMES:
+    for times, nth in (*((times, QUIET_STEPS) for times in QUIET_TIMES), (QUIET_TIMES[-1], 1)):
         if len(case.causes) == n:
-            case.scope = case.quiet(times)
+            case.scope = case.quiet(times, nth)
             rule(case)
     case.scope = everywhere

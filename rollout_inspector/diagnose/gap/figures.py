@@ -141,7 +141,7 @@ class GapFigures:
         """What pages, twins and commands show of them."""
         return {
             "tokens": self.tokens, "mean_abs": self.mean_abs, "k3": self.mean_k3, "median": self.size_quantile(0.5),
-            "p99": self.size_quantile(0.99), "largest": self.largest, "ess": effective_share(self),
+            "p99": self.size_quantile(0.99), "largest": self.largest, "ess": effective_share(self), "mean": self.mean,
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -53,6 +53,8 @@ HEAVY_PLACES_GAP, HEAVY_PLACES_TOKENS, CROWDED = 0.25, 0.01, 0.1
 """Heavy tokens hold this share of the gap at least, this share of all tokens at most, and of the longest row's."""
 WORKER_TIMES, WORKERS_APART = 4.0, 1 / 3
 """The gap of a bad worker over that of all others, by their uncertainty; bad ones are this share at most."""
+NEAR_START = 16
+"""Tokens at the start of a completion, where a leak of another sequence weighs most."""
 HEAVY_BEHIND, HEAVY_ID_FAR, HEAVY_ID_TOKENS = 0.15, 0.8, 6
 """Behind another cause heavy tokens hold this share of the differences. Of an id this share of its tokens is heavy, and
 so many are needed."""
@@ -248,6 +250,27 @@ def _one_worker(case: CauseCase) -> None:
         "one_worker", where,
         f"Of {len(names)} workers, {counted_things(len(bad), 'disagrees', 'disagree')} with the trainer: {listed}. The "
         f"mean difference there is {case.mean(where):.3g}, and {case.mean(others):.3g} on the tokens of all others.",
+    )
+
+
+def _packing_leak(case: CauseCase) -> None:
+    """Rows behind another sequence of their pack disagree, and those that stand first agree."""
+    places = np.array([-1 if row.packed is None else row.packed for row in case.tokens.rows])
+    if places.max() <= 0:
+        case.undecided["packing_leak"] = (
+            "No row says where it stands in the packed row of the trainer." if places.max() < 0 else
+            "Every row stands first in its pack."
+        )
+        return
+    first, behind = case.in_rows(places == 0), case.in_rows(places > 0)
+    if min(first.sum(), behind.sum()) < MIN_TOKENS or not case.is_apart(behind, first, WORKER_TIMES):
+        return
+    near = behind & (case.tokens.position < NEAR_START)
+    case.name(
+        "packing_leak", behind,
+        f"In {counted_things(int((places > 0).sum()), 'row')} that stand behind another sequence of their pack the "
+        f"mean difference is {case.mean(behind):.3g}, and {case.mean(near):.3g} on the first {NEAR_START} tokens of "
+        f"completions; in the first sequence of a pack it is {case.mean(first):.3g}.",
     )
 
 
@@ -463,7 +486,7 @@ def _spread(starts: NDArray[np.int64], stops: NDArray[np.int64], n: int) -> Mask
 
 
 PLACE_RULES: tuple[Callable[[CauseCase], None], ...] = (
-    _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _one_worker, _mixed_versions,
+    _row_retokenized, _placeholder, _columns_shifted, _routing_repeated, _one_worker, _packing_leak, _mixed_versions,
     _near_context_limit, _first_token, _heavy_tokens,
 )
 """In the order in which they look; what one explains, the next does not see."""

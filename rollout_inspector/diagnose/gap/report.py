@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rollout_inspector.diagnose.gap.cause_case import limits_of
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
 from rollout_inspector.diagnose.gap.causes import causes_of
 from rollout_inspector.diagnose.gap.figures import GapFigures, effective_share
+from rollout_inspector.diagnose.gap.parts import EnginePass, parts_report
 from rollout_inspector.diagnose.gap.token_classes import TokenClass
 from rollout_inspector.diagnose.gap.tokens import GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
-VERSION = 4
+VERSION = 5
 """Raise it when a report says other things than before: stored ones are then stale."""
 MAX_WORST = 50
 """Tokens that a report lists, those of the greatest absolute d."""
@@ -27,8 +29,8 @@ _EDGES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 """Where the lines of a table over positions begin."""
 
 
-def gap_report(tokens: GapTokens) -> dict[str, Any]:
-    """All that a page says of the gap of a run.
+def gap_report(tokens: GapTokens, replays: Sequence[EnginePass] = ()) -> dict[str, Any]:
+    """All that a page says of the gap of a run. ``replays``: what engines said of it later, the sampler's own first.
 
     ``mean_abs``, ``k1``, ``k2``, ``k3`` are means over tokens, in nats, and ``ratio`` is the mean importance ratio
     ``exp(d)``; None without compared tokens. A ``parts`` table
@@ -55,12 +57,14 @@ def gap_report(tokens: GapTokens) -> dict[str, Any]:
             for cause in causes
         ],
         "undecided": undecided,
+        "limits": dict(zip(("mean", "tail"), limits_of(tokens.noise), strict=True)),
         "decidable_now": {name: not cause.decides_now for name, cause in CAUSES.items()},
         "measures": measures,
         "confident": [_token(tokens, int(place)) for place in _worst(tokens, tokens.confident)],
         "confident_tokens": int(tokens.confident.sum()),
         "worst": [_token(tokens, int(place)) for place in _worst(tokens)],
-        "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1},
+        "parts": {name: lines for name, lines in _parts(tokens) if len(lines) > 1}
+        | dict(parts_report(tokens, replays)),
         "ids": _by_id(tokens),
         "steps": _by_step(tokens),
     }
@@ -125,6 +129,10 @@ def _parts(tokens: GapTokens) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     if len(workers := tokens.workers) > 1:
         worker = np.minimum(tokens.worker, MAX_PARTS - 1)
         yield "worker", _lines(tokens, worker, lambda one: workers[one] or "not recorded")
+    if any(row.packed is not None for row in tokens.rows):
+        packed = np.array([-1 if row.packed is None else min(row.packed, MAX_PARTS) for row in tokens.rows])
+        in_pack = packed[tokens.row]
+        yield "place in the pack", _lines(tokens, in_pack, lambda one: str(one) if one >= 0 else "not recorded")
     if len(tokens.versions) > 1:
         lag = np.minimum(tokens.lag, MAX_PARTS)
         yield "policy lag", _lines(tokens, lag, lambda one: "not recorded" if one < 0 else _updates(one))

@@ -20,11 +20,14 @@ from rollout_inspector.diagnose.gap.cause_case import (
     means_of,
 )
 from rollout_inspector.diagnose.gap.cause_kinds import CAUSES
-from rollout_inspector.diagnose.gap.tokens import CONFIDENT, GapTokens
+from rollout_inspector.diagnose.gap.tokens import BITS, CONFIDENT, GapTokens
 from rollout_inspector.streams.trajectory import Mask
 
 _CLEAR = 3.0
 """One mean is clearly above another: by this factor."""
+OF_UPDATES = ("stale_cache", "weights_not_delivered", "weights_rounded_away")
+"""Causes that begin with an update of the weights."""
+HEAVY = "heavy_tokens"
 MANY_STEPS = 8
 """Steps from which on a slow trend is trusted."""
 FEW_TOKENS = 200
@@ -64,6 +67,11 @@ parts."""
 OTHER_TOKENS, OTHER_SHARE, OTHER_ROWS, OTHER_REST = 2, 0.05, 0.5, 0.002
 """A row was read with other inputs where so many tokens, and this share of the sure ones, are confident disagreements.
 Of the rows this share at most, and of the sure tokens of all others this share."""
+JUMP_BEFORE, JUMP_ROWS, JUMP_FRESH = 2.0, 0.8, 4
+"""Before a jump no step has more than so many times the gap of another one. Behind it this share of the rows has as
+much more than the median row before it. So many rows with a new prompt are needed."""
+ADVANCES = 0.8
+"""Of the training steps this share brings a newer version: the engine takes the updates."""
 LEVEL = 0.5
 """After a jump, a rank correlation below this is no growth."""
 
@@ -78,6 +86,8 @@ def _temperature(case: CauseCase) -> None:
     tokens, unexplained = case.tokens, case.left
     if unexplained.sum() < 4 * MIN_TOKENS or case.mean(unexplained) <= AGREE_MEAN / 2:
         return
+    if _denies_the_sure(case):
+        return  # no temperature that is in use makes one half a fourteenth
     d = tokens.d[unexplained].astype(np.float64)
     sampler, trainer = tokens.sampler[unexplained], tokens.trainer[unexplained]
     chance = _off_whole(d), _off_whole(-d)
@@ -137,6 +147,13 @@ def _top_p_renormalised(case: CauseCase) -> None:
     tokens, unexplained = case.tokens, case.left
     d = tokens.d[unexplained]
     mean = float(d.mean(dtype=np.float64)) if len(d) else 0.0
+    if tokens.kept_mass is not None:
+        kept_mass = tokens.kept_mass[unexplained]
+        other, masses = (float(np.abs(values).mean()) for values in (d - kept_mass, kept_mass)) if len(d) else (0, 0)
+        if masses > AGREE_MEAN >= other:
+            case.name("top_p_renormalised", unexplained.copy(), f"The logarithm of the kept mass is {masses:.3g} on "
+                      f"the mean. Where the trainer's values are divided by that mass, too, {other:.2g} is left.")
+        return
     if abs(mean) < ONE_SIDED:
         return
     # Kernels differ to both sides. What lies beyond nearly all that is on the minor side is not their noise.
@@ -167,43 +184,119 @@ def _over_updates(case: CauseCase) -> None:
     """A stale cache, or weights that were not delivered: both begin with the first update."""
     if hiding := [cause.cause for cause in case.causes if cause.cause in ("temperature", "top_p_renormalised")]:
         sentence = f"The gap of “{CAUSES[hiding[0]].title}” lies over all tokens and hides it. Mend that first."
-        case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
+        case.undecided.update(dict.fromkeys(OF_UPDATES, sentence))
         return
     rows = _updates_of(case.tokens)
+    lost, why = _lost_or_rounded(case.tokens)
+    is_rounded = lost == "weights_rounded_away"
     if rows is None:
-        sentence = "No training step and no policy version is recorded."
-        case.undecided.update(stale_cache=sentence, weights_not_delivered=sentence)
+        steps = case.tokens.step_of_row
+        sentence = "There is 1 step, and a trend needs 4." if steps.min() >= 0 else (
+            "No training step and no policy version is recorded.")
+        case.undecided.update(dict.fromkeys(OF_UPDATES, sentence))
+        wrong = _confident_rows(case)[0]
+        if is_rounded and steps.min() > 0 and _denies_the_sure(case) and (wrong > 0).mean() >= OTHER_ROWS:
+            case.name(
+                lost, case.left.copy(),
+                f"The trainer gives {int(wrong.sum()):,} tokens 2 nats less that the sampler found likely, in "
+                f"{int((wrong > 0).sum()):,} of {len(wrong):,} rows.{why}",
+            )
         return
     seen_before = _seen_before(case.tokens, rows)
     if _stale_cache(case, seen_before, rows):
         return
     trend = _trend(case, rows)
-    if len(trend.steps) < MIN_STEPS:
-        case.undecided["weights_not_delivered"] = (
-            f"There {'is' if len(trend.steps) == 1 else 'are'} {counted_things(len(trend.steps), 'step')}, and a trend "
-            f"needs {MIN_STEPS}."
-        )
-        return
-    later = case.in_rows((rows > trend.steps[0]) & ~seen_before)
-    means = trend.means
+    later = case.in_rows((rows > trend.steps[0]) & ~seen_before) if len(trend.steps) else case.left
     if trend.grows():
         case.name(
-            "weights_not_delivered", case.left.copy(),
-            f"The mean difference is {means[:2].mean():.3g} at the first steps and {means[-2:].mean():.3g} at the "
-            f"last. Divided by the tokens' uncertainty (1 − probability) it grows with the step (rank correlation "
-            f"{_rank_correlation(trend.units):.2f}) and never falls back: the sampler stays where it was while the "
-            "trainer moves on.",
+            lost, case.left.copy(),
+            f"The mean difference is {trend.means[:2].mean():.3g} at the first steps and {trend.means[-2:].mean():.3g} "
+            f"at the last. Divided by the tokens' uncertainty (1 − probability) it grows with the step (rank "
+            f"correlation {_rank_correlation(trend.units):.2f}) and never falls back: the sampler stays where it was "
+            f"while the trainer moves on.{why}",
             _first_above(case, trend),
         )
         if not later.any():
             case.undecided["stale_cache"] = "Every prompt was seen under an earlier policy, so none shows a cold cache."
-    elif not later.any() and trend.jumps():
+    elif len(trend.steps) >= MIN_STEPS and not later.any() and trend.jumps():
         case.name(
             "stale_cache", case.in_rows(seen_before),
-            f"The mean difference is {means[0]:.3g} before the first update, jumps to {means[1:].mean():.3g} after it "
-            f"and does not grow, and every later prompt was seen under an earlier policy.",
+            f"The mean difference is {trend.means[0]:.3g} before the first update, jumps to "
+            f"{trend.means[1:].mean():.3g} after it and does not grow, and every later prompt was seen under an "
+            "earlier policy.",
             _first_above(case, trend),
         )
+    elif (at := _jump(case, trend, rows, seen_before, is_rounded)) is not None:
+        before, behind = case.in_rows(rows < trend.parts[at]), case.in_rows(rows >= trend.parts[at])
+        case.name(
+            lost, behind,
+            f"Before step {trend.parts[at]:,} the mean difference is {case.mean(before):.3g}, from it on "
+            f"{case.mean(behind):.3g}, in all rows alike and at new prompts too: an update changed the trainer and not "
+            f"the sampler.{why}",
+            int(trend.parts[at]) if case.tokens.step_of_row.min() >= 0 else None,
+        )
+        # Few tokens that lie far off since the same step are the tail of the same update.
+        tail = HEAVY, case.causes[-1].from_step
+        case.causes = [cause for cause in case.causes if (cause.cause, cause.from_step) != tail]
+    elif len(trend.steps) < MIN_STEPS:
+        sentence = (
+            f"There {'is' if len(trend.steps) == 1 else 'are'} {counted_things(len(trend.steps), 'step')}, and a trend "
+            f"needs {MIN_STEPS}."
+        )
+        case.undecided.update(weights_not_delivered=sentence, weights_rounded_away=sentence)
+    if not why:
+        case.undecided.setdefault(
+            "weights_rounded_away",
+            "Neither the precision of both sides nor a version for each training step is recorded: an update that was "
+            "rounded away looks as if it had not been delivered.",
+        )
+
+
+def _lost_or_rounded(tokens: GapTokens) -> tuple[str, str]:
+    """Which cause an update has that does not show in the engine, and a sentence of what says so; empty = nothing.
+
+    The engine names a new version at each training step, so it took the update; or its precision is coarser than the
+    trainer's. Where both hold weights alike, or the version stays, the update did not arrive.
+    """
+    steps, advances = tokens.step_of_row, -1.0  # not known
+    if steps.min() >= 0 and (tokens.version >= 0).all():
+        newest = means_of(steps, tokens.newest.astype(np.float64), np.ones(len(steps)))[1]
+        advances = float((np.diff(newest) > 0).mean()) if len(newest) > 1 else -1.0
+    if 0 <= advances < ADVANCES:
+        return "weights_not_delivered", " The version that the engine names stays behind the training steps."
+    (sampler, trainer), *more = {row.precisions for row in tokens.rows}
+    if sampler and trainer and not more:
+        bits = [BITS.get(name.partition("_")[0], least) for name, least in ((sampler, 99), (trainer, 0))]
+        if bits[0] < bits[1]:
+            return "weights_rounded_away", f" The sampler holds weights in {sampler}, the trainer in {trainer}."
+        return "weights_not_delivered", f" Both hold weights alike ({sampler}, {trainer}), so nothing is rounded away."
+    if advances >= 0:
+        return "weights_rounded_away", " The engine names a newer version at each training step, so the update arrived."
+    return "weights_not_delivered", ""
+
+
+def _jump(case: CauseCase, trend: Trend, rows: NDArray[np.int64], seen: Mask, may_fall: bool) -> int | None:
+    """From which part on all rows disagree that agreed before, of the last three; None = none.
+
+    ``may_fall``: from any part on, and later ones may fall: what was rounded away arrives when enough has gathered.
+    """
+    tokens, units = case.tokens, trend.units
+    high = units > PART_APART * units.min(initial=np.inf)
+    if not high.any():
+        return None
+    at = int(np.argmax(high)) if may_fall else int(np.flatnonzero(~high)[-1]) + 1
+    if not at or not 0 < len(units) - at <= (len(units) if may_fall else MIN_STEPS - 1):
+        return None
+    early = rows < trend.parts[at]
+    before, behind = case.in_rows(early), case.in_rows(~early)
+    if case.mean(before) > AGREE_MEAN or not case.is_apart(behind, before, PART_APART):
+        return None
+    sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
+    each = sums / np.maximum(doubts, 1e-9)
+    fresh = each[~early & ~seen & (doubts > 0)]
+    is_wide = len(fresh) >= JUMP_FRESH and (fresh >= JUMP_BEFORE * np.median(each[early & (doubts > 0)])).mean()
+    is_even = units[:at].max() <= JUMP_BEFORE * units[:at].min()
+    return at if is_even and is_wide >= (OTHER_ROWS if may_fall else JUMP_ROWS) else None
 
 
 def _stale_cache(case: CauseCase, seen: Mask, rows: NDArray[np.int64]) -> bool:
@@ -267,8 +360,7 @@ def _other_inputs(case: CauseCase) -> None:
     """In few rows the trainer finds what the sampler is sure of improbable, and in all others it agrees: other weights
     or kernels would move all rows."""
     tokens, sure = case.tokens, case.left & (case.tokens.sampler >= CONFIDENT)
-    n_sure, wrong = tokens.per_row(sure), tokens.per_row(tokens.confident, case.left)
-    is_other = wrong >= np.maximum(OTHER_TOKENS, OTHER_SHARE * n_sure)
+    wrong, is_other = _confident_rows(case)
     if not is_other.any():
         return
     sums, doubts = (tokens.per_row(values, case.left) for values in (tokens.size, tokens.uncertainty))
@@ -294,6 +386,19 @@ def _other_inputs(case: CauseCase) -> None:
     )
 
 
+def _confident_rows(case: CauseCase) -> tuple[NDArray[np.float64], Mask]:
+    """The confident disagreements of each row, and the rows where they are too many for chance, both ``[R]``."""
+    n_sure = case.tokens.per_row(case.left & (case.tokens.sampler >= CONFIDENT))
+    wrong = case.tokens.per_row(case.tokens.confident, case.left)
+    return wrong, wrong >= np.maximum(OTHER_TOKENS, OTHER_SHARE * n_sure)
+
+
+def _denies_the_sure(case: CauseCase) -> bool:
+    """Whether the trainer denies so many tokens that the sampler is sure of that only other weights or inputs do."""
+    n_sure = int((case.left & (case.tokens.sampler >= CONFIDENT)).sum())
+    return bool((case.tokens.confident & case.left).sum() >= max(4 * OTHER_TOKENS, OTHER_SHARE * n_sure))
+
+
 def _unexplained(case: CauseCase) -> None:
     if not case.agrees() and case.left.sum() >= 4:
         unexplained = case.left.copy()
@@ -303,6 +408,8 @@ def _unexplained(case: CauseCase) -> None:
                 "step on: kernels of low precision (FP8) make as much. No cause is looked for behind it."
             )
             return
+        if any(row.top_p is not None and row.top_p < 1 for row in case.tokens.rows) and case.tokens.kept_mass is None:
+            case.undecided["top_p_renormalised"] = "It would need the mass of the kept tokens: kept_logprob_mass."
         size = case.tokens.size[unexplained]
         also = "No other cause explains the rest: its" if case.causes else "No rule names a cause. The"
         case.name(
@@ -418,7 +525,7 @@ class Trend:
         Parts that agree, before the growth begins, say nothing of its order.
         """
         units = self.units
-        if _falls_back(units):
+        if len(units) < MIN_STEPS or _falls_back(units):
             return False
         low = np.flatnonzero(units <= max(3 * units.min(), units.max() / 30))
         begin = min(int(low[-1]), max(len(units) - MIN_STEPS, 0))

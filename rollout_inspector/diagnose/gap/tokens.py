@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, trainer_column
+from rollout_inspector.diagnose.gap.figures import trainer_column
 from rollout_inspector.diagnose.gap.token_classes import TokenClasses
 from rollout_inspector.diagnose.row_versions import RUN_LENGTHS, run_lengths
 from rollout_inspector.streams.trajectory import Ids, Mask, Row, Step, Trajectory
@@ -31,6 +31,17 @@ CACHED = ("num_cached_tokens", "cached_tokens", "prefix_cached_tokens")
 """Keys in ``extra`` of a step or row: how many tokens of the prompt the engine took from its cache."""
 WORKERS = ("worker", "worker_id", "rollout_worker", "engine_id", "server", "replica", "dp_rank")
 """Keys in ``extra`` of a step, a row or a trajectory that name who sampled it."""
+KEPT_MASS = "kept_logprob_mass"
+"""A column of a row: the logarithm of the mass of the tokens that top-p and top-k left, by the sampler's policy."""
+PACKED = ("pack_index", "packed_index", "index_in_pack", "sequence_in_pack")
+"""Keys in ``extra`` of a row or trajectory: how many sequences stand before it in the packed row of the trainer."""
+PRECISIONS = (
+    ("engine_dtype", "rollout_dtype", "sampler_dtype", "generation_dtype"),
+    ("trainer_dtype", "policy_dtype", "actor_dtype", "training_dtype"),
+)
+"""Keys in ``extra`` of a step, a row or a trajectory with the precision that sampler and trainer hold weights in."""
+BITS = {"float32": 23, "fp32": 23, "float16": 10, "fp16": 10, "half": 10, "bfloat16": 7, "bf16": 7, "fp8": 3, "fp4": 1}
+"""Bits of the fraction of each precision: what an update must reach to change a weight."""
 CONFIDENT, CONFIDENT_DROP = math.log(0.5), 2.0
 """A confident disagreement: a probability of one half at least for the sampler, and 2 nats less for the trainer."""
 VERSIONS = ("policy_version", "weight_version", "policy_versions", "version")
@@ -64,6 +75,10 @@ class GapRow:
     """Its trajectory holds engine calls."""
     worker: str = ""
     """The engine that sampled it, where several are told apart; empty = not recorded, or several in one row."""
+    packed: int | None = None
+    """Sequences before it in the packed row that the trainer read; None = not recorded."""
+    precisions: tuple[str, ...] = ("", "")
+    """What sampler and trainer hold weights in; empty = not recorded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +109,12 @@ class GapTokens:
     """``[N]``: a :class:`~rollout_inspector.diagnose.gap.token_classes.TokenClass`; None = no tokenizer was used."""
     columns: Mapping[str, int] = field(default_factory=dict)
     """The trainer's column -> rows that were compared with it."""
+    scored: Mapping[str, Reals] = field(default_factory=dict)
+    """Further columns ``[N]`` that engines made later, by name; NaN = no value."""
+    kept_mass: Reals | None = None
+    """``[N]``: the logarithm of the mass that top-p and top-k left, 0 = all of it; None = no row records it."""
+    noise: tuple[float, float] | None = None
+    """Mean and 99th percentile of the absolute difference of an engine against itself; None = not measured."""
     rows_without: int = 0
     """Rows with trained tokens that lack a side, or hold it in another length."""
 
@@ -176,11 +197,14 @@ class GapTokens:
 class GapCollector:
     """Gathers the compared tokens of a run."""
 
-    def __init__(self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None) -> None:
+    def __init__(
+        self, sampler: str = "", trainer: str = "", classes: TokenClasses | None = None, more: Sequence[str] = ()
+    ) -> None:
         """``sampler``, ``trainer``: names of columns of the rows; empty = the sampled log-probabilities, and the first
-        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token."""
+        of :data:`TRAINER_LOGPROBS`. ``classes`` names the class of each token. ``more``: further columns to keep."""
         self._names, self._classes = (sampler, trainer), classes
         self._kinds: list[NDArray[np.uint8]] = []
+        self._more: dict[str, list[Reals]] = {name: [] for name in (*more, KEPT_MASS)}
         self._rows: list[GapRow] = []
         self._parts: list[tuple[Ints, Ids, Reals, Reals, Ints, Ints, Ints]] = []
         self._versions: dict[str, int] = {}
@@ -205,10 +229,13 @@ class GapCollector:
         names = [np.concatenate(columns) for columns in zip(*self._parts, strict=True)] if self._parts else _EMPTY
         offset, ids, sampler, trainer, position, turn, version = names
         counts = [len(part[0]) for part in self._parts]
+        more = {name: np.concatenate(columns) for name, columns in self._more.items() if columns}
+        mass = more.pop(KEPT_MASS, None)
         row = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         return GapTokens(
             self._rows, row, offset, ids, sampler, trainer, position, turn, order[version], versions,
-            np.concatenate(self._kinds) if self._kinds else None, self._columns, self._without,
+            np.concatenate(self._kinds) if self._kinds else None, self._columns, more,
+            np.nan_to_num(mass) if mass is not None and np.isfinite(mass).any() else None, rows_without=self._without,
         )
 
     def _add_row(self, value: Trajectory, index: int, row: Row, name: str, kinds: frozenset[str]) -> None:
@@ -235,6 +262,9 @@ class GapCollector:
         self._parts.append((offset, row.ids[offset], sampler[offset], trainer[offset], position, turn, version[use]))
         if self._classes is not None:
             self._kinds.append(self._classes.of_row(row.ids)[offset])
+        for column_name, parts in self._more.items():
+            column = row.columns.get(column_name)
+            parts.append(np.full(len(offset), np.nan, np.float32) if column is None else column[offset])
         self._columns[trainer_name] = self._columns.get(trainer_name, 0) + 1
         self._rows.append(_row_of(value, index, row, name, kinds, int(trained[0])))
 
@@ -315,24 +345,18 @@ def _row_of(value: Trajectory, index: int, row: Row, name: str, kinds: frozenset
         float(repeats) if isinstance(repeats, int | float) else None, counts[0] if counts else None,
         next((step.top_p for step in steps if step.top_p is not None), None),
         next((step.temperature for step in steps if step.temperature is not None), None), bool(value.steps),
-        _worker(value, row, steps),
+        _one_name(value, row, steps, WORKERS),
+        next((n for key in PACKED if isinstance(n := _told(row.extra, value.extra, key), int)), None),
+        tuple(_one_name(value, row, steps, keys).removeprefix("torch.").lower() for keys in PRECISIONS),
     )
 
 
-def _worker(value: Trajectory, row: Row, steps: Sequence[Step]) -> str:
-    """The one worker of a row; empty = none is named, or its calls name several."""
-    for key in WORKERS:
+def _one_name(value: Trajectory, row: Row, steps: Sequence[Step], keys: Sequence[str]) -> str:
+    """The one worker, or precision, of a row; empty = none is named, or its calls name several."""
+    for key in keys:
         names = {str(name)[:100] for step in steps if isinstance(name := step.extra.get(key), str | int)}
         if not names and isinstance(name := _told(row.extra, value.extra, key), str | int):
             names = {str(name)[:100]}
         if names:
             return names.pop() if len(names) == 1 else ""
     return ""
-
-
-def lacking(value: Trajectory) -> str:
-    """Which side the rows of a trajectory lack: ``sampler``, ``trainer``, ``both`` or empty."""
-    rows = value.rows
-    sampler = any(row.logprobs is not None for row in rows)
-    trainer = any(name in row.columns for row in rows for name in TRAINER_LOGPROBS)
-    return {(True, True): "", (True, False): "trainer", (False, True): "sampler"}.get((sampler, trainer), "both")

@@ -37,6 +37,7 @@ class FindingPlaces:
     step: int | None
     places: tuple[tuple[int, int], ...]
     """Stretches ``[start, stop)`` of the step's stream, or of the row where there is no step."""
+    severity: str = ""
 
     def rows_of(self, rows: Sequence[Row]) -> list[int]:
         """The rows that it is in: the row that it names, else those that train its step."""

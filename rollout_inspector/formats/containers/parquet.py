@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import resource
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -54,10 +56,13 @@ def group_sizes(raw: BinaryIO) -> list[tuple[int, int]]:
         raise ValueError(str(error)) from error
 
 
-def rows(raw: BinaryIO, name: str, size: int, part: range | None = None) -> Iterator[bytes | None]:
+def rows(
+    raw: BinaryIO, name: str, size: int, part: range | None = None, only: int | None = None
+) -> Iterator[bytes | None]:
     """Each row as JSON text, None for a row that is longer than a line may be. ``size``: bytes of the file.
 
-    ``part``: the row groups that are read, and ``size`` the bytes that they take; None = all.
+    ``part``: the row groups that are read, and ``size`` the bytes that they take; None = all. ``only``: the place of
+    the only row that is yielded, from 0 in these groups; what stands before it is not made into text.
     Raises :class:`FileRefused` when the file cannot be read, or needs too much memory.
     """
     try:
@@ -73,6 +78,10 @@ def rows(raw: BinaryIO, name: str, size: int, part: range | None = None) -> Iter
         file = _opened(raw)
         meta = file.metadata
         part = range(meta.num_row_groups) if part is None else part
+        if only is not None:
+            ends = list(accumulate(meta.row_group(n).num_rows for n in part))
+            chosen = bisect_right(ends, only)
+            only, part = only - (ends[chosen - 1] if chosen else 0), part[chosen : chosen + 1]
         groups = [meta.row_group(n) for n in part]
         largest = max((group.total_byte_size for group in groups), default=0)
         limits.current().check_parquet_group(name, largest)
@@ -82,7 +91,10 @@ def rows(raw: BinaryIO, name: str, size: int, part: range | None = None) -> Iter
         with _memory(bounds.parquet_memory):
             for batch in file.iter_batches(min(max(BATCH_BYTES // max(most, 1), 1), BATCH_ROWS), list(part)):
                 is_long = batch.nbytes > bounds.line_bytes
-                for place in range(batch.num_rows):
+                places = range(batch.num_rows)
+                if only is not None:
+                    places, only = (range(only, only + 1) if 0 <= only < len(places) else range(0)), only - len(places)
+                for place in places:
                     too_long = is_long and batch.slice(place, 1).nbytes > bounds.line_bytes
                     yield None if too_long else _row(batch, place)
     except MemoryError as error:
@@ -134,7 +146,7 @@ def _plain(value: Any) -> Any:
     """The value as JSON can hold it: NaN becomes null, bytes and dates become text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):  # an entry of a map is a pair
         return [_plain(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None

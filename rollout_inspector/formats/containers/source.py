@@ -60,15 +60,20 @@ class Source:
         """The part of the file that is read; None = all of it."""
         self.line = 0
         """The number of the last line that :meth:`lines` yielded."""
+        self.only: int | None = None
+        """The number of the only line that :meth:`lines` yields; None = all."""
         self.is_document = False
         """The file holds JSON objects over many lines. Each object is read as a line, with the limit of a line."""
         self.on_line: Callable[[], None] = _nothing
         """Called before each line. It may raise to stop the reading."""
 
     @classmethod
-    def of_path(cls, path: str | Path, name: str | None = None, alone: bool = False) -> Source:
+    def of_path(
+        cls, path: str | Path, name: str | None = None, alone: bool = False, buffer: int = 1 << 20
+    ) -> Source:
         """A file where it lies. ``alone``: no file beside it is read, because its folder is not its owner's.
 
+        ``buffer``: bytes that are read at once, of which a short part of a file needs few.
         Raises :class:`FileRefused` when there is no such file or it cannot be read.
         """
         path = Path(path)
@@ -77,7 +82,7 @@ class Source:
                 raise FileRefused(f"There is no file {path}.")
             with path.open("rb"):
                 pass
-            source = cls(name or path.name, lambda: path.open("rb", 1 << 20), path.stat().st_size)
+            source = cls(name or path.name, lambda: path.open("rb", buffer), path.stat().st_size)
             source.path = "/".join(path.parts[-4:])
             source._folder = None if alone else path.parent
             return source
@@ -91,23 +96,24 @@ class Source:
     @property
     def folder(self) -> Path | None:
         """The folder that the file stands in; None for a file that stands alone, such as an upload."""
-        return self._folder if self.part is None else None
+        return self._folder
 
     def neighbour(self, *parts: str) -> Source | None:
         """A file by its path from the folder of this one; None where there is none. Links are not followed."""
         path = None if self.folder is None else self.folder.joinpath(*parts)
         return Source.of_path(path) if path is not None and path.is_file() and not path.is_symlink() else None
 
-    def of_part(self, part: FilePart) -> Source:
+    def of_part(self, part: FilePart, beside: bool = False) -> Source:
         """The same file, of which a part is read, as :attr:`Format.cut` of its format made it.
 
-        Lines have the numbers that they have in the file. ``size`` and ``position`` are those of the part.
+        Lines have the numbers that they have in the file. ``size`` and ``position`` are those of the part. ``beside``:
+        the files beside it are read too.
         """
         if part.groups is not None or part.sessions is not None:
             source = Source(self.name, self._opener, part.size)
         else:
             source = Source(self.name, lambda: io.BufferedReader(Slice(self._opener(), part), 1 << 20), part.size)
-        source.part, source.path = part, self.path
+        source.part, source.path, source._folder = part, self.path, self._folder if beside else None
         return source
 
     @property
@@ -172,8 +178,12 @@ class Source:
     def lines(self) -> Iterator[SourceLine]:
         """Yields every line that is not blank. Raises :class:`FileRefused` for a damaged or hostile file."""
         for line in self._lines():
+            if self.only is not None and line.number != self.only:
+                continue
             self.line = line.number
             yield line
+            if self.only is not None:
+                return
 
     def _lines(self) -> Iterator[SourceLine]:
         if self.kind() == "parquet":
@@ -250,7 +260,8 @@ class Source:
         n_bytes = 0
         groups, first = (None, 1) if self.part is None else (self.part.groups, self.part.line)
         with self._raw:
-            for number, data in enumerate(parquet.rows(self._raw, self.name, self.size, groups), start=first):
+            only, first = (None, first) if self.only is None else (self.only - first, self.only)
+            for number, data in enumerate(parquet.rows(self._raw, self.name, self.size, groups, only), start=first):
                 self._go_on()
                 n_bytes += len(data or b"")
                 limits.current().check_parquet_growth(self.name, n_bytes, self.size)

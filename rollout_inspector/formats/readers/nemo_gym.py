@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollout_inspector.formats import shapes
+from rollout_inspector.formats import prompts, shapes
 from rollout_inspector.formats.containers.cutting import parts_of
 from rollout_inspector.formats.containers.json_text import canonical_json
 from rollout_inspector.formats.containers.source import Source
-from rollout_inspector.formats.readers import prompts
 from rollout_inspector.formats.registry import NO_REQUESTS, Format, Rejected, each_line, has_keys
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.streams.trajectory import NO_IDS, Message, Step, Trajectory
 
 IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs")
-ROUTING = "routed_experts"
+TOLD = ("routed_experts", "sampling_mask", "weight_versions")
+"""What an engine tells beside the ids of a call."""
 _OTHERS = {IDS[1]: prompts.parse_ids, IDS[2]: prompts.parse_floats}
 _OBSERVED = ("function_call_output", "computer_call_output", "custom_tool_call_output")
 _KNOWN = ("response", "reward", "_ng_task_index", "_ng_rollout_index", "reward_parts")
@@ -78,7 +78,7 @@ def _flat(outputs: list[Any]) -> list[Any]:
             items.append(output)
             continue
         keys = [
-            canonical_json(shapes.rest(shapes.mapping(item, f"response.output[{n}]"), (*IDS, ROUTING)))
+            canonical_json(shapes.rest(shapes.mapping(item, f"response.output[{n}]"), (*IDS, *TOLD)))
             for item in output
         ]
         repeated = Counter(before)
@@ -105,11 +105,10 @@ def output_steps(items: Sequence[Any]) -> tuple[tuple[Step, ...], list[Any]]:
 
     def close(item: Mapping[str, Any] | None, where: str) -> None:
         nonlocal before, mine
-        extra: dict[str, Any] = {"items": [shapes.rest(output, (*IDS, ROUTING)) for output in mine]}
+        extra: dict[str, Any] = {"items": [shapes.rest(output, (*IDS, *TOLD)) for output in mine]}
         if before:
             extra["items_before"] = before
-        if item is not None and item.get(ROUTING) is not None:
-            extra[ROUTING] = item[ROUTING]
+        extra |= {name: item[name] for name in TOLD if item.get(name) is not None} if item else {}
         steps.append(
             Step(
                 prompt_ids=NO_IDS if item is None else shapes.ids(item[IDS[0]], f"{where}.{IDS[0]}"),

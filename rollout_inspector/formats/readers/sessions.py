@@ -275,6 +275,11 @@ class _Line(_Answer):
     rollout_id: Any = msgspec.UNSET
     trace_id: Any = msgspec.UNSET
     attempt_id: Any = msgspec.UNSET
+    split: Any = msgspec.UNSET
+    iteration: Any = msgspec.UNSET
+    group_idx: Any = msgspec.UNSET
+    traj_idx: Any = msgspec.UNSET
+    run_attempt: Any = msgspec.UNSET
     meta_info: _Answer | msgspec.UnsetType | None = msgspec.UNSET
     response: _Answer | msgspec.UnsetType | None = msgspec.UNSET
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from rollout_inspector.formats import limits, shapes
 from rollout_inspector.formats.containers.source import Source
+from rollout_inspector.formats.engine_fields import KEY, without_arrays
 from rollout_inspector.formats.registry import Format, Rejected, each_batch, has_keys
-from rollout_inspector.formats.routing import KEY, without_arrays
 from rollout_inspector.formats.shapes import BadLine
 from rollout_inspector.formats.step_columns import rows_with_columns
 from rollout_inspector.formats.trace_updates import Annotations, beside
@@ -283,10 +283,11 @@ def detect(values: Sequence[Any]) -> bool:
 
 
 FORMATS = (
-    Format("verifiers_traces", "verifiers v1 and prime-rl traces", _detect_whole, read),
+    Format("verifiers_traces", "verifiers v1 and prime-rl traces", _detect_whole, read, reads_alone=True),
     Format(
         "verifiers_traces_0_3", "verifiers v1 and prime-rl traces before verifiers 0.4", detect, read,
         "Before verifiers 0.4 the tools are not in the file, so what follows from a message or a template is not "
         "decidable.",
+        reads_alone=True,
     ),
 )

@@ -57,8 +57,7 @@ def for_template(segment: ConversationSegment, context: Context) -> list[Convers
     takes = _form(segment, dated[0], context)
     turns = tuple(
         replace(
-            turn,
-            reply=None if turn.reply is None else takes([turn.reply])[0],
+            turn, reply=None if turn.reply is None else takes([turn.reply])[0],
             following=None if turn.following is None else tuple(takes(turn.following)),
         )
         for turn in segment.turns

@@ -343,6 +343,22 @@ class Reconcile(Rendering):
         return replace(row, logprobs=None) if row.logprobs is not None and np.isnan(row.logprobs).all() else row
 
 
+class RenderedPrompts(KeepsSteps, Rendering):
+    """What an engine reads that is asked for messages: each prompt is rendered. Rows follow from the steps.
+
+    Nobody launches it, so it is in no registry: it tells what a recorded trajectory becomes under another template.
+    """
+
+    slug = "rendered"
+
+    def fork(self, messages: Sequence[Message], tools: Tools, kwargs: Mapping[str, Any]) -> Ids:
+        """Go on with a conversation with a rewritten history. The earlier steps stay."""
+        return self.begin(messages, tools, kwargs)
+
+    def rows(self) -> list[Row]:
+        return merged_rows(self._steps)
+
+
 class EosSplice(KeepsSteps, Rendering):
     """Renders everything, then puts the sampled stream in place of the ids before the last reply's EOS (NeMo RL)."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rollout_inspector.streams.dropped_text import Stretch, unheld, unheld_tokens
 from rollout_inspector.streams.interfaces import Codec
-from rollout_inspector.streams.message_view import Said, ToolCall, reply_in
+from rollout_inspector.streams.messages import ChatMessage, ToolCall, reply_in
 from rollout_inspector.streams.trajectory import Ids
 
 MAX_CALLS = 50
@@ -106,7 +106,7 @@ class Completion:
 
 def reading_of(message: Mapping[str, Any] | None) -> ParserReading:
     """A message of any source as a reading."""
-    reply = reply_in(message) or Said("assistant")
+    reply = reply_in(message) or ChatMessage("assistant")
     texts = [text if isinstance(text, str) else "" for text in reply.texts]
     others = "\n".join(as_text(value) for value in reply.others.values())
     return ParserReading("\n".join(texts), "\n".join(reply.reasoning), tuple(reply.calls), others=others)

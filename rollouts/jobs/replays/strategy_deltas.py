@@ -20,11 +20,8 @@ MAX_DELTA_TOKENS = 600
 
 
 def strategy_deltas(
-    tokenizer: LoadedTokenizer,
-    renderer: Renderer,
-    conversation: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    kwargs: Mapping[str, Any] | None,
+    tokenizer: LoadedTokenizer, renderer: Renderer, conversation: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None, kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Returns the strategies of each turn, grouped by their delta. ``refused`` has a sentence for each that refuses.
 
@@ -111,12 +108,8 @@ class _Recorded:
 
 
 def _observe(
-    strategy: Strategy | _Recorded,
-    stream: Ids,
-    messages: Sequence[Message],
-    tokenizer: LoadedTokenizer,
-    turn: list[dict[str, Any]],
-    slug: str,
+    strategy: Strategy | _Recorded, stream: Ids, messages: Sequence[Message], tokenizer: LoadedTokenizer,
+    turn: list[dict[str, Any]], slug: str,
 ) -> Ids:
     """Returns the next prompt, and adds its delta to ``turn`` or the strategy to an equal delta there."""
     prompt = np.array(strategy.observe(messages))
@@ -140,12 +133,8 @@ def _observe(
 
 
 def _completion(
-    tokenizer: LoadedTokenizer,
-    renderer: Renderer,
-    conversation: Sequence[Message],
-    place: int,
-    tools: Sequence[Mapping[str, Any]] | None,
-    kwargs: Mapping[str, Any] | None,
+    tokenizer: LoadedTokenizer, renderer: Renderer, conversation: Sequence[Message], place: int,
+    tools: Sequence[Mapping[str, Any]] | None, kwargs: Mapping[str, Any] | None,
 ) -> Ids:
     """The ids of one assistant message as a model would sample it, stop token included."""
     prompt = renderer.render_text(Conversation(conversation[:place], tools, kwargs, add_generation_prompt=True))

@@ -11,9 +11,12 @@ from django.db import transaction
 from rollout_inspector.refusal import Refusal, Remedy
 from rollout_inspector.streams.interfaces import RenderFailed
 from rollout_inspector.streams.strategies import STRATEGIES
+from rollout_inspector.streams.strategies.rendering import RenderedPrompts
 from rollout_inspector.streams.strategies.replay import StrategyResult, replay_many
 from rollout_inspector.streams.trajectory import Origin, Row
+from rollouts.jobs import template_checks
 from rollouts.jobs.replays.replay_context import complete_replies, context_of, template_text
+from rollouts.store.chat_templates.chat_templates import find_chat_template
 from rollouts.store.database import save_columns
 from rollouts.store.jobs.activity import is_active
 from rollouts.store.jobs.jobs import Beat, JobKind, JobLost, ask_job, end_job
@@ -23,6 +26,9 @@ from rollouts.store.trajectories.trajectories import load_trajectories
 
 VERSION = 7
 """Raise it when a strategy makes other rows than before: stored replays are then stale."""
+REPAIR = "with_repair"
+"""The name in a replay's report of what the trajectory becomes under the repaired chat template."""
+NO_REPAIR = "The chat template passes every probe, so there is nothing to repair."
 MAX_STEPS = 500
 MAX_FORWARDED_TOKENS = 8_000_000
 """Prompt and completion tokens over all steps. Some strategies render and encode all of them."""
@@ -61,20 +67,32 @@ def hash_of(run: Run, *counted: Any) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def ask(trajectory: StoredTrajectory, again: bool = False, user: Any = None) -> tuple[Replay, bool]:
-    """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries a failed replay."""
+def ask(
+    trajectory: StoredTrajectory, again: bool = False, user: Any = None, repair: bool = False
+) -> tuple[Replay, bool]:
+    """The replay of a trajectory, and whether a worker has to be sent for it. ``again`` retries one that did not end.
+
+    ``repair``: it is also replayed under the repaired chat template, which is searched for first.
+    """
     key = key_of(trajectory)
     with transaction.atomic():
         replay, created = replay_of(trajectory, key)
         if not created and not (
-            is_active(replay.job) or replay.key != key or (again and replay.job.status == Job.Status.FAILED)
+            is_active(replay.job) or replay.key != key or (repair and not repair_of(replay))
+            or (again and replay.job.status != Job.Status.DONE)
         ):
             return replay, False
-        replay.job, is_new = ask_job(replay, KIND.slug, user=user)
+        replay.job, is_new = ask_job(replay, KIND.slug, {"repair": True} if repair else None, user)
         if is_new:
             replay.key, replay.report = key, None
             save_columns(replay, "key", "report")
     return replay, is_new
+
+
+def repair_of(replay: Replay) -> dict[str, Any] | None:
+    """What the trajectory becomes under the repaired chat template, or why that is not known; None = nobody asked."""
+    repair: dict[str, Any] | None = (replay.report or {}).get(REPAIR)
+    return repair
 
 
 def current(trajectory: StoredTrajectory) -> Replay | None:
@@ -93,11 +111,14 @@ def do_job(job: Job, beat: Beat) -> None:
     save_columns(replay, "key")
     try:
         results = _replayed(replay.trajectory)
+        replay.report = {"strategies": [figures(result) for result in results]}
+        if job.options.get("repair"):
+            replay.report[REPAIR], repaired = _repaired(replay.trajectory, job, beat)
+            results += repaired
     except Refusal:
         raise
     except (RenderFailed, OSError, ValueError) as error:
         raise Refusal(str(error)) from error
-    replay.report = {"strategies": [figures(result) for result in results]}
     stored = [_kept(replay, result) for result in results if result.rows]
     with transaction.atomic():
         if not end_job(job, Job.Status.DONE):
@@ -122,11 +143,41 @@ def _replayed(record: StoredTrajectory) -> list[StrategyResult]:
     return results
 
 
+def _repaired(record: StoredTrajectory, job: Job, beat: Beat) -> tuple[dict[str, Any], list[StrategyResult]]:
+    """The trajectory under the smallest of the repairs with the fewest rows; ``refused`` says why there is none.
+
+    The repairs are those of the check of its chat template with the tools of the first request.
+    """
+    (value,), run = load_trajectories([record]), record.run
+    request = value.steps[0].request
+    recorded = next((step.chat_template_sha256 for step in value.steps if step.chat_template_sha256), "")
+    template = find_chat_template(run.project_id, recorded) or run.chat_template
+    template = template or (run.tokenizer.chat_template if run.tokenizer else None)
+    if template is None or request is None:
+        lacks = "The run has no chat template" if template is None else "The messages of the requests were not recorded"
+        return {"refused": f"{lacks}, so nothing can be rendered under a repaired one.", "check": None}, []
+    beat(progress="the chat template is checked")
+    check, _ = template_checks.ask(
+        run.tokenizer, template, request.tools, request.chat_template_kwargs, job.created_by, project=run.project
+    )
+    report = template_checks.answer_now(check, beat).report or {}
+    repaired: dict[str, Any] = {"refused": report.get("repair_detail") or NO_REPAIR, "check": check.code}
+    best: StrategyResult | None = None
+    for which, repair in template_checks.repairs_of(report).items():
+        beat(progress="the conversation is rendered with the repair")
+        context, loaded = context_of(run, chat_template=repair["template"])
+        ((result,),) = replay_many([complete_replies(value, loaded, context)], [RenderedPrompts], context)
+        if best is None or (not result.refused and (best.refused or len(result.rows) < len(best.rows))):
+            best, repaired = result, repaired | {"which": which} | figures(result)
+            repaired["row_steps"] = [row.step_indices for row in result.rows]
+    return repaired, [best] if best is not None else []
+
+
 def figures(made: StrategyResult) -> dict[str, Any]:
     """The figures of what one strategy makes of a trajectory."""
     return {
         "strategy": made.slug,
-        "parameters": dict(STRATEGIES[made.slug].parameters),
+        "parameters": dict(STRATEGIES[made.slug].parameters) if made.slug in STRATEGIES else {},
         "refused": made.refused or None,
         "trained_tokens": made.trained_tokens,
         "sampled_tokens": made.sampled_tokens,

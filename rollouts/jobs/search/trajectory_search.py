@@ -22,6 +22,7 @@ from rollouts.jobs.search.patterns import Pattern, PatternTooSlow
 from rollouts.jobs.search.search_question import SearchQuestion
 from rollouts.jobs.search.token_buffer import of_row, of_trajectories
 from rollouts.store.chat_templates.tokenizers import byte_table, byte_table_of
+from rollouts.store.jobs.jobs import refuse_opened
 from rollouts.store.models import Run, StoredRow, StoredTrajectory
 from rollouts.store.paging import cursor_of, read_cursor
 from rollouts.store.people.access import Access
@@ -115,6 +116,8 @@ def search(
     ``project``: only its runs. The part ends after ``seconds`` at the latest batch that was begun by then. Raises
     :class:`Refusal` for a token text that no tokenizer knows, and ``ValueError`` for a cursor of another list.
     """
+    if run is not None and question.pattern is not None:
+        refuse_opened(run)
     runs = searched_runs(access, run, project)
     values = read_cursor(cursor, CURSOR, datetime, int, int, int, int, int)
     place = _Place(*values) if values else None

@@ -20,7 +20,7 @@ from rollout_inspector.guard.fail_rules import ExitStatus
 from rollout_inspector.guard.text_files import read_text
 from rollout_inspector.refusal import Refusal
 from rollout_inspector.streams.interfaces import RenderFailed
-from rollout_inspector.streams.message_validation import messages_problem, tools_problem
+from rollout_inspector.streams.messages import messages_problem, tools_problem
 from rollout_inspector.text import chat_templates, tokenizers
 from rollout_inspector.text.chat_templates.probes.report import CheckReport, CheckStatus
 from rollout_inspector.text.tokenizers import LoadedTokenizer

@@ -7,17 +7,12 @@ model, --wait makes the rollouts in this process.
 from __future__ import annotations
 
 import json
-import os
-import time
 from argparse import ArgumentParser
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from celery import current_app
 from django.core.management.base import CommandError
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
 from rollout_inspector.diagnose.full_render import COMPARE
 from rollout_inspector.streams.figures import reward_mean
@@ -25,15 +20,12 @@ from rollouts.jobs import launch
 from rollouts.jobs.launch import LaunchRefused, LaunchSettings
 from rollouts.management import TerminalCommand
 from rollouts.management.arguments import add_project_option, project_named, registered_chat_template
+from rollouts.management.launches import finish_runs, works_here
 from rollouts.sampling.environments import PromptsRejected, Task, read_prompts
 from rollouts.store.database import reload
-from rollouts.store.jobs.activity import is_active
 from rollouts.store.models import Run
-from rollouts.store.runs.runs import ask_to_stop
 from rollouts.store.trajectories.trajectories import rewards_of
 
-POLL_SECONDS = 0.25
-ANSWER_SECONDS = 1.0
 _DEFAULTS = LaunchSettings()
 _FILE = {"type": Path, "metavar": "FILE", "default": None}
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -44,18 +36,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "compare": {"choices": list(COMPARE)},
 }
 """What a terminal takes otherwise than the form."""
-
-
-def is_served(model: str) -> bool:
-    """Whether a worker on this data folder's broker answers that it takes the model's runs. Waits up to a second."""
-    served = launch.served_models().get(model)
-    if served is None:
-        return False
-    try:
-        answers = current_app.control.inspect(timeout=ANSWER_SECONDS).active_queues() or {}
-    except (OSError, OperationalError, RedisError):
-        return False
-    return any(queue["name"] == served.queue for queues in answers.values() for queue in queues)
 
 
 class Command(TerminalCommand):
@@ -82,18 +62,15 @@ class Command(TerminalCommand):
         options["template_kwargs"] = _template_kwargs(options["template_kwargs"])
         settings = LaunchSettings.of(options)
         prompts = self._prompts(options["prompts_file"])
-        here = options["wait"] and not os.environ.get("REDIS_URL") and not is_served(settings.model)
+        here = works_here(settings.model, options["wait"])
         try:
             run = launch.launch(settings, name=options["name"], enqueue=not here, prompts=prompts, project=project)
         except LaunchRefused as error:  # each setting is an option
             raise CommandError(
                 "\n".join(f"--{name.replace('_', '-')}: {sentence}" for name, sentence in error.problems.items())
             ) from error
-        if here:
-            self.stderr.write(f"No worker serves {settings.model} now, so the rollouts are made in this process.")
-            self._work_here(run)
-        elif options["wait"]:
-            self._wait(run)
+        if options["wait"]:
+            finish_runs([run], here, self.stderr.write)
         reload(run)
         self._print(run, options["json"])
         if run.status == Run.Status.FAILED:
@@ -108,27 +85,6 @@ class Command(TerminalCommand):
             raise CommandError(f"{path} cannot be read: {error.strerror}.") from error
         except PromptsRejected as error:
             raise CommandError("\n".join(f"{path}: {sentence}" for sentence in error.problems)) from error
-
-    def _work_here(self, run: Run) -> None:
-        from rollouts.worker import run_rollouts
-
-        try:
-            run_rollouts.work_on(run.pk)
-        except KeyboardInterrupt:
-            ask_to_stop(run)
-            run_rollouts.settle(run.pk)
-            raise
-        finally:
-            run_rollouts.close_engines()
-
-    def _wait(self, run: Run) -> None:
-        try:
-            while is_active(run):
-                time.sleep(POLL_SECONDS)
-                reload(run)
-        except KeyboardInterrupt:
-            self.stderr.write(f"The run {run.code} goes on. The run's page shows it.")
-            raise
 
     def _print(self, run: Run, as_json: bool) -> None:
         rewards = rewards_of(run)

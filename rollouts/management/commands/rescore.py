@@ -33,6 +33,8 @@ class Command(TerminalCommand):
         parser.add_argument("--model", default="", help="a served model (setting INSPECTOR_MODELS)")
         parser.add_argument("--engine", default="", help=f"{', '.join(scoring_engines())} (default: the model's own)")
         parser.add_argument("--temperature", type=float, default=1.0, help="of the sampler, where it is not 1")
+        parser.add_argument("--replay", action="store_true", help="decode the completions again, too, token by token")
+        parser.add_argument("--calibrate", action="store_true", help="measure how far the engine differs from itself")
         parser.add_argument(
             "--compare", nargs=2, metavar=("FIRST", "SECOND"),
             help="score nothing; hold two columns against each other: sampler, trainer_logprobs, scored:CODE, ...",
@@ -48,7 +50,10 @@ class Command(TerminalCommand):
             return
         if not options["model"]:
             raise CommandError("Name the model that scores with --model, or two columns with --compare.")
-        ask = partial(rescore.ask, run, options["model"], options["engine"], None, options["temperature"])
+        ask = partial(
+            rescore.ask, run, options["model"], options["engine"], None, options["temperature"], options["replay"],
+            options["calibrate"],
+        )
         try:
             job = run_or_send(run, ask, "scored", options["background"])
         finally:
@@ -72,7 +77,7 @@ class Command(TerminalCommand):
                 raise CommandError(f"Run {run.code} has no column named {name!r}; it has {', '.join(names) or 'none'}.")
         gap = gap_of_columns(run, first, second)
         if as_json:
-            self.stdout.write(json.dumps({"run": run.code, "columns": [first, second], **_figures(gap)}))
+            self.stdout.write(json.dumps({"run": run.code, "columns": [first, second], **gap.values()}))
         elif not gap.tokens:
             self.stdout.write("No token under the loss mask has a value in both columns.")
         else:
@@ -85,22 +90,24 @@ class Command(TerminalCommand):
                 "run": column.run.code, "column": value.name, "model": value.model, "engine": value.engine,
                 "weights": value.weights, "temperature": value.temperature,
                 "trajectories": column.n_trajectories, "tokens": column.n_tokens,
-                "against_sampler": None if gap is None else _figures(gap),
-                "notes": job.notes,
+                "against_sampler": None if gap is None else gap.values(),
+                "columns": [f"scored:{code}" for code in (job.report or {}).get("columns", [])],
+                "noise": (job.report or {}).get("noise"), "notes": job.notes,
             }
             self.stdout.write(json.dumps(summary))
             return
         for note in job.notes:
             self.stdout.write(note)
         self.stdout.write(f"The column {value.name} ({value.title}) has {column.n_tokens:,} scores.")
+        if (noise := (job.report or {}).get("noise")) and noise["tokens"]:
+            self.stdout.write(
+                f"The engine against itself, over {noise['tokens']:,} tokens: {noise['mean_abs']:.3g} nats on average, "
+                f"{noise['largest']:.3g} at most."
+            )
         if gap is None:
             self.stdout.write("No token under the loss mask has a log-probability of the sampler to compare them with.")
             return
         self.stdout.write(f"Against the sampler, {_sentence(gap)}")
-
-
-def _figures(gap: GapFigures) -> dict[str, Any]:
-    return {"tokens": gap.tokens, "mean_abs": gap.mean_abs, "k3": gap.mean_k3, "largest": gap.largest}
 
 
 def _sentence(gap: GapFigures) -> str:

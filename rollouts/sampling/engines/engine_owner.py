@@ -24,6 +24,7 @@ from rollouts.sampling.engines.protocol import (
     Generation,
     GenerationRequest,
     RequestRefused,
+    reason,
 )
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class EngineOwner(ABC):
 
     def __init__(self, build: Callable[[], Engine], name: str = "engine") -> None:
         self._build, self._name = build, name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._numbers = count()
         self._asked: dict[int, _Question] = {}
         self._waiting: list[int] = []
@@ -215,8 +216,14 @@ class EngineOwner(ABC):
             if self._is_built:
                 self._pass_on()
             elif self._life is None and self._pause is None:
-                self._life = self._begin()
+                self._start()
             return question.future
+
+    def _start(self) -> None:
+        try:
+            self._life = self._begin()
+        except Exception as error:  # the machine has no memory for a process or a thread
+            self._ended(EngineLost(f"The engine cannot be started: {reason(error)}"))
 
     def _pass_on(self) -> None:
         """Hand what waits to the built engine. What may have killed an engine goes alone, with nothing beside it."""
@@ -269,4 +276,4 @@ class EngineOwner(ABC):
         with self._lock:
             self._pause = None
             if self._asked and not self._closing:
-                self._life = self._begin()
+                self._start()

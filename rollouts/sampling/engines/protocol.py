@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
+from rollout_inspector.formats.engine_fields import ARRAYS, MASK, SPANS, without_arrays_of
 from rollout_inspector.streams import alternatives
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Step, ids_array
+
+TOLD = (SPANS, MASK, ARRAYS[0], "metrics")
+"""What vLLM names the spans of weight versions, the kept sets, the expert routing, and how drafts were accepted."""
+UNNAMED = "default"
+"""What vLLM calls the weights before somebody names their version."""
 
 
 class EngineError(Exception):
@@ -51,6 +57,8 @@ class GenerationRequest:
     prompt_ids: Ids
     """``[P]``"""
     sampling: Sampling
+    forced_ids: Ids | None = None
+    """A completion to compute token by token in place of a sampled one, of ``sampling.max_tokens``; None = sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +82,32 @@ class Generation:
     """``[C * K]``, of the same distribution as ``logprobs``."""
     entropy: Floats | None = None
     """``[C]``, in nats, of the whole distribution; None = not asked, or the engine does not know it."""
+    kept_set: Floats | None = None
+    """``[C]``: how many tokens were left to draw from; None = not told."""
+    policy_version: str = ""
+    """Of the weights that sampled the last token, as the engine names it; empty = not told."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else the engine tells, as a step keeps it."""
 
     @classmethod
     def of(
         cls, request_id: str, ids: Sequence[int], logprobs: Sequence[float], finish: Any, stop: Any, cached: int = 0,
-        alternatives: tuple[Ids, Floats] | None = None,
+        alternatives: tuple[Ids, Floats] | None = None, engine_fields: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """A completion from lists, and from reasons of any type; None = the engine names no reason."""
+        """A completion from lists, and from reasons of any type; None = the engine names no reason.
+
+        ``engine_fields``: fields of vLLM or SGLang, of which ``TOLD`` are kept.
+        """
         finish, stop = ("" if value is None else str(value) for value in (finish, stop))
-        floats = np.asarray(logprobs, dtype=np.float32)
-        return cls(request_id, ids_array(ids), floats, finish, stop, cached, *(alternatives or (None, None)))
+        floats, sampled = np.asarray(logprobs, dtype=np.float32), ids_array(ids)
+        fields = {name: value for name in TOLD if (value := (engine_fields or {}).get(name)) is not None}
+        step = without_arrays_of(Step(NO_IDS, sampled, extra=fields))
+        version = "" if step.policy_version == UNNAMED else step.policy_version
+        beside = alternatives or (None, None)
+        return cls(
+            request_id, sampled, floats, finish, stop, cached, beside[0], beside[1],
+            kept_set=step.kept_set, policy_version=version, extra=step.extra,
+        )
 
 
 class Engine(Protocol):
@@ -170,6 +194,8 @@ def check_generation(generation: Generation, request: GenerationRequest, vocab_s
     if low < 0 or high >= vocab_size:
         bad = low if low < 0 else high
         raise EngineError(f"The engine returned the id {bad}, and the model's ids run from 0 to {vocab_size - 1}.")
+    if request.forced_ids is not None and not np.array_equal(ids, request.forced_ids):
+        raise EngineError("The engine decoded other ids than it was given. It cannot replay a completion.")
     if len(ids) > request.sampling.max_tokens:
         raise EngineError(f"The engine returned {len(ids)} tokens where {request.sampling.max_tokens} were allowed.")
     # Written so that NaN fails too: a third pass over each completion would cost as much again.

@@ -43,8 +43,14 @@ class EngineSpec:
     scores_full_context: bool = False
     """It scores streams as long as the model's limit. The others sample one token more, so they need its place."""
 
+    replays: bool = False
+    """It computes a given completion token by token (``GenerationRequest.forced_ids``)."""
+
     scores_at_temperature: bool = False
     """It scores at other temperatures than 1 too."""
+
+    has_gradients: bool = False
+    """The engine has ``damage``: it compares two gradients of its model."""
 
     def alternatives_problem(self, n: int) -> str:
         """Why the engine cannot return so many alternatives of each token, as a sentence; empty = it can."""
@@ -78,8 +84,10 @@ ENGINES: dict[str, EngineSpec] = {
             most_alternatives=MAX_ALTERNATIVES,
             knows_entropy=True,
             scores=True,
+            replays=True,
             scores_full_context=True,
             scores_at_temperature=True,
+            has_gradients=True,
         ),
         EngineSpec(
             "vllm",
@@ -92,6 +100,7 @@ ENGINES: dict[str, EngineSpec] = {
             temperature_range=_VLLM_TEMPERATURES,
             most_alternatives=MAX_ALTERNATIVES,
             scores=True,
+            replays=True,
         ),
         EngineSpec(
             "vllm_server",
@@ -128,6 +137,7 @@ ENGINES: dict[str, EngineSpec] = {
             is_offered=False,
             most_alternatives=MAX_ALTERNATIVES,
             scores=True,
+            replays=True,
             scores_full_context=True,
         ),
     )

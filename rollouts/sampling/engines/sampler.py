@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,10 +36,13 @@ Alternatives = tuple[list[int], list[float], float]
 """The likeliest ids at a place, at most as many as there are, their log-probabilities, and the entropy in nats."""
 
 
-def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[tuple[int, float, Alternatives | None]]:
+def draw(
+    logits: Tensor, samplings: list[Sampling], draws: list[Draws], forced: Sequence[int | None] = ()
+) -> list[tuple[int, float, Alternatives | None]]:
     """One token for each row of ``logits [n, V]``, and its log-probability under the distribution it was drawn from.
 
-    Also the alternatives under that distribution, where the request asks for some.
+    Also the alternatives under that distribution, where the request asks for some. ``forced``: of each row the token
+    that it takes in place of a drawn one; None = draw.
 
     The order is vLLM's: temperature, min_p, top_k, top_p. A greedy row (temperature 0) takes the likeliest token; its
     log-probability is that of the model's unchanged distribution.
@@ -56,6 +61,8 @@ def draw(logits: Tensor, samplings: list[Sampling], draws: list[Draws]) -> list[
     tokens = torch.searchsorted(cumulative, uniform, right=True)[:, 0]
     greedy = torch.tensor([item.temperature == 0 for item in samplings])
     ids = torch.where(greedy, logits.argmax(dim=-1), tokens.clamp_(max=logits.shape[-1] - 1))
+    for row, token in enumerate(forced):
+        ids[row] = ids[row] if token is None else token
     chosen = log_probabilities.gather(1, ids[:, None])[:, 0]
     return [
         (item, logprob, _alternatives(log_probabilities[row], n) if (n := samplings[row].alternatives) else None)

@@ -66,7 +66,8 @@ class ScriptedEngine:
 
     def _generation(self, request: GenerationRequest) -> Generation:
         sampling, room = request.sampling, self.max_model_len - len(request.prompt_ids)
-        planned = [int(value) for value in self._script(request.prompt_ids)][: min(sampling.max_tokens, room)]
+        script = self._script(request.prompt_ids) if request.forced_ids is None else request.forced_ids
+        planned = [int(value) for value in script][: min(sampling.max_tokens, room)]
         if not planned:
             raise ValueError("a script must return at least one id")
         stop = ""

@@ -98,7 +98,7 @@ class SglangServerEngine(HttpEngine):
             if beside is None:
                 raise EngineError(f"The server at {self.url} returns no alternatives, though they were asked for.")
         reasons = finish.get("type"), finish.get("matched")
-        return Generation.of(request.request_id, token_ids, logprobs, *reasons, alternatives=beside)
+        return Generation.of(request.request_id, token_ids, logprobs, *reasons, alternatives=beside, engine_fields=meta)
 
     async def _drop(self, request_id: str) -> None:
         with contextlib.suppress(ServerAnswer, OSError, ValueError):

@@ -15,9 +15,11 @@ import transformers
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
+from rollout_inspector.diagnose.loss_weights.damage import DamageCase
 from rollout_inspector.streams.trajectory import Floats, Ids, ids_array
+from rollouts.sampling.engines.gradients import MAX_TOKENS, measure
 from rollouts.sampling.engines.kv_slots import Slot, SlotCache, grouped_attention
-from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, check_request
+from rollouts.sampling.engines.protocol import EngineError, Generation, GenerationRequest, RequestRefused, check_request
 from rollouts.sampling.engines.sampler import Alternatives, Draws, draw
 from rollouts.sampling.engines.stop_texts import StopTexts
 
@@ -144,6 +146,23 @@ class TransformersEngine:
             logprobs = torch.log_softmax(out.logits[0].float() / temperature, dim=-1)
             values[start + 1 : stop + 1] = logprobs.gather(1, tokens[0, start + 1 : stop + 1, None])[:, 0].numpy()
         return values
+
+    def damage(self, case: DamageCase, layers: int | None = None) -> dict[str, Any]:
+        """:func:`measure` with the weights of this engine, on a GPU where there is one. Requests are not touched.
+
+        Raises :class:`RequestRefused` for a stream that is too long. Rotary positions have no end.
+        """
+        config = self._model.config
+        has_end = not any(getattr(config, name, None) for name in ("rope_parameters", "rope_theta"))
+        limit = self.max_model_len if has_end else MAX_TOKENS
+        for ids in case.sequences:
+            if len(ids) > limit:
+                raise RequestRefused(f"It has {len(ids):,} tokens, and at most {limit:,} are measured.")
+        self._model.set_attn_implementation("sdpa")  # the engine's own has no backward pass
+        try:
+            return measure(case, self._model.to("cuda" if torch.cuda.is_available() else "cpu"), layers)
+        finally:
+            self._model.to("cpu").set_attn_implementation(ATTENTION)
 
     @torch.inference_mode()
     def step(self) -> list[Generation]:
@@ -280,7 +299,9 @@ class TransformersEngine:
 
     def _sample(self, slots: list[Slot], logits: torch.Tensor) -> None:
         live = [slot.owner for slot in slots]
-        sampled = draw(logits, [item.request.sampling for item in live], [item.draws for item in live])
+        completions = [item.request.forced_ids for item in live]
+        forced = [None if ids is None else int(ids[len(item.ids)]) for item, ids in zip(live, completions, strict=True)]
+        sampled = draw(logits, [item.request.sampling for item in live], [item.draws for item in live], forced)
         for item, (token, logprob, alternatives) in zip(live, sampled, strict=True):
             item.ids.append(token)
             item.logprobs.append(logprob)

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,21 +37,37 @@ ENVIRONMENT = {
 }
 
 
-Watched = tuple[tuple[str, ...], list[int], list[Any]]
-"""A completion that a stop text may end: the texts, the ids sampled so far, and vLLM's log-probabilities of each."""
+class SampledTokens(NamedTuple):
+    """Tokens of a completion, and what vLLM tells at the place of each."""
+
+    ids: list[int]
+    logprobs: list[float]
+    entries: list[Any]
+    """Ids and log-probabilities of the likeliest tokens and of the sampled one; empty = none were asked for."""
+    masks: list[Any]
+    """The ids that were left to draw from; None = the engine does not tell them."""
 
 
-def _tokens(out: Any) -> tuple[list[int], list[Any]]:
-    """The tokens of an output, and vLLM's log-probabilities at the place of each: id -> value, the token among them."""
+def _sampled(out: Any, has_alternatives: bool) -> SampledTokens:
+    """The tokens of an output. ``flat_logprobs`` are a few lists, where vLLM else makes two objects for each token."""
     completion = out.outputs[0]
-    ids = list(completion.token_ids)
-    if completion.logprobs is None or len(completion.logprobs) != len(ids):
+    ids, flat = list(completion.token_ids), completion.logprobs
+    starts = [] if flat is None else flat.start_indices
+    if [flat.token_ids[start] for start in starts] != ids:  # the sampled token stands first at its place
         raise EngineError(f"vLLM returned {len(ids)} ids without a log-probability for each.")
-    return ids, list(completion.logprobs)
+    entries: list[Any] = [()] * len(ids)
+    if has_alternatives:
+        places = zip(starts, flat.end_indices, strict=True)
+        entries = [dict(zip(flat.token_ids[a:b], flat.logprobs[a:b], strict=True)).items() for a, b in places]
+    masks = [None] * len(ids) if completion.sampling_mask is None else list(completion.sampling_mask.token_ids)
+    return SampledTokens(ids, [flat.logprobs[start] for start in starts], entries, masks)
 
 
 class VllmEngine:
-    """vLLM's ``LLMEngine`` with continuous batching and prefix caching: the same code on the CPU build and on a GPU."""
+    """vLLM's ``LLMEngine`` with continuous batching and prefix caching, on its CPU build and on a GPU.
+
+    The calls are the same. What runs below differs: Model Runner V1 on the CPU build, V2 where Triton has a backend.
+    """
 
     name = "vllm"
     logprobs_mode = "processed"
@@ -113,7 +129,8 @@ class VllmEngine:
         self._refusals = ValueError, getattr(vllm.exceptions, "VLLMClientError", ValueError)
         self._internal: dict[str, str] = {}  # our request ids -> vllm's ids
         self._stops = StopTexts(path)
-        self._watched: dict[str, Watched] = {}
+        self._watched: dict[str, tuple[tuple[str, ...], SampledTokens]] = {}  # stop texts, and what came so far
+        self._tells_masks = bool(options.get("return_sampling_mask"))
         self._alternatives: dict[str, int] = {}  # of the requests that ask for some
         self._finished: list[Generation] = []  # while streams were scored
 
@@ -126,7 +143,8 @@ class VllmEngine:
             params = self.new_params(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
-                top_k=sampling.top_k,
+                # Asked for kept sets, vLLM wants a bound of their size.
+                top_k=sampling.top_k or (self.vocab_size if self._tells_masks else 0),
                 min_p=sampling.min_p,
                 max_tokens=min(sampling.max_tokens, self.max_model_len - len(request.prompt_ids)),
                 stop_token_ids=list(sampling.stop_token_ids),
@@ -134,18 +152,20 @@ class VllmEngine:
                 ignore_eos=True,  # only stop_token_ids end a completion
                 logprobs=sampling.alternatives,  # beside that of the sampled token
                 output_kind=self._kinds.DELTA if sampling.stop else self._kinds.FINAL_ONLY,
+                **({} if request.forced_ids is None else {"trace_decode_token_ids": request.forced_ids.tolist()}),
             )
             self._internal[request.request_id] = self.llm_engine.add_request(request.request_id, prompt, params)
         except self._refusals as error:  # vllm's own checks of one request; the engine still works
             raise RequestRefused(f"vLLM refused the request: {error}") from error
         if sampling.stop:
-            self._watched[request.request_id] = sampling.stop, [], []
+            self._watched[request.request_id] = sampling.stop, SampledTokens([], [], [], [])
         if sampling.alternatives:
             self._alternatives[request.request_id] = sampling.alternatives
 
     def new_params(self, **values: Any) -> Any:
         """vLLM's sampling parameters: ids without text, returned when a completion ends, unless ``values`` differ."""
-        return self._params(detokenize=False, **{"output_kind": self._kinds.FINAL_ONLY, **values})
+        fixed = {"detokenize": False, "flat_logprobs": True}
+        return self._params(**fixed, **{"output_kind": self._kinds.FINAL_ONLY, **values})
 
     def score(self, streams: Sequence[Ids]) -> list[Floats]:
         """The log-probabilities ``[T]`` of each stream at temperature 1; the first is NaN: nothing stands before it.
@@ -168,8 +188,9 @@ class VllmEngine:
                 if out.request_id not in scored:
                     self._finished += self._taken(out)
                 elif out.finished:
-                    pairs = zip(out.prompt_logprobs[1:], out.prompt_token_ids[1:], strict=True)
-                    values = [np.nan, *(entry[token].logprob for entry, token in pairs)]
+                    # At each place the prompt's token stands first, and nothing at the first place.
+                    flat = out.prompt_logprobs
+                    values = [np.nan, *(flat.logprobs[start] for start in flat.start_indices[1:])]
                     scored[out.request_id] = np.asarray(values, dtype=np.float32)
         return [values for values in scored.values() if values is not None]
 
@@ -183,35 +204,42 @@ class VllmEngine:
         """What an output of vLLM finishes: a generation, or none."""
         watched = self._watched.get(out.request_id)
         if watched is not None:
-            generation = self._watch(out, watched)
+            generation = self._watch(out, *watched)
             return [] if generation is None else [generation]
-        return [self._generation(out, *_tokens(out))] if out.finished else []
+        return [self._generation(out, self._new(out))] if out.finished else []
 
-    def _watch(self, out: Any, watched: Watched) -> Generation | None:
+    def _new(self, out: Any) -> SampledTokens:
+        return _sampled(out, out.request_id in self._alternatives)
+
+    def _watch(self, out: Any, stop: tuple[str, ...], sampled: SampledTokens) -> Generation | None:
         """Take the new tokens of a completion that a stop text may end. When one does, the later tokens are dropped."""
-        stop, ids, entries = watched
-        for token, entry in zip(*_tokens(out), strict=True):
-            ids.append(token)
-            entries.append(entry)
-            if text := self._stops.completed(ids, stop):
-                generation = self._generation(out, ids, entries, text)
+        for values in zip(*self._new(out), strict=True):
+            for column, value in zip(sampled, values, strict=True):
+                column.append(value)
+            if text := self._stops.completed(sampled.ids, stop):
+                generation = self._generation(out, sampled, text)
                 if not out.finished:
                     self.llm_engine.abort_request([out.request_id])
                 return generation
-        return self._generation(out, ids, entries) if out.finished else None
+        return self._generation(out, sampled) if out.finished else None
 
-    def _generation(self, out: Any, ids: list[int], entries: list[Any], text: str = "") -> Generation:
+    def _generation(self, out: Any, sampled: SampledTokens, text: str = "") -> Generation:
         self._internal.pop(out.request_id, None)
         self._watched.pop(out.request_id, None)
-        completion, beside = out.outputs[0], None
+        completion = out.outputs[0]
         finish, stop = ("stop", text) if text else (completion.finish_reason, completion.stop_reason)
-        logprobs = [entry[token].logprob for entry, token in zip(entries, ids, strict=True)]
-        if n := self._alternatives.pop(out.request_id, 0):
-            # The sampled token is there too. It goes out again where it is not among the n likeliest.
-            beside = packed(
-                [[(token, alternative.logprob) for token, alternative in entry.items()] for entry in entries], n
-            )
-        return Generation.of(out.request_id, ids, logprobs, finish, stop, int(out.num_cached_tokens or 0), beside)
+        n = self._alternatives.pop(out.request_id, 0)
+        # The sampled token is there too. It goes out again where it is not among the n likeliest.
+        beside = packed([list(entry) for entry in sampled.entries], n) if n else None
+        drafts = completion.spec_decode_metrics
+        fields = {
+            "weight_versions": [vars(span) for span in completion.weight_versions or ()] or None,
+            "sampling_mask": None if None in sampled.masks else sampled.masks,
+            "routed_experts": completion.routed_experts,
+            "metrics": None if drafts is None else {"speculative_decoding": drafts.to_dict()},
+        }
+        cached = int(out.num_cached_tokens or 0)
+        return Generation.of(out.request_id, sampled.ids, sampled.logprobs, finish, stop, cached, beside, fields)
 
     def abort(self, request_id: str) -> None:
         self._finished = [generation for generation in self._finished if generation.request_id != request_id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rollout_inspector.formats.top_logprobs import id_named
 from rollout_inspector.streams.alternatives import packed
 from rollout_inspector.streams.trajectory import Ids
 from rollouts.sampling.engines.http import PROBE_SECONDS, HttpEngine, ServerAnswer
@@ -117,17 +118,21 @@ class VllmServerEngine(HttpEngine):
                 raise EngineError(
                     f"The server at {self.url} returns no alternatives with their ids. Upgrade it, or launch with 0."
                 )
-        return Generation.of(request.request_id, token_ids, values, *reasons, alternatives=beside)
+        fields = {**answer, **choice}
+        return Generation.of(request.request_id, token_ids, values, *reasons, alternatives=beside, engine_fields=fields)
 
 
 def _alternatives(content: Any, by_text: Any) -> list[list[tuple[int, float]]]:
     """Ids and log-probabilities at each place, in the form of either address."""
     if content:
         return [
-            [(int(entry_value["token_id"]), float(entry_value["logprob"])) for entry_value in entry["top_logprobs"]]
-            for entry in content
+            [(_id_of(value.get("token_id"), value.get("token")), float(value["logprob"])) for value in entry]
+            for entry in (place["top_logprobs"] for place in content)
         ]
-    return [
-        [(int(name.removeprefix("token_id:")), float(entry_value)) for name, entry_value in entry.items()]
-        for entry in by_text
-    ]
+    return [[(_id_of(None, name), float(value)) for name, value in entry.items()] for entry in by_text]
+
+
+def _id_of(token_id: Any, name: Any) -> int:
+    """The id of a token, or that in ``token_id:123``, its name on servers before 0.32. Raises ``TypeError``."""
+    number: Any = id_named(name, "The answer") if token_id is None else token_id
+    return int(number)

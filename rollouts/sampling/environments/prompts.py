@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from rollout_inspector.formats.containers.json_text import json_problem
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.message_validation import tools_problem
+from rollout_inspector.streams.messages import tools_problem
 from rollouts.sampling.environments.calculator import last_number
 from rollouts.sampling.environments.lookup import mentions
 from rollouts.sampling.environments.protocol import Outcome, Task

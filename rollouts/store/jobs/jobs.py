@@ -28,10 +28,21 @@ SEND_AGAIN_SECONDS = 45
 Subject = Run | Replay | TemplateCheck | ParserAudit
 _COLUMNS = {Run: "run", Replay: "replay", TemplateCheck: "template_check", ParserAudit: "parser_audit"}
 MAX_JOBS = 10
+FOLLOWED_AFTER = timedelta(seconds=30)
+"""After this time a worker that lives has asked for what follows a job."""
 
 
 class JobLost(Exception):
     """The job is no longer ours: it was cancelled, taken over by another worker, or deleted."""
+
+
+def refuse_opened(run: Run) -> None:
+    """Raises :class:`Refusal` for a run whose files are shown where they lie: not all of its tokens are stored."""
+    if "opened" in run.settings:
+        raise Refusal(
+            "These files are read where they lie, and only what is looked at is here. Import them first, and do this "
+            "in the run that they become."
+        )
 
 
 def ask_job(
@@ -40,8 +51,11 @@ def ask_job(
     """The job of a kind for its subject, and whether a worker has to be sent for it.
 
     A job that is under way is returned as it is. A job whose worker is lost continues if the same kind and options are
-    asked for; else it fails and a new job begins. Raises ``KeyError`` for a kind that is not registered.
+    asked for; else it fails and a new job begins. Raises :class:`Refusal` for a run whose files are read in place,
+    ``KeyError`` for a kind that is not registered.
     """
+    if isinstance(subject, Run):
+        refuse_opened(subject)
     activity = JOB_KINDS[kind].activity
     job, is_new = _ask_job(subject, kind, dict(options or {}), user)
     if is_new and activity:
@@ -275,6 +289,15 @@ def _refuse(job: Job, beat: Beat) -> None:
 def engine_kinds() -> list[str]:
     """The slugs of the kinds that only workers of a model do."""
     return [slug for slug, kind in JOB_KINDS.items() if kind.of_engine]
+
+
+def unfollowed_jobs() -> list[Job]:
+    """One job of each run that is done, and was perhaps killed before it asked for what follows. One query."""
+    kinds, now = [slug for slug, kind in JOB_KINDS.items() if kind.follow], timezone.now()
+    later = Job.objects.filter(run=OuterRef("run"), kind="gap", pk__gt=OuterRef("pk"))
+    recent = Job.objects.filter(finished_at__range=(now - 20 * FOLLOWED_AFTER, now - FOLLOWED_AFTER))
+    done = recent.filter(~Exists(later), status=Job.Status.DONE, kind__in=kinds, whole=None).exclude(run=None)
+    return list({job.run_id: job for job in done.select_related("run", "created_by").order_by("pk")}.values())
 
 
 def latest_jobs(run: Run, *kinds: str) -> list[Job]:

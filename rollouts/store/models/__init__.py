@@ -11,6 +11,7 @@ from rollouts.store.models.codes import ALPHABET, code_of_number, new_code
 from rollouts.store.models.comments import Comment
 from rollouts.store.models.contents import Content
 from rollouts.store.models.findings import StoredFinding
+from rollouts.store.models.forks import Fork
 from rollouts.store.models.jobs import Job
 from rollouts.store.models.muted import MutedKind
 from rollouts.store.models.parser_audits import ParserAudit
@@ -31,7 +32,7 @@ from rollouts.store.models.replays import Replay, ReplayRows
 from rollouts.store.models.retokenized import Retokenized
 from rollouts.store.models.rows import RowColumn, RowTokens, StoredRow
 from rollouts.store.models.runs import Rejection, Run, RunFigures, RunTag
-from rollouts.store.models.scored_columns import RowScores, ScoredColumn
+from rollouts.store.models.scored_columns import RowScores, ScoredColumn, TrajectoryDamage
 from rollouts.store.models.seen import Seen
 from rollouts.store.models.steps import StepTokens, StoredStep
 from rollouts.store.models.template_checks import TemplateCheck

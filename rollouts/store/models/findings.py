@@ -38,6 +38,7 @@ class StoredFinding(models.Model):
     rows = models.PositiveIntegerField(default=1)
     prompt_tokens_repaid = models.PositiveIntegerField(default=0)
     lost_in_one_row = models.PositiveIntegerField(default=0)
+    damage_share = models.FloatField(null=True, help_text="Of the damage to its trajectory; null = not measured.")
     version = models.PositiveIntegerField(help_text="Of the diagnosis that made it.")
 
     @property

@@ -1,4 +1,4 @@
-"""Columns of log-probabilities that an engine made of a run's rows after the run."""
+"""What an engine made of a run's rows after the run: columns of log-probabilities, and the damage of findings."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from rollouts.store.fields import FloatsField, IdsField
 from rollouts.store.models.codes import new_code
 from rollouts.store.models.runs import Run
 from rollouts.store.models.trajectories import StoredTrajectory
+
+DECODED = " decode"
+"""What the engine of a column ends with whose values were decoded token by token; the others were read at once."""
 
 
 class ScoredColumn(models.Model):
@@ -38,6 +41,11 @@ class ScoredColumn(models.Model):
             )
         ]
 
+    @property
+    def is_decoded(self) -> bool:
+        """Its values were decoded token by token."""
+        return str(self.engine).endswith(DECODED)
+
     def __str__(self) -> str:
         at = "" if self.temperature == 1 else f" at temperature {self.temperature:g}"
         return f"{self.model} on {self.engine} {self.engine_version}".strip() + at
@@ -54,3 +62,20 @@ class RowScores(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["column", "trajectory"], name="scores_once_in_column")]
+
+
+class TrajectoryDamage(models.Model):
+    """The gradient of a trajectory's rows as they are, against that of what was sampled, by one model."""
+
+    trajectory = models.OneToOneField(StoredTrajectory, on_delete=models.CASCADE, primary_key=True, related_name="+")
+    model = models.CharField(max_length=200, help_text="Name of the served model.")
+    weights = models.CharField(max_length=64, blank=True, help_text="Digest of the weights' files.")
+    rule = models.CharField(max_length=20, blank=True, help_text="Of the loss; empty = not measured.")
+    layers = models.CharField(max_length=60, blank=True, help_text="That stand for the model; empty = all of it.")
+    cosine = models.FloatField(null=True, help_text="null = a gradient is zero, or it was not measured.")
+    relative_error = models.FloatField(null=True)
+    norm_ratio = models.FloatField(null=True)
+    missing = models.TextField(blank=True, help_text="Why it was not measured, as a sentence.")
+    rows = IdsField(help_text="Of each row: number of its ids, CRC-32 of its ids.")
+    norms = FloatsField(help_text="Of all rows, one after the other: the norm of each token's contribution.")
+    made_at = models.DateTimeField(auto_now=True)

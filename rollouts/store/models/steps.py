@@ -48,6 +48,9 @@ class StoredStep(InSegment):
     n_alternatives = models.PositiveSmallIntegerField(
         null=True, help_text="Alternatives that are kept for each sampled token; null = none."
     )
+    least_kept = models.PositiveIntegerField(
+        null=True, help_text="The size of the smallest kept set of its tokens; null = none is recorded."
+    )
     has_origin = models.BooleanField(null=True, help_text="Of a step in a segment: whether its delta has origins.")
 
     class Meta:
@@ -72,5 +75,6 @@ class StepTokens(models.Model):
     completion_ids = IdsField()
     logprobs = FloatsField(null=True)
     entropy = FloatsField(null=True)
+    kept_set = FloatsField(null=True)
     alternative_ids = IdsField(null=True, help_text="The likeliest ids at each token, one token after the other.")
     alternative_logprobs = FloatsField(null=True)

@@ -63,6 +63,9 @@ class StoredTrajectory(models.Model):
     gap = models.JSONField(
         null=True, help_text="``GapFigures`` of its rows; None = no row has the log-probabilities of both sides."
     )
+    damage = models.FloatField(
+        null=True, help_text="Relative error of the gradient of its rows (``TrajectoryDamage``); null = not measured."
+    )
 
     class Meta:
         db_table = "rollouts_trajectory"

@@ -20,22 +20,14 @@ class NamedCause(NamedTuple):
     """The first training step that shows it; None = the run has no training steps."""
 
 
-class StoredReport(NamedTuple):
-    """What says whether a report is still of the run as it is."""
+def newest_report(run: Run) -> tuple[str, int, str] | None:
+    """Of the newest report its key, the trajectories that the run had finished then, and the column of the trainer.
 
-    key: str
-    """The hash of what it depends on."""
-    finished: int
-    """Trajectories that the run had finished then; 0 = an older version did not say."""
-    trainer: str
-    """The column that stood for the trainer; empty = as recorded."""
-
-
-def newest_report(run: Run) -> StoredReport | None:
-    """The newest report of a run; None without one. One query."""
+    0 = an older version did not say; empty = as recorded. None = no report. One query.
+    """
     done = run.jobs.filter(kind="gap", status=Job.Status.DONE, report__key__isnull=False).order_by("-pk")
     for key, finished, compared in done.values_list("report__key", "report__finished", "report__compared")[:1]:
-        return StoredReport(key, finished or 0, (compared or ["", ""])[1])
+        return key, finished or 0, (compared or ["", ""])[1]
     return None
 
 

@@ -15,16 +15,22 @@ from django.db import transaction
 from django.db.models import Count, QuerySet
 from django.utils import timezone
 
-from rollout_inspector.diagnose.gap.columns import SAMPLER, SCORED, column_of, compared_row, recorded_columns, rows_of
-from rollout_inspector.diagnose.gap.figures import GapFigures, added, gap_of_rows
+from rollout_inspector.diagnose.gap.figures import TRAINER_LOGPROBS, GapFigures, added, gap_of_rows
+from rollout_inspector.diagnose.gap.parts import EnginePass
+from rollout_inspector.streams.prefix import merged_rows
 from rollout_inspector.streams.trajectory import NO_IDS, Floats, Row, Trajectory
 from rollouts.store.bulk import bare, insert_whole, reserve_keys
-from rollouts.store.models import RowScores, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.models import Job, RowScores, Run, ScoredColumn, StoredTrajectory
+from rollouts.store.models.scored_columns import DECODED
 from rollouts.store.trajectories.retokenized import checksum
 from rollouts.store.trajectories.trajectories import load_trajectories, trajectory_batches
 
 Scored = tuple[int, Sequence[Row], Sequence[Floats]]
 """The primary key of a trajectory, its rows, and the scores ``[T]`` of each."""
+SAMPLER = "sampler"
+"""The name of the column that the sampler recorded."""
+SCORED = "scored:"
+"""The names of columns that an engine made later begin so; the code of the column follows."""
 BATCH = 20
 """Trajectories that are loaded at once."""
 SAMPLED_TRAJECTORIES = 5
@@ -60,9 +66,7 @@ def keep_scores(column: ScoredColumn, found: Sequence[Scored]) -> None:
 
 
 def _stored(key: int, column: ScoredColumn, trajectory: int, rows: Sequence[Row], values: Sequence[Floats]) -> Any:
-    gap = gap_of_rows(
-        [compared_row(row, row.logprobs, column_values) for row, column_values in zip(rows, values, strict=True)]
-    )
+    gap = gap_of_rows(_compared(row, row.logprobs, scores) for row, scores in zip(rows, values, strict=True))
     return bare(
         RowScores,
         id=key,
@@ -122,13 +126,20 @@ def columns_of(run: Run) -> list[LogprobColumn]:
     are not whole are left out. A fixed number of queries.
     """
     done = run.trajectories.filter(status=StoredTrajectory.Status.DONE).order_by("index")
-    rows = [row for value in load_trajectories(list(done[:SAMPLED_TRAJECTORIES])) for row in rows_of(value)]
-    columns = [LogprobColumn(name, _title(name)) for name in recorded_columns(rows)]
+    values = load_trajectories(list(done[:SAMPLED_TRAJECTORIES]))
+    rows = [row for value in values for row in value.rows or merged_rows(value.steps)]
+    names = [SAMPLER] if any(row.logprobs is not None for row in rows) else []
+    names += [name for name in TRAINER_LOGPROBS if any(name in row.columns for row in rows)]
+    columns = [LogprobColumn(name, "sampler, as recorded" if name == SAMPLER else f"trainer, {name}") for name in names]
     return columns + [scored_value(column) for column in scored_columns(run) if column.finished_at is not None]
 
 
-def _title(name: str) -> str:
-    return "sampler, as recorded" if name == SAMPLER else f"trainer, {name}"
+def _compared(row: Row, sampler: Floats | None, trainer: Floats | None) -> Row:
+    """The row with these two columns ``[T]`` in place of those of sampler and trainer; None = none."""
+    columns = {name: values for name, values in row.columns.items() if name not in TRAINER_LOGPROBS}
+    if trainer is not None:
+        columns[TRAINER_LOGPROBS[0]] = trainer
+    return replace(row, logprobs=sampler, columns=columns)
 
 
 def scored_value(column: ScoredColumn) -> LogprobColumn:
@@ -145,39 +156,65 @@ def scored_columns(run: Run) -> list[ScoredColumn]:
     return list(run.scored_columns.select_related("created_by").order_by("pk"))
 
 
+def replays_of(run: Run) -> list[EnginePass]:
+    """What engines say of a run that scored it with a replay, the oldest first. One query."""
+    whole = [column for column in scored_columns(run) if column.finished_at is not None]
+
+    def made_by(column: ScoredColumn) -> tuple[str, str, str]:
+        engine = f"{column.engine.removesuffix(DECODED)} {column.engine_version}".strip()
+        return engine, f"{column.model} {column.weights}".strip(), f"{column.temperature:g}"
+
+    read = {made_by(column): column for column in whole if not column.is_decoded}
+    return [
+        EnginePass(f"{SCORED}{read[key].code}", f"{SCORED}{column.code}", *key[:2])
+        for column in whole if column.is_decoded and (key := made_by(column)) in read
+    ]
+
+
+def newest_noise(run: Run) -> dict[str, Any] | None:
+    """How far an engine differed from itself when a run was last scored with a calibration. One query."""
+    done = run.jobs.filter(kind="rescore", status=Job.Status.DONE, report__noise__isnull=False).order_by("-pk")
+    return next((job.report["noise"] | {"by": job.options["engine"]} for job in done[:1] if job.report), None)
+
+
 def find_scored_column(run: Run, code: str) -> ScoredColumn | None:
     """A column of a run by its code. One query."""
     return run.scored_columns.filter(code=code[:16].replace("\0", "")).first()
 
 
 def load_compared(
-    trajectories: Sequence[StoredTrajectory], sampler: str = SAMPLER, trainer: str = ""
+    trajectories: Sequence[StoredTrajectory], sampler: str = SAMPLER, trainer: str = "", more: Sequence[str] = ()
 ) -> Iterator[Trajectory]:
     """The values of some trajectories of one run, whose ``rows`` hold two columns to compare.
 
     ``sampler`` and ``trainer`` are names of :func:`columns_of`; an empty ``trainer`` leaves the recorded columns. Each
     row has the first as its ``logprobs`` and the second as its trainer's column, None where the trajectory lacks it.
-    So :func:`gap_of_rows` compares any two. The rows of a trajectory that has steps alone
-    follow from them. A fixed number of queries for all of them; an unknown name compares nothing.
+    So :func:`gap_of_rows` compares any two. ``more``: scored columns that each row holds besides, by their names. The
+    rows of a trajectory that has steps alone follow from them. A fixed number of queries for all of them; an unknown
+    name compares nothing.
     """
-    names = {name.removeprefix(SCORED): name for name in (sampler, trainer) if name.startswith(SCORED)}
+    names = {name.removeprefix(SCORED): name for name in (sampler, trainer, *more) if name.startswith(SCORED)}
     scores = _scores(trajectories, list(names))
     for record, value in zip(trajectories, load_trajectories(trajectories), strict=True):
-        rows = rows_of(value)
+        rows = value.rows or tuple(merged_rows(value.steps))
         values_of = {name: _values(scores.get((record.pk, code)), rows) for code, name in names.items()}
 
         def column(row: Row, index: int, name: str, held: Mapping[str, Sequence[Any]] = values_of) -> Floats | None:
-            return held[name][index] if name in held else column_of(row, name)
+            return held[name][index] if name in held else row.logprobs if name == SAMPLER else row.columns.get(name)
 
-        yield replace(
-            value,
-            rows=tuple(
-                compared_row(row, column(row, n, sampler), column(row, n, trainer))
-                if trainer
-                else replace(row, logprobs=column(row, n, sampler))
-                for n, row in enumerate(rows)
-            ),
+        compared = (
+            _compared(row, column(row, n, sampler), column(row, n, trainer))
+            if trainer
+            else replace(row, logprobs=column(row, n, sampler))
+            for n, row in enumerate(rows)
         )
+        beside = [
+            {name: values for name in more if (values := column(row, n, name)) is not None}
+            for n, row in enumerate(rows)
+        ]
+        rows = tuple(replace(row, columns={**row.columns, **columns})
+                     for row, columns in zip(compared, beside, strict=True))
+        yield replace(value, rows=rows)
 
 
 def gap_of_columns(run: Run, sampler: str, trainer: str) -> GapFigures:

@@ -91,6 +91,7 @@ class PolicyVersionLine(FiguresLine):
     first_training_step: int | None
     """Of its trajectories; None = not recorded."""
     last_training_step: int | None
+    """The last one, alike."""
 
 
 def over_versions(run: Run) -> list[PolicyVersionLine]:

@@ -21,6 +21,7 @@ from rollouts.store.paging import CursorPart, cut_part, read_cursor
 from rollouts.store.people.access import Access
 from rollouts.store.people.projects import key_of
 from rollouts.store.runs import figures
+from rollouts.store.runs.forks import keep_prefixes
 from rollouts.store.runs.policy_versions import take_policy_versions
 from rollouts.store.runs.training_steps import take_training_steps
 from rollouts.store.text import without_paths
@@ -252,6 +253,7 @@ def delete_trajectories(keys: list[int]) -> None:
     """Remove trajectories and what belongs to them, table by table, without loading them. Totals stay as they are."""
     with transaction.atomic():
         bodies, segments = contents.keys_of(keys), segments_of(keys)
+        keep_prefixes(keys)
         in_steps = {"step__trajectory__in": keys}
         in_rows = {"row__trajectory__in": keys}
         querysets: list[Any] = [

@@ -10,9 +10,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from django.db.models import FilteredRelation, Q, QuerySet
 
-from rollouts.store.models import RowTokens, StepTokens, StoredRow, StoredStep
+from rollout_inspector.streams.coding import StepExtent, stream_pieces
+from rollout_inspector.streams.trajectory import NO_IDS, Ids
+from rollouts.store.models import Fork, RowTokens, StepTokens, StoredRow, StoredStep, StoredTrajectory
 from rollouts.store.token_arrays.items import ALTERNATIVES, COLUMNS, ROW_ARRAYS, STEP_ARRAYS
 
 Where = tuple[str, int]
@@ -32,14 +35,66 @@ def steps_with_tokens(steps: QuerySet[StoredStep], names: Collection[str] = PLAI
 def attach_steps(steps: Iterable[StoredStep], names: Collection[str] = tuple(STEP_ARRAYS)) -> list[StoredStep]:
     """The same steps, selected with ``tokens`` and ``segment``; those in segments get their ``tokens`` from there.
 
-    An array that is not among ``names`` is None there.
+    An array that is not among ``names`` is None there. The first step of a fork gets the ids of the prefix too.
     """
     result = list(steps)
     placed = [step for step in result if step.segment_id is not None]
     for step, arrays in zip(placed, read_places([_where(step) for step in placed], names), strict=True):
         values: dict[str, Any] = {**dict.fromkeys(STEP_ARRAYS), **arrays}
         step.tokens = StepTokens(step_id=step.pk, **values)
+    if "delta_ids" in names:
+        short = [step for step in result if step.parent_id is None and step.shared_length]
+        prefixes = prefixes_of({step.trajectory_id for step in short})
+        for step in short:
+            if len(step.tokens.delta_ids) < step.prompt_length:  # in a segment it is whole
+                head = prefixes[step.trajectory_id][: step.shared_length]
+                step.tokens.delta_ids = np.concatenate([head, step.tokens.delta_ids])
     return result
+
+
+def prefixes_of(trajectories: Collection[int]) -> dict[int, Ids]:
+    """Key of a trajectory -> the prefix of the fork that it belongs to. Four queries for the forks of one parent."""
+    if not trajectories:
+        return {}
+    runs = dict(StoredTrajectory.objects.filter(pk__in=trajectories).values_list("pk", "run_id"))
+    forks = Fork.objects.select_related("base_step").in_bulk(set(runs.values()))
+    prefixes = {run: fork_prefix(fork) for run, fork in forks.items()}
+    return {key: prefixes[run] for key, run in runs.items() if run in prefixes}
+
+
+def fork_prefix(fork: Fork) -> Ids:
+    """The ids with which every trajectory of a fork begins: some of the parent, and its own tail."""
+    shared = NO_IDS
+    if fork.base_step is not None:
+        shared = stream_ids(fork.base_step, fork.n_shared)
+    elif fork.n_shared:
+        (row,) = rows_with_tokens(StoredRow.objects.filter(trajectory=fork.parent_id, index=fork.row))
+        shared = row.tokens.ids[: fork.n_shared]
+    return np.concatenate([shared, fork.tail_ids])
+
+
+def stream_ids(step: StoredStep, limit: int) -> Ids:
+    """The first ids of the stream of a step, its prompt and its completion, with those of its parents. Two queries."""
+    keys, extents = step_extents(step.trajectory_id)
+    pieces = [piece for piece in stream_pieces(extents, step.index) if piece.start < limit]
+    stored = StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
+    tokens = {stored_step.index: stored_step.tokens for stored_step in steps_with_tokens(stored)} if pieces else {}
+    parts = [getattr(tokens[n], array)[: min(stop, limit) - start] for start, stop, n, array in pieces]
+    return np.concatenate([NO_IDS, *parts])
+
+
+def step_extents(trajectory_key: int) -> tuple[list[int], list[StepExtent]]:
+    """The primary key of each step of a trajectory, and the lengths of its parts. Reads no array."""
+    columns = ("pk", "parent_id", "shared_length", "prompt_length", "completion_length")
+    positions: dict[int | None, int | None] = {None: None}
+    keys, extents = list[int](), list[StepExtent]()
+    for key, parent, *lengths in (
+        StoredStep.objects.filter(trajectory=trajectory_key).order_by("index").values_list(*columns)
+    ):
+        positions[key] = len(keys)
+        keys.append(key)
+        extents.append(StepExtent(positions[parent], *lengths))
+    return keys, extents
 
 
 def rows_with_tokens(rows: QuerySet[StoredRow]) -> list[StoredRow]:

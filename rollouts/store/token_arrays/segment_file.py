@@ -23,7 +23,7 @@ GROUP_TOKENS = 1 << 16
 """Ids of a row group, which is what a reader fetches and decodes at once. A longer step or row is a group by itself."""
 ARRAYS = {**STEP_ARRAYS, **ROW_ARRAYS}
 """Every array column of the file. ``logprobs`` is one of a step and of a row."""
-RARE = ("entropy", *ALTERNATIVES)
+RARE = ("entropy", "kept_set", *ALTERNATIVES)
 """The array columns that a file has only where it holds something of them."""
 SCHEMA = pa.schema(
     [

@@ -1,4 +1,4 @@
-"""What an engine told beside the tokens of a row: entropy and alternatives, as columns and of one token.
+"""What an engine told beside the tokens of a row: entropy, kept set and alternatives, as columns and of one token.
 
 Columns belong to rows that follow from their steps. Alternatives are told of each token that stands as it was sampled.
 """
@@ -19,8 +19,8 @@ from rollouts.store.trajectories.rows import row_columns
 from rollouts.store.trajectories.trajectories import load_trajectories
 from rollouts.store.trajectories.trajectory_parts import RowSummary, StepSummary
 
-ENTROPY = "entropy"
-"""As the engine knew it."""
+ENTROPY, KEPT_SET = "entropy", "kept_set"
+"""As the engine told them."""
 AT_LEAST = "entropy_at_least"
 """What follows from the alternatives alone, where an engine knew no entropy."""
 BEHIND = "behind_likeliest"
@@ -32,12 +32,13 @@ def names_beside(rows: Sequence[RowSummary], steps: Sequence[StepSummary]) -> di
 
     ``rows`` and ``steps``: all of the trajectory. A row without such columns is left out.
     """
-    with_values = {step.index: step for step in steps if step.has_entropy or step.n_alternatives}
+    with_values = {step.index: step for step in steps if _has_values(step)}
     names = {}
     for row in rows if with_values else ():
         own = [with_values[index] for index in row.steps if index in with_values] if row.follows_steps else []
         has = {
             ENTROPY: any(step.has_entropy for step in own),
+            KEPT_SET: any(step.least_kept is not None for step in own),
             AT_LEAST: any(step.n_alternatives and not step.has_entropy for step in own),
             BEHIND: any(step.n_alternatives for step in own),
         }
@@ -71,8 +72,8 @@ def columns_beside(
     NaN where a token was not sampled, or nothing was told.
     """
     columns: dict[str, Floats] = {name: np.full(stop - start, np.nan, dtype=np.float32) for name in names}
-    here = [step for step in _sampled(row, steps, start, stop) if step.has_entropy or step.n_alternatives]
-    read = _read(here, (ENTROPY,) if set(names) <= {ENTROPY} else _ALL)
+    here = [step for step in _sampled(row, steps, start, stop) if _has_values(step)]
+    read = _read(here, tuple(names) if set(names) <= {ENTROPY, KEPT_SET} else _ALL)
     for step in here:
         first = step.prompt_length
         a, b = max(first, start), min(first + step.completion_length, stop)
@@ -82,9 +83,13 @@ def columns_beside(
     return columns
 
 
+def _has_values(step: StepSummary) -> bool:
+    return bool(step.has_entropy or step.n_alternatives) or step.least_kept is not None
+
+
 def _columns(step: StepSummary, tokens: models.StepTokens, names: Collection[str]) -> dict[str, Floats]:
     """The columns ``names`` of a completion, each ``[C]``; those that it lacks are left out."""
-    columns = {ENTROPY: tokens.entropy} if ENTROPY in names else {}
+    columns = {name: getattr(tokens, name) for name in (ENTROPY, KEPT_SET) if name in names}
     alternatives_of_step = _told(step, tokens) if BEHIND in names or AT_LEAST in names else None
     if alternatives_of_step is not None and BEHIND in names and tokens.logprobs is not None:
         columns[BEHIND] = alternatives.behind_likeliest(alternatives_of_step, tokens.logprobs)
@@ -148,14 +153,14 @@ def beside_token(
     of_step = _told(step, tokens)
     if of_step is None:
         return None
-    columns = _columns(step, tokens, (ENTROPY, AT_LEAST, BEHIND))
+    columns = _columns(step, tokens, (ENTROPY, KEPT_SET, AT_LEAST, BEHIND))
     values = {name: float(column[at]) for name, column in columns.items() if np.isfinite(column[at])}
     own = None if tokens.logprobs is None or not np.isfinite(tokens.logprobs[at]) else float(tokens.logprobs[at])
     is_there = np.isfinite(of_step[1][at])
     return own, of_step[0][at][is_there], of_step[1][at][is_there], values
 
 
-_ALL = ("logprobs", "entropy", "alternative_ids", "alternative_logprobs")
+_ALL = ("logprobs", ENTROPY, KEPT_SET, "alternative_ids", "alternative_logprobs")
 
 
 def _sampled(row: RowSummary, steps: Sequence[StepSummary], start: int, stop: int) -> list[StepSummary]:

@@ -13,7 +13,7 @@ from django.utils import timezone
 from rollout_inspector.diagnose.finding import Finding
 from rollout_inspector.diagnose.trajectory_end import TrajectoryEnd
 from rollout_inspector.refusal import Refusal
-from rollout_inspector.streams.trajectory import JSON, Step
+from rollout_inspector.streams.trajectory import JSON, Ids, Step
 from rollouts.store import models
 from rollouts.store.bulk import change_whole
 from rollouts.store.text import without_paths
@@ -28,11 +28,11 @@ Status = models.StoredTrajectory.Status
 
 
 def add_queued_trajectories(
-    run: models.Run, new: Sequence[tuple[models.StoredTrajectory, JSON]]
+    run: models.Run, new: Sequence[tuple[models.StoredTrajectory, JSON]], extra: JSON = None
 ) -> list[models.StoredTrajectory]:
     """Queue new trajectories of a launch, each with its task; the run expects that many more.
 
-    A task is any JSON value: what the environment needs to begin.
+    A task is any JSON value: what the environment needs to begin. ``extra`` is kept with each trajectory.
     """
     with transaction.atomic():
         contents = Contents()
@@ -40,6 +40,7 @@ def add_queued_trajectories(
         for index, (record, task) in enumerate(new, first):
             record.run, record.index, record.status = run, index, Status.QUEUED
             record.task_id = None if task is None else contents.add(task)
+            record.extra_id = contents.add_unless_empty(extra)
         contents.save()
         created = models.StoredTrajectory.objects.bulk_create(record for record, _ in new)
         models.Run.objects.filter(pk=run.pk).update(
@@ -94,9 +95,10 @@ def release_trajectories(records: Sequence[models.StoredTrajectory]) -> None:
         )
 
 
-def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
+def save_steps(new: Sequence[tuple[int, int, Step]], prefix: Ids | None = None) -> None:
     """Steps of several trajectories, as (trajectory key, step index, step), in one transaction.
 
+    ``prefix``: of the fork that all of them belong to.
     Raises ``ValueError`` when a step would leave a gap before it.
     """
     if not new:
@@ -111,6 +113,7 @@ def save_steps(new: Sequence[tuple[int, int, Step]]) -> None:
                 continue  # the run was deleted meanwhile, or the step is stored
             if index > len(steps[key].keys):
                 raise ValueError(f"step {index} cannot be stored before step {len(steps[key].keys)}")
+            steps[key].prefix = prefix
             added.setdefault(key, []).append(writer.add_step(key, steps[key], step))
         writer.save()
         per_run: dict[int, Counter[str]] = defaultdict(Counter)

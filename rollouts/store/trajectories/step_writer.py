@@ -9,8 +9,8 @@ from typing import Any
 from rollout_inspector.streams import alternatives
 from rollout_inspector.streams.align import trained_tokens
 from rollout_inspector.streams.coding import BODIES, COLUMNS, REQUEST_FIELDS, StepField
-from rollout_inspector.streams.prefix import merge_steps
-from rollout_inspector.streams.trajectory import Row, Step
+from rollout_inspector.streams.prefix import common_prefix, merge_steps
+from rollout_inspector.streams.trajectory import Link, Row, Step
 from rollout_inspector.text.tokenizers import ByteTable
 from rollouts.store import models
 from rollouts.store.bulk import bare, change_whole, insert_whole, reserve_keys
@@ -47,6 +47,9 @@ class StepWriter:
         is_new = encoded is None
         (link, _, _, messages_shared, messages_new), tokens, place = encoded or encode_step(earlier, step)
         parent_key = None if link.parent is None else earlier.keys[link.parent]
+        if link.parent is None and earlier.prefix is not None:
+            n = common_prefix(step.prompt_ids, earlier.prefix)
+            link, tokens.delta_ids = Link(None, n, n), tokens.delta_ids[n:]
         earlier.keys.append(key)
         earlier.links.append(link)
         values = {name: fields[name] for name in COLUMNS}
@@ -67,6 +70,7 @@ class StepWriter:
             messages_shared=messages_shared,
             has_entropy=step.entropy is not None or None,
             n_alternatives=alternatives.count(step) or None,
+            least_kept=alternatives.least_kept(step),
             **values,
         )
         self._steps.append(stored)

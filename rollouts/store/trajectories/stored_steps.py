@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+import numpy as np
+
 from rollout_inspector.formats.containers.json_text import canonical_json
-from rollout_inspector.streams.coding import StepCodec, StepExtent
-from rollout_inspector.streams.trajectory import Link, Request, Step
+from rollout_inspector.streams.coding import StepCodec
+from rollout_inspector.streams.trajectory import Ids, Link, Request, Step
 from rollouts.store import models
-from rollouts.store.token_arrays.reading import read_places
+from rollouts.store.token_arrays.reading import prefixes_of, read_places
 
 
 class StoredSteps(StepCodec):
@@ -20,6 +22,8 @@ class StoredSteps(StepCodec):
         self.keys: list[int] = []
         """The primary key of each step."""
         self.links: list[Link] = []
+        self.prefix: Ids | None = None
+        """Of a fork: the ids that its first step shares and does not store."""
 
 
 def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -> dict[int, StoredSteps]:
@@ -28,15 +32,20 @@ def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -
     positions: dict[int | None, int | None] = {None: None}
     columns = (
         "pk", "trajectory_id", "parent_id", "shared_length", "parent_length", "segment__key", "segment_offset",
-        "tokens__delta_ids", "tokens__completion_ids", "messages_shared",
+        "tokens__delta_ids", "tokens__completion_ids", "prompt_length", "messages_shared",
     )
     rows = models.StoredStep.objects.filter(trajectory__in=trajectory_keys).order_by("trajectory_id", "index")
     lines = list(rows.values_list(*columns, *(["messages_new__body"] if with_messages else [])))
+    prefixes = prefixes_of([line[1] for line in lines if line[2] is None and line[3]])
     in_segments = iter(read_places([row[5:7] for row in lines if row[5] is not None], ("delta_ids", "completion_ids")))
-    for key, trajectory, parent_key, shared, parent_length, segment, _, delta, completion, *messages in lines:
+    for key, trajectory, parent_key, shared, parent_length, segment, _, delta, completion, prompt_length, *messages in (
+        lines
+    ):
         if segment is not None:
             arrays = next(in_segments)
             delta, completion = arrays["delta_ids"], arrays["completion_ids"]
+        if parent_key is None and shared and len(delta) < prompt_length:
+            delta = np.concatenate([prefixes[trajectory][:shared], delta])
         steps, parent = by_trajectory[trajectory], positions[parent_key]
         positions[key] = len(steps.keys)
         n_shared, body = messages if with_messages else (0, None)
@@ -47,16 +56,3 @@ def stored_steps(trajectory_keys: Collection[int], with_messages: bool = True) -
         steps.keys.append(key)
     return by_trajectory
 
-
-def step_extents(trajectory_key: int) -> tuple[list[int], list[StepExtent]]:
-    """The primary key of each step of a trajectory, and the lengths of its parts. Reads no array."""
-    columns = ("pk", "parent_id", "shared_length", "prompt_length", "completion_length")
-    positions: dict[int | None, int | None] = {None: None}
-    keys, extents = list[int](), list[StepExtent]()
-    for key, parent, *lengths in (
-        models.StoredStep.objects.filter(trajectory=trajectory_key).order_by("index").values_list(*columns)
-    ):
-        positions[key] = len(keys)
-        keys.append(key)
-        extents.append(StepExtent(positions[parent], *lengths))
-    return keys, extents

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
 from django.db.models import Max, QuerySet
 
 from rollout_inspector.formats.containers.json_text import canonical_json
@@ -19,13 +18,11 @@ from rollout_inspector.streams.coding import (
     REQUEST_FIELDS,
     StepCodec,
     StepField,
-    stream_pieces,
 )
-from rollout_inspector.streams.trajectory import NO_IDS, Floats, Ids, Request, Row, Step, Trajectory
+from rollout_inspector.streams.trajectory import Floats, Ids, Request, Row, Step, Trajectory
 from rollouts.store import models
 from rollouts.store.token_arrays.items import STEP_ARRAYS
-from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens
-from rollouts.store.trajectories.stored_steps import step_extents
+from rollouts.store.token_arrays.reading import columns_of_rows, rows_with_tokens, steps_with_tokens, stream_ids
 
 LAST = 2**31 - 1
 """No trajectory has a larger index."""
@@ -138,12 +135,7 @@ def _row(row: models.StoredRow, columns: Mapping[str, Floats], bodies: _Bodies) 
 
 def load_step_prompt(step: models.StoredStep) -> Ids:
     """The prompt ids ``[P]`` of one step, with those of its parents. Two queries."""
-    keys, extents = step_extents(step.trajectory_id)
-    pieces = stream_pieces(extents, step.index, whole=False)
-    stored = models.StoredStep.objects.filter(pk__in={keys[piece.step_index] for piece in pieces})
-    tokens = {stored_step.index: stored_step.tokens for stored_step in steps_with_tokens(stored)} if pieces else {}
-    parts = [getattr(tokens[n], array)[: stop - start] for start, stop, n, array in pieces]
-    return np.concatenate(parts) if parts else NO_IDS
+    return stream_ids(step, step.prompt_length)
 
 
 def find_trajectory(code: str) -> models.StoredTrajectory | None:

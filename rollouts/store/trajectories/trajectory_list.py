@@ -85,7 +85,7 @@ def _count(found: QuerySet[models.StoredTrajectory], most: int) -> int:
 
 
 TEXTS = ("group", "stop_reason")
-NULLABLE = ("reward", "n_lost", "training_step")
+NULLABLE = ("reward", "n_lost", "training_step", "damage")
 """The columns of an order that hold texts, and those that may lack a value."""
 Place = tuple[float | str | None, int]
 """The value of the column that a list is sorted by, None = it has none, and the index of a trajectory."""

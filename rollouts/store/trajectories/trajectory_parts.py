@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum
-from django.db.models.functions import Length, Substr
+from django.db.models import Case, Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Sum, When, Window
+from django.db.models.functions import Length, RowNumber, Substr
 
 from rollout_inspector.diagnose.finding import Axis, Severity
 from rollout_inspector.streams.trajectory import Floats, Ids
@@ -77,6 +77,8 @@ class StepSummary:
     """Whether the entropy of its completion is kept."""
     n_alternatives: int | None = None
     """Alternatives that are kept for each sampled token; None = none."""
+    least_kept: int | None = None
+    """The size of the smallest kept set of its tokens; None = none is recorded."""
     stop_reason: str = ""
     """What stopped it, in the word of the engine."""
     logprobs_mode: str = ""
@@ -177,15 +179,18 @@ def new_messages(trajectory: StoredTrajectory, steps: Collection[int]) -> list[t
 
 def said_of_steps(
     trajectory: StoredTrajectory, steps: Collection[int], n_characters: int
-) -> list[tuple[int, str | None, str | None]]:
-    """Of some steps: index, the messages that its request adds to its parent's, and its reply, both as JSON. One query.
+) -> list[tuple[int, str | None, str | None, str | None]]:
+    """Of some steps: index, the messages that its request adds to its parent's, its reply, its extra. One query.
 
-    Steps without messages, and steps with a text of more than ``n_characters``, are left out.
+    All are JSON. Steps without messages, and steps with a message or reply of more than ``n_characters``, are left out.
+    A longer extra is None.
     """
     with_messages = trajectory.steps.filter(index__in=steps, messages_new__isnull=False).order_by("index")
     sizes = with_messages.annotate(n_new=Length("messages_new__body"), n_reply=Length("reply__body"))
     short = sizes.filter(Q(n_reply=None) | Q(n_reply__lte=n_characters), n_new__lte=n_characters)
-    return list(short.values_list("index", "messages_new__body", "reply__body"))
+    extra = Case(When(n_extra__lte=n_characters, then=F("extra__body")))
+    short = short.annotate(n_extra=Length("extra__body")).annotate(short_extra=extra)
+    return list(short.values_list("index", "messages_new__body", "reply__body", "short_extra"))
 
 
 def steps_with_tokens(trajectory: StoredTrajectory, indices: Collection[int | None]) -> dict[int, StoredStep]:
@@ -227,6 +232,13 @@ def content_starts(keys: Iterable[str], n_characters: int) -> list[tuple[str, in
 def findings_in_order(trajectory: StoredTrajectory) -> QuerySet[StoredFinding]:
     """All findings in reading order, without their ids. One query."""
     return trajectory.findings.defer("expected_ids", "actual_ids").order_by(*READING_ORDER)
+
+
+def finding_numbers(findings: Iterable[StoredFinding]) -> dict[int, int]:
+    """Key of each finding -> its number in its trajectory. One query over the findings of these trajectories."""
+    row = Window(RowNumber(), partition_by="trajectory", order_by=READING_ORDER)
+    others = StoredFinding.objects.filter(trajectory__in={finding.trajectory_id for finding in findings}).order_by()
+    return dict(others.annotate(number=row).values_list("pk", "number"))
 
 
 def versions_of_findings(trajectory: StoredTrajectory) -> list[int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rollout_inspector.streams.interfaces import Conversation
-from rollout_inspector.streams.message_view import REASONING
+from rollout_inspector.streams.messages import REASONING
 from rollout_inspector.streams.trajectory import Message
 from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
 

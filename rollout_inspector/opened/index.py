@@ -1,0 +1,370 @@
+"""The index of files that are read where they lie: where each trajectory is, its id, its reward and its lengths.
+
+It is a small SQLite database in a cache folder. The files are only read. A plain file of lines is looked through for
+the ends of its lines first, which is as fast as the disk; its trajectories are read after that. What other files hold
+is known when they are read. docs/decisions/0057-files-in-place.md says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rollout_inspector import formats
+from rollout_inspector.diagnose.checks import Outcome
+from rollout_inspector.diagnose.finding import Finding
+from rollout_inspector.formats import FORMATS, FileRefused, Format, Rejected, Source
+from rollout_inspector.formats.containers.cutting import holds_lines
+from rollout_inspector.formats.containers.file_part import FilePart
+from rollout_inspector.formats.containers.line_places import line_places
+from rollout_inspector.formats.folders import files_of
+from rollout_inspector.formats.shapes import BadLine, decode
+from rollout_inspector.guard.checked_files import diagnosis_of
+from rollout_inspector.guard.shard_audit import AuditSettings, tools_of
+from rollout_inspector.refusal import Refusal
+from rollout_inspector.streams.prefix import links_of, merge_steps, n_new_tokens
+from rollout_inspector.streams.trajectory import Trajectory, ids_array
+
+MAX_FILES = 500_000
+SAMPLE = 20
+"""Trajectories that are read of each file before the rest of any file is."""
+FIRST_LIST = 50
+FIRST_SECONDS = 1.0
+FOLLOW_SECONDS = 2.0
+"""Pause before the files are looked at again."""
+STILL_SECONDS = 5.0
+"""A file that is read as a whole is read again when nothing was written to it for so long."""
+BATCH = 500
+_VERSION = 2
+_TAIL_BYTES = 64
+_UNREAD, _READ, _REFUSED = range(3)
+_COLUMNS = (
+    "id, file, at, state, name, line, problem, reward, prompt_group, training_step, stop_reason, error, n_steps, "
+    "n_rows, n_tokens, n_sampled"
+)
+_LINES = "SELECT trajectory.*, path, format, way, is_document FROM trajectory JOIN file ON file.id = file"
+
+
+class FileIndex:
+    """The index of some files and folders. Threads may share it."""
+
+    def __init__(self, paths: Sequence[str | Path], settings: AuditSettings | None = None) -> None:
+        """Raises :class:`Refusal` for a path that is not there, ``ValueError`` for a tokenizer that cannot be used."""
+        for path in paths:
+            if not Path(path).expanduser().exists():
+                hint = " Objects of a bucket are not read in place: mount the bucket." if "://" in str(path) else ""
+                raise Refusal(f"There is no file or folder {path}.{hint}")
+        self.paths = [Path(path).expanduser().absolute() for path in paths]
+        self.settings = settings or AuditSettings()
+        self.codec, self.renderer = tools_of(self.settings.tokenizer, self.settings.template)
+        key = json.dumps([_VERSION, *map(str, self.paths), self.settings.digest()])
+        self.folder = _cache_folder(hashlib.sha256(key.encode("utf-8", "backslashreplace")).hexdigest()[:24])
+        self.is_read, self.problem = threading.Event(), ""
+        """Set when :meth:`follow` has read everything once or cannot go on; then the problem says why."""
+        self._lock = threading.RLock()
+        self._database = sqlite3.connect(self.folder / "index.sqlite3", 20, check_same_thread=False)
+        self._database.row_factory = sqlite3.Row
+        self._database.executescript(Path(__file__).with_name("index.sql").read_text(encoding="utf-8"))
+        self.close = self._database.close
+
+    def all(self, query: str, *values: Any) -> list[sqlite3.Row]:
+        """The lines that a query finds."""
+        with self._lock:
+            return self._database.execute(query, values).fetchall()
+
+    def _write(self, query: str, lines: Iterable[Sequence[Any]]) -> None:
+        with self._lock, self._database:
+            self._database.executemany(query, lines)
+
+    # -- making it -----------------------------------------------------------------------------------------------------
+
+    def first(self) -> None:
+        """Look at the files until a first list is there: some trajectories, or all that there are."""
+        end, work = time.monotonic() + FIRST_SECONDS, self.work()
+        while (n := len(self.all("SELECT 1 FROM trajectory WHERE state = 1 LIMIT ?", FIRST_LIST))) < FIRST_LIST:
+            if (n and time.monotonic() > end) or next(work, self) is self:
+                return
+
+    def follow(self, stop: threading.Event) -> None:
+        """Work until ``stop`` is set, and take up what is written to the files meanwhile."""
+        try:
+            while not stop.is_set():
+                began = time.monotonic()
+                for _ in self.work():
+                    if stop.is_set():
+                        return
+                self.is_read.set()
+                stop.wait(max(FOLLOW_SECONDS, 5 * (time.monotonic() - began)))
+        except Exception as error:  # who waits for the index must learn of it
+            self.problem = f"The files are not read any further ({type(error).__name__}: {error}). Open them again."
+        finally:
+            self.is_read.set()
+
+    def work(self) -> Iterator[None]:
+        """Make the index in small pieces of work: a sample of each file, then the lines of all, then the rest."""
+        self._look()
+        for file in self.all("SELECT * FROM file WHERE way = '' AND problem = ''"):
+            yield from self._begin(file)
+        for file in self.all("SELECT * FROM file WHERE way = 'lines' AND NOT is_done"):
+            while self._find_lines(file["id"], 20 * BATCH):
+                yield
+        last = -1
+        while unread := self.all("SELECT * FROM trajectory WHERE state = 0 AND id > ? ORDER BY id LIMIT 50", last):
+            for line in unread:
+                yield from self._read(line)
+            last = unread[-1]["id"]
+
+    def _look(self) -> None:
+        """Compare the files with what is known of them. What is gone or was replaced is forgotten."""
+        files: dict[str, os.stat_result] = {}
+        known_files = {file["path"]: file for file in self.all("SELECT * FROM file")}
+        for folder in self.paths:
+            try:
+                for entry in files_of(folder, MAX_FILES):
+                    with suppress(OSError):
+                        files.setdefault(str(entry), entry.stat())
+            except FileRefused as refusal:
+                if len(self.paths) == 1 and not known_files:
+                    raise Refusal(str(refusal)) from refusal
+        stale = [file["id"] for path, file in known_files.items() if path not in files]
+        for path, state in files.items():
+            file = known_files.get(path)
+            if file is None or (file["size"], file["changed"]) == (state.st_size, state.st_mtime_ns):
+                continue
+            if file["way"] == "lines" and state.st_size > file["reach"] and _tail(path, file["reach"]) == file["tail"]:
+                change = (state.st_size, state.st_mtime_ns, file["id"])
+                self._write("UPDATE file SET size = ?, changed = ?, is_done = 0 WHERE id = ?", [change])
+            elif file["way"] == "lines" or time.time() - state.st_mtime > STILL_SECONDS:
+                stale.append(file["id"])
+        self._write("DELETE FROM trajectory WHERE file = ?", ((file,) for file in stale))
+        self._write("DELETE FROM file WHERE id = ?", ((file,) for file in stale))
+        lines = ((path, state.st_size, state.st_mtime_ns) for path, state in files.items())
+        self._write("INSERT OR IGNORE INTO file (path, size, changed) VALUES (?, ?, ?)", lines)
+
+    def _begin(self, file: sqlite3.Row) -> Iterator[None]:
+        """Recognise a file, and read a sample of it."""
+        parts = ["{}"]
+        try:
+            source, chosen, way = _recognise(Path(file["path"]), self.settings.format_name)
+            if way == "sessions" and chosen.cut is not None:
+                parts = [json.dumps(part.to_json()) for part in chosen.cut(source, 1)] or parts
+        except (FileRefused, OSError) as error:
+            return self._refuse(file["id"], error)
+        change = (chosen.name, way, source.is_document, file["id"])
+        self._write("UPDATE file SET format = ?, way = ?, is_document = ? WHERE id = ?", [change])
+        if way == "lines":
+            self._find_lines(file["id"], SAMPLE)
+        else:
+            self._add(file["id"], parts)
+        sample = "SELECT * FROM trajectory WHERE file = ? AND state = 0 ORDER BY id LIMIT ?"
+        for line in self.all(sample, file["id"], SAMPLE):
+            yield from self._read(line, SAMPLE)
+
+    def _refuse(self, file: int, error: Exception) -> None:
+        self._write("UPDATE file SET problem = ?, is_done = 1 WHERE id = ?", [(str(error), file)])
+
+    def _add(self, file: int, parts: Sequence[str]) -> None:
+        number = (self.all("SELECT max(id) FROM trajectory")[0][0] or 0) >> 32
+        lines = ((number + n << 32, file, part) for n, part in enumerate(parts, start=1))
+        self._write("INSERT INTO trajectory (id, file, at) VALUES (?, ?, ?)", lines)
+
+    def _find_lines(self, key: int, most: int) -> bool:
+        """Find the next lines of a file; returns whether there may be more."""
+        with self._lock:
+            (file,) = self.all("SELECT * FROM file WHERE id = ?", key)
+            parts, reach, number = [], file["reach"], file["line"]
+            try:
+                with open(file["path"], "rb", 0) as raw:
+                    for place in islice(line_places(raw, reach, number, file["size"]), most):
+                        if not place.is_ended and not _is_json(raw, place.start, place.size):
+                            break  # it is being written
+                        parts.append(json.dumps({"part": [place.start, place.size, place.number]}))
+                        reach, number = place.stop, place.number + place.is_ended
+                tail = _tail(file["path"], reach)
+            except OSError as error:
+                self._refuse(key, error)
+                return False
+            self._add(key, parts)
+            change = (reach, number, tail, len(parts) < most, key)
+            self._write("UPDATE file SET reach = ?, line = ?, tail = ?, is_done = ? WHERE id = ?", [change])
+        return len(parts) == most
+
+    def _read(self, line: sqlite3.Row, most: int | None = None) -> Iterator[None]:
+        """Read the trajectories of a part, or the first ``most`` of them, in batches."""
+        file = next(iter(self.all("SELECT * FROM file WHERE id = ?", line["file"])), None)
+        if file is None:
+            return
+        at, places, n, problem = json.loads(line["at"]), Counter[int](), 0, ""
+        by_line = not at and _reads_alone(FORMATS[file["format"]])
+        first, batch = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+        try:
+            for n, (number, item) in enumerate(islice(self._items(file, at), most), start=1):
+                key = line["id"] + n - 1
+                if isinstance(item, Rejected):
+                    entry = (key, line["file"], "", _REFUSED, None, item.line, item.reason)
+                else:
+                    place = {"line": number, "place": places[number]} if by_line and number else {"place": n - 1}
+                    entry = self._values(key, file, json.dumps({**at, **place}), number, item)
+                if by_line and number:
+                    places = Counter({number: places[number] + 1})
+                (batch if n > 1 else first).append(entry)
+                if len(batch) == BATCH:
+                    self._keep(batch)
+                    yield
+        except Exception as error:  # one line must not end the index of all
+            is_refused = isinstance(error, FileRefused | OSError)
+            problem = str(error) if is_refused else f"The reader itself failed ({type(error).__name__}: {error})."
+        if problem or not first:
+            problem = problem or "It holds no trajectory."
+            batch.append((line["id"] + n + bool(n), line["file"], "", _REFUSED, None, None, problem))
+        self._keep(batch + first * (n != most))  # the first entry tells that all are read
+        yield
+
+    def _items(self, file: sqlite3.Row, at: dict[str, Any]) -> Iterator[tuple[int | None, Trajectory | Rejected]]:
+        """(line, what stands there) of a part of a file."""
+        buffer = 1 << 13 if file["way"] == "lines" else 1 << 20
+        source, chosen = Source.of_path(file["path"], buffer=buffer), FORMATS[file["format"]]
+        source.is_document, part, source.only = bool(file["is_document"]), FilePart.of_json(at), at.get("line")
+        source = source if part is None else source.of_part(part, beside=chosen.reads_alone)
+        _, items = formats.read(source, chosen.name)
+        for item in items:
+            yield source.line if chosen.by_line and source.line else None, item
+
+    def _values(
+        self, key: int, file: sqlite3.Row, at: str, line: int | None, trajectory: Trajectory
+    ) -> tuple[Any, ...]:
+        rows = trajectory.rows or merge_steps(trajectory.steps, links_of(trajectory))
+        name = trajectory.external_id
+        numbered = f"{name[:160]}-line-{line or key}"
+        for candidate in (name, f"{Path(file['path']).name}:{name}"[-200:], numbered, f"{numbered}-{key}"):
+            if not self.all("SELECT 1 FROM trajectory WHERE name = ? AND id != ?", candidate, key):
+                break  # another file may have the id, as in an import
+        return (
+            key, file["id"], at, _READ, candidate, line, "", trajectory.reward, trajectory.group,
+            trajectory.training_step, trajectory.stop_reason, trajectory.error, len(trajectory.steps), len(rows),
+            n_new_tokens(trajectory), trajectory.n_sampled,
+        )
+
+    def _keep(self, batch: list[tuple[Any, ...]]) -> None:
+        n = _COLUMNS.count(",") + 1
+        lines = (entry + (None,) * (n - len(entry)) for entry in batch)
+        self._write(f"INSERT OR REPLACE INTO trajectory ({_COLUMNS}) VALUES ({', '.join('?' * n)})", lines)
+        batch.clear()
+
+    # -- reading it ----------------------------------------------------------------------------------------------------
+
+    def counts(self) -> tuple[int, int, bool]:
+        """Trajectories that are read, lines that are not yet, and whether no more lines are to be found."""
+        counts = dict(map(tuple, self.all("SELECT state, count(*) FROM trajectory GROUP BY state")))
+        unfinished = "SELECT 1 FROM file WHERE NOT is_done AND way IN ('', 'lines') AND problem = '' LIMIT 1"
+        return counts.get(_READ, 0), counts.get(_UNREAD, 0), not self.all(unfinished)
+
+    def formats(self) -> list[str]:
+        """The formats of the files that are looked at so far."""
+        return [row[0] for row in self.all("SELECT DISTINCT format FROM file WHERE format != '' ORDER BY format")]
+
+    def rejected(self, most: int = 1000) -> list[Rejected]:
+        """Lines and files that are not read, at most so many, and why."""
+        columns = "trajectory.line, trajectory.problem, path FROM trajectory JOIN file ON file.id = file"
+        lines = self.all(f"SELECT {columns} WHERE state = ? ORDER BY trajectory.id LIMIT ?", _REFUSED, most)
+        files = self.all("SELECT NULL, problem, path FROM file WHERE problem != '' ORDER BY id LIMIT ?", most)
+        return [Rejected(*row) for row in [*files, *lines][:most]]
+
+    def lines(self, start: int, stop: int) -> list[sqlite3.Row]:
+        """The trajectories ``[start, stop)`` of the list. What is not read of them is read now."""
+        while True:
+            rows = self.all(f"{_LINES} WHERE state != 2 ORDER BY trajectory.id LIMIT ? OFFSET ?", stop - start, start)
+            unread = [row for row in rows if row["state"] == _UNREAD]
+            if not unread:
+                return rows
+            for row in unread:
+                list(self._read(row))
+
+    def find(self, name: str) -> sqlite3.Row | None:
+        """The trajectory of an id, of those that are read."""
+        return next(iter(self.all(f"{_LINES} WHERE name = ?", name)), None)
+
+    def load(self, key: int) -> Trajectory:
+        """A trajectory, read from its file. Raises :class:`Refusal` where the file is not as it was indexed."""
+        (line,) = self.all(f"{_LINES} WHERE trajectory.id = ?", key)
+        at, item = json.loads(line["at"]), None
+        with suppress(ValueError, OSError):
+            _, item = next(islice(self._items(line, at), at.get("place", 0), None), (None, None))
+        if not isinstance(item, Trajectory) or (item.reward, n_new_tokens(item)) != (line["reward"], line["n_tokens"]):
+            raise Refusal(f"{line['path']} changed since {line['name']!r} was found in it. Open it again.")
+        return replace(item, external_id=line["name"])
+
+    def diagnosed(self, key: int) -> tuple[list[Finding], dict[str, Outcome]]:
+        """The findings of a trajectory and what each check came to: made when they are first asked for, then kept."""
+        (line,) = self.all("SELECT findings, checks FROM trajectory WHERE id = ?", key)
+        if line["findings"] is None:
+            diagnosis = diagnosis_of(self.load(key), self.codec, self.renderer)
+            data = msgspec.json.encode(diagnosis.findings, enc_hook=lambda array: array.tolist())
+            change = (data, json.dumps(diagnosis.checks), key)
+            self._write("UPDATE trajectory SET findings = ?, checks = ? WHERE id = ?", [change])
+            return list(diagnosis.findings), diagnosis.checks
+        findings = msgspec.json.decode(line["findings"], type=list[Finding], dec_hook=lambda _, ids: ids_array(ids))
+        return findings, json.loads(line["checks"])
+
+
+def _cache_folder(key: str) -> Path:
+    """A private folder in the user's cache; in a temporary one where the cache cannot be written."""
+    home = os.environ.get("ROLLOUT_INSPECTOR_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder = Path(home, "rollout-inspector", key).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="rollout-inspector-"))
+
+
+def _recognise(path: Path, name: str) -> tuple[Source, Format, str]:
+    """A file, its format, and how it is read: by ``lines``, by ``sessions`` or ``whole``. Raises `FileRefused`."""
+    source = look_at = Source.of_path(path)
+    state = path.stat()
+    if state.st_blocks * 512 < state.st_size:  # a sparse file, whose holes look like the zeros of a binary file
+        with path.open("rb", 0) as raw:
+            place = next(line_places(raw, 0, 1, state.st_size), None)
+        if place is not None:
+            look_at = source.of_part(FilePart(place.start, place.size, place.number), beside=True)
+    chosen, _ = formats.read(look_at, name)
+    if look_at is source and (source.kind() != "plain" or not holds_lines(source)):
+        return source, chosen, "whole"
+    if chosen.by_line:
+        return source, chosen, "lines" if _reads_alone(chosen) else "whole"
+    return source, chosen, "sessions" if chosen.cut else "whole"
+
+
+def _reads_alone(chosen: Format) -> bool:
+    """Whether a line can be read without the lines before it."""
+    return chosen.by_line and (chosen.cut is not None or chosen.reads_alone)
+
+
+def _is_json(raw: Any, start: int, size: int) -> bool:
+    raw.seek(start)
+    with suppress(BadLine):
+        decode(raw.read(size))
+        return True
+    return False
+
+
+def _tail(path: str, reach: int) -> bytes:
+    """The bytes before a place, by which a file is known again."""
+    with open(path, "rb") as raw:
+        raw.seek(max(reach - _TAIL_BYTES, 0))
+        return raw.read(min(reach, _TAIL_BYTES))

@@ -1,0 +1,14 @@
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = OFF;
+CREATE TABLE IF NOT EXISTS file (
+  id INTEGER PRIMARY KEY, path TEXT UNIQUE, size INTEGER, changed INTEGER, format TEXT DEFAULT '',
+  way TEXT DEFAULT '',              -- how it is read: by lines, by sessions, or whole; empty = it was not looked at
+  is_document INTEGER DEFAULT 0, reach INTEGER DEFAULT 0, line INTEGER DEFAULT 1, tail BLOB DEFAULT x'',
+  is_done INTEGER DEFAULT 0, problem TEXT DEFAULT '');
+CREATE TABLE IF NOT EXISTS trajectory (
+  id INTEGER PRIMARY KEY,           -- the number of a part of a file, and in the lower 32 bits the place in it
+  file INTEGER, at TEXT, state INTEGER DEFAULT 0, name TEXT UNIQUE, line INTEGER, problem TEXT, reward REAL,
+  prompt_group TEXT, training_step INTEGER, stop_reason TEXT, error TEXT, n_steps INTEGER, n_rows INTEGER,
+  n_tokens INTEGER, n_sampled INTEGER, findings BLOB, checks TEXT);
+CREATE INDEX IF NOT EXISTS of_file ON trajectory (file, id);
+CREATE INDEX IF NOT EXISTS unread ON trajectory (id) WHERE state = 0;

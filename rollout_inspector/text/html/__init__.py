@@ -1,0 +1,1 @@
+"""HTML from model output, which is hostile text: all of it is escaped."""

@@ -1,0 +1,104 @@
+"""Files that are shown where they lie. Their index makes the list; what is looked at is read from the files then."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rollout_inspector.formats import Source
+from rollout_inspector.refusal import Refusal
+from rollouts.jobs.diagnosis import diagnosis_for
+from rollouts.jobs.imports.imports import FileImport
+from rollouts.store.models import Run, StoredTrajectory
+from rollouts.store.runs.opened import add_opened, is_filled, take_place
+from rollouts.store.runs.rejections import add_rejections
+from rollouts.store.runs.runs import beat, delete_trajectories, end_run
+from rollouts.store.trajectories.trajectories import ids_and_codes
+
+if TYPE_CHECKING:
+    from rollout_inspector.opened.index import FileIndex
+
+COPY_SECONDS = 0.5
+BATCH = 500
+
+
+def opened_files() -> dict[str, Any]:
+    """What this server shows in place: ``paths``, ``tokenizer``, ``chat_template``, ``folder`` and ``environment``."""
+    if not settings.OPENED:
+        raise Refusal("These files are no longer open here. Open them again.")
+    return dict(json.loads(settings.OPENED))
+
+
+@lru_cache(maxsize=1)
+def _index(pid: int) -> FileIndex:
+    from rollout_inspector.guard.shard_audit import AuditSettings  # pyarrow, which other servers do without
+    from rollout_inspector.opened.index import FileIndex
+
+    opened = opened_files()
+    return FileIndex(opened["paths"], AuditSettings(opened["tokenizer"], opened["chat_template"]))
+
+
+def fill(record: StoredTrajectory) -> None:
+    """Read a trajectory from its file where it is only a line of the list yet. Raises :class:`Refusal`."""
+    if is_filled(record):
+        return
+    index = _index(os.getpid())
+    if (line := index.find(record.external_id)) is None:
+        raise Refusal("This trajectory is no longer in its file. Open the files again.")
+    trajectory = index.load(line["id"])
+    with transaction.atomic():
+        delete_trajectories([record.pk])
+        file_import = FileImport(record.run, Source.of_bytes(b""), 0, record.index, False, lambda: None)
+        file_import.store([trajectory], [diagnosis_for(trajectory, record.run)])
+        take_place(record)
+
+
+def follow(run: Run, stop: threading.Event) -> None:
+    """Add to the list of a run what the index of its files finds, until ``stop`` is set."""
+    index = _index(os.getpid())
+    reader = threading.Thread(target=index.follow, args=(stop,), daemon=True)
+    reader.start()
+    names, is_ended = {name for name, _ in ids_and_codes(run)}, False
+    while not stop.is_set():
+        is_read = index.is_read.is_set()
+        read_names = [row["name"] for row in index.all("SELECT name FROM trajectory WHERE state = 1 ORDER BY id")]
+        fresh = [name for name in read_names if name not in names]
+        for start in range(0, len(fresh), BATCH):
+            lines = [line for name in fresh[start : start + BATCH] if (line := index.find(name)) is not None]
+            add_opened(run, lines, index.formats())
+            beat(run)
+        names.update(fresh)
+        if is_read and not is_ended and not run.n_rejected:
+            for rejected in index.rejected():
+                add_rejections(run, rejected.file, [rejected])
+        if is_read and (fresh or not is_ended):
+            end_run(run, Run.Status.DONE, index.problem)
+            is_ended = True
+        elif not is_ended:
+            beat(run)
+        stop.wait(COPY_SECONDS)
+    reader.join()
+
+
+def begin(what: str) -> str:
+    """Begin to ``check`` all files or to ``import`` them into the user's own server; returns where it ends."""
+    opened, logs = opened_files(), settings.INSPECTOR_DATA / "logs"
+    audit = settings.INSPECTOR_DATA.parent / "audit"
+    command = ["audit", "--output", str(audit)] if what == "check" else ["import_rollouts"]
+    command += ["--tokenizer", opened["tokenizer"]] * bool(opened["tokenizer"])
+    environment = {name: os.environ[name] for name in os.environ.keys() - {"INSPECTOR_DATA", "INSPECTOR_OPENED"}}
+    with (logs / f"{what}.log").open("ab") as log:
+        subprocess.Popen(
+            [sys.executable, "-m", "rollout_inspector", *command, "--", *opened["paths"]], stdout=log, stderr=log,
+            cwd=opened["folder"], env={**environment, **opened["environment"]},
+        )
+    place = f"Findings will be in {audit}." if what == "check" else "It will be a run of your own server."
+    return f"{place} {logs / what}.log tells how it ends."

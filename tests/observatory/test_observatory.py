@@ -1,0 +1,85 @@
+"""The observatory of chat templates: a value for every template, whatever it is, and a site that opens anywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rollout_inspector.text.chat_templates.sandbox.render import TemplateRenderer
+from tests.samples.guard import PLAIN, REWRITES
+from tools.observatory.client_shapes import SHAPES, outcomes
+from tools.observatory.observe import family_of, main
+
+NULL = PLAIN.replace("{{ m.content }}", "{{ m.content or '' }}")
+FORMS = {
+    "content_null": (NULL, PLAIN),
+    "arguments_text": (PLAIN, PLAIN.replace("{{ m.tool_calls }}", "{{ m.tool_calls[0].function.arguments | tojson }}")),
+    "arguments_object": (PLAIN.replace("{{ m.tool_calls }}", "{{ m.tool_calls | tojson }}"), PLAIN),
+    "parallel_calls": (PLAIN, PLAIN.replace("{{ m.tool_calls }}", "{{ m.tool_calls[0] }}")),
+    "tools_not_sent_again": (PLAIN, PLAIN.replace("{%- if m.tool_calls %}", "{%- if m.tool_calls and tools %}")),
+    "forged_role": (PLAIN.replace("{{ m.content }}", "{{ m.content | replace('<|', '< |') }}"), PLAIN),
+    "turn_marks": (PLAIN, PLAIN.replace("<|im_end|>", "{% if not loop.last %}<|im_end|>{% endif %}")),
+    "empty_reasoning": (
+        PLAIN, PLAIN.replace("{{ m.content }}", "{% if m.reasoning_content is defined %}<think></think>{% endif %}"
+                                                "{{ m.content }}"),
+    ),
+    "content_parts": (PLAIN, PLAIN.replace("{{ m.content }}", "{{ m.content if m.content is string else '' }}")),
+    "result_parts": (PLAIN, PLAIN.replace("{{ m.content }}", "{{ m.content if m.content is string else '' }}")),
+    "long_id": (PLAIN, "{% for m in messages %}{% if m.tool_calls and m.tool_calls[0].id | length > 40 %}"
+                       "{{ raise_exception('The id is too long.') }}{% endif %}{% endfor %}" + PLAIN),
+}
+"""Name of a shape -> the smallest template that takes it, and one that does not."""
+
+
+@pytest.mark.parametrize("shape", [name for name, *_ in SHAPES])
+def test_every_shape_has_a_template_that_takes_it_and_one_that_does_not(shape: str) -> None:
+    def status(template: str) -> str:
+        (found,) = (one for one in outcomes(TemplateRenderer(None, template)) if one.shape == shape)
+        assert (found.detail == "") is (found.status == "ok")
+        return found.status
+
+    takes, does_not = FORMS[shape]
+    assert (status(takes), status(does_not) != "ok") == ("ok", True)
+
+
+def test_a_folder_becomes_a_site_and_its_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, site = tmp_path / "templates", tmp_path / "site"
+    folder.mkdir()
+    for name, text in {"plain1": PLAIN, "plain2": REWRITES, "again": PLAIN, "broken": "{% if %}",
+                       "hostile<script>": "{{ '<script>alert(1)</script>' }}"}.items():
+        (folder / f"{name}.jinja").write_text(text)
+    assert main([str(folder), "-o", str(site), "--processes", "2"]) == 0
+    found = json.loads((site / "templates.json").read_text())
+    values = {value["name"]: value for value in found["templates"]}
+    assert len(values) == 4 and values["again.jinja"]["same"] == ["plain1.jinja"]
+    rewrites = values["plain2.jinja"]["purposes"]["TITO with tool results"]
+    assert rewrites["safe"] is False and rewrites["line"] == 3 and "loop.last" in rewrites["source"]
+    assert values["broken.jinja"]["error"] and values["broken.jinja"]["purposes"] == {}
+    for value in values.values():
+        for verdict in value["purposes"].values():
+            assert (verdict["safe"] is None) is bool(verdict["missing"])  # undecided only with what is missing
+    pages = [path.read_text() for path in site.glob("*.html")]
+    assert len(pages) == 5 and not any("<script" in page for page in pages)
+    assert all(re.search(r"<h1>.+</h1>", page) for page in pages)
+    assert main([str(tmp_path / "site"), "-o", str(site)]) == 2
+    assert "no file below it ends in .jinja" in capsys.readouterr().out
+
+
+def test_revisions_of_one_family_are_compared(tmp_path: Path) -> None:
+    for name, text in {"model1": PLAIN, "model2": REWRITES, "trl--model3": NULL}.items():
+        (tmp_path / f"{name}.jinja").write_text(text)
+    assert main([str(tmp_path), "-o", str(tmp_path / "site"), "--processes", "1"]) == 0
+    first, second = json.loads((tmp_path / "site" / "templates.json").read_text())["revisions"]["model"]
+    assert (first["lines"], first["purposes"]["TITO with tool results"]) == (1, [True, False])
+    assert second["shapes"]["content_null"] == ["broken", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("qwen3-vl.jinja", "qwen"), ("trl--qwen3.jinja", "qwen"), ("qwen3--fix.jinja", "qwen"),
+                         ("a/vllm--chatml.jinja", "chatml"), ("9.jinja", "9")],
+)
+def test_the_family_is_in_the_name(name: str, family: str) -> None:
+    assert family_of(name) == family
