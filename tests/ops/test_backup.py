@@ -34,6 +34,7 @@ from rollouts.store.fields import ArrayField
 from rollouts.store.models import (
     ApiToken,
     AuditEvent,
+    Fork,
     Invitation,
     Job,
     LoginSession,
@@ -47,6 +48,7 @@ from rollouts.store.models import (
     ShareLink,
     StepTokens,
     StoredTrajectory,
+    TrajectoryDamage,
 )
 from rollouts.store.people.accounts import local_user
 from rollouts.store.people.api_keys import create_api_key
@@ -112,6 +114,10 @@ def filled(tiny_tokenizer: Path) -> Run:
     )
     column = ScoredColumn.objects.create(run=run, model="m", engine="e", gap={"n": 1})
     RowScores.objects.create(column=column, trajectory=trajectory, rows=[3, -5], values=[np.nan, -0.25, -1e-7])
+    norms = np.array([0.5, np.nan, 0.0], np.float32)
+    TrajectoryDamage.objects.create(trajectory=trajectory, model="m", cosine=0.5, rows=[3, 7], norms=norms)
+    fork = create_run(Run.Kind.LAUNCH, "fork", project=run.project)
+    Fork.objects.create(run=fork, parent=trajectory, row=0, offset=3, n_shared=3, tail_ids=[7], prompt_length=2)
     Job.objects.create(run=run, kind="export", status=Job.Status.DONE, report=None)
     files.put("exports/abc/run.jsonl", io.BytesIO(b'{"a": 1}\n' * 1000))
     files.put("machines/identity", io.BytesIO(b"of this storage"))
@@ -247,7 +253,7 @@ def test_a_backup_while_an_import_runs_is_one_moment(
     # What was finished then is the same now: every row and array of it.
     keys = list(StoredTrajectory.objects.using(alias).values_list("pk", flat=True))
     for model in backup.saved_models():
-        fields = {field.name for field in model._meta.concrete_fields}
+        fields = {field.name for field in model._meta.concrete_fields if field.is_relation}
         for path in ("trajectory", "step__trajectory", "row__trajectory"):
             if path.partition("__")[0] in fields:
                 held = rows(model, alias)
