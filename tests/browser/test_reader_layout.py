@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -217,13 +218,16 @@ def busy(route: Any) -> None:
 def test_a_server_that_is_away_for_a_moment_loses_no_place(open_page, make, away):
     stored = make.run([make.conversation("long", turns=2, size=5000)]).trajectories.get()
     page = open_page(path(stored, "?view=tokens"), is_away=True)
+    is_away = threading.Event()
+    page.route("**/trajectories/**", lambda route: away(route) if is_away.is_set() else route.continue_())
+    page.reload()  # so every later request goes through the route
     page.evaluate("window.kept = true")
-    page.route("**/trajectories/**", away)
+    is_away.set()
     page.keyboard.press("]")
     line = page.locator("#away")
     expect(line).to_have_text("The server is not reachable. Trying again.")
     assert page.locator("#pane[data-a='0']").count() == 1
-    page.unroute("**/trajectories/**")
+    is_away.clear()
     page.wait_for_selector("#pane[data-a='4096']")
     expect(line).to_have_count(0)
     assert page.evaluate("window.kept") is True
