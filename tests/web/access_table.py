@@ -109,6 +109,9 @@ ROWS: dict[str, list[Row]] = {
     "runs/<code:code>": [get(READ)],
     "search": [get(LIST), get(LIST, query="q=kestrel"), get(LIST, query="q=84")],
     "runs/<code:code>/search": [get(API_ONE), get(API_ONE, query="by=metadata&q=a")],
+    # Files are open in place only on the server that `rollout-inspector open` starts.
+    "runs/<code:code>/check-files": [post(member_gets(422))],
+    "runs/<code:code>/import-files": [post(member_gets(422))],
     "runs/<code:code>/cancel": [post(member_gets(302))],
     "runs/<code:code>/resume": [post(member_gets(302))],
     "runs/<code:code>/delete": [post(OWN.format(302), form={"sure": "yes"})],

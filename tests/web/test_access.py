@@ -127,6 +127,8 @@ UNWRITTEN = {
     "api/runs/<code:code>/trajectories": "the run is written down when it is made to be pushed to",
     "api/v1/runs/<code>/trajectories": "the same",
     "runs/<code:code>/exports": "it leads to the download of a small run, which is written down; test_audit_doors.py",
+    "runs/<code:code>/check-files": "a server without open files refuses; tests/open/test_server.py",
+    "runs/<code:code>/import-files": "the same",
     "runs/<code:code>/resume": "this run is done; test_audit_doors.py",
     "api/v1/runs/<code>/resume": "the same",
     "trajectories/<code:code>/seen": "a mark of one's own, which nobody else sees",

@@ -91,12 +91,12 @@ def test_without_redis_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     ("address", "most"),
     # session, user, run, roles, figures, jobs, trajectories, tags, group stats, kinds of findings, muted kinds,
     # alarms, causes of the gap, comments, seen, tokenizers; what
-    # passes a filter is counted; the cost asks for the replays too
+    # passes a filter is counted; the cost asks for the replays and the damage too
     [
         ("", 19),
         (".json", 15),
-        ("/cost", 11),
-        ("/cost?finding=branch", 11),
+        ("/cost", 12),
+        ("/cost?finding=branch", 12),
         ("?finding=branch&at=0", 20),
         ("?flawed=1", 20),
     ],

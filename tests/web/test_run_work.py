@@ -74,7 +74,7 @@ def test_a_bar_opens_as_many_trajectories_as_it_counts(web: Client) -> None:
 def test_cost_asks_the_same_for_four_as_for_forty(web: Client, django_assert_num_queries: Any) -> None:
     for n in (4, 40):
         run = stored_run(n)
-        with django_assert_num_queries(15):  # session, user, run, roles, kinds, muted, rows, steps, tags, tabs, ...
+        with django_assert_num_queries(16):  # session, user, run, roles, kinds, muted, rows, damage, steps, ...
             assert web.get(f"/runs/{run.code}/cost").status_code == 200
 
 

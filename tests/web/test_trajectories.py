@@ -780,7 +780,7 @@ def test_the_mask_is_explained_and_oddities_are_said(make, reader):
         ("user", "history"), ("assistant", "history"), ("tool", "history"), ("assistant", "completion"),
     ]
     assert "an earlier reply, written again" in continued["turns"][1]["why"]
-    assert continued["turns"][3]["why"] == "the generation prompt: read, never sampled"
+    assert continued["turns"][3]["why"] == "sampled at step 1, verbatim"
     n_tool = continued["turns"][2]["stop"] - continued["turns"][2]["start"]
     assert continued["verdicts"][OBSERVATIONS].startswith("No: 0 of ")
     assert int(continued["verdicts"][OBSERVATIONS].split()[-2]) == n_tool

@@ -110,6 +110,6 @@ def test_a_page_is_one_entry_and_a_template(
 def test_values_do_not_import_what_draws_them() -> None:
     """A value of the tokens page is read and written as JSON without the modules that write HTML."""
     folder = Path(lenses.__file__).parent
-    for name in ("page_queries", "findings", "turns", "token_view", "token_window", "tokens_page", "lane_tree"):
+    for name in ("page_queries", "findings", "turns", "token_view", "tokens_page", "lane_tree"):
         source = (folder / f"{name}.py").read_text()
         assert "inspector.html" not in source and "tokens.reader" not in source, name
